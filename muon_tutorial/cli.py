@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -32,11 +33,18 @@ from .errors import (
     UsageError,
 )
 from .launching.agent import run_agent
-from .launching.command import BAD_INPUT, FAILED, INTERRUPTED, raise_on_interrupt, said_of
-from .launching.descriptors import fill_standard_descriptors
+from .launching.command import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    fill_standard_descriptors,
+    raise_on_interrupt,
+    said_of,
+)
 from .launching.signals import exit_by
 from .launching.torchrun import (
     TorchrunEnvironment,
+    is_this_run,
     join_torchrun,
     joined_by_torchrun,
     leave_torchrun,
@@ -47,7 +55,7 @@ from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
 from .timing.recipe_command import add_recipes
 from .training import job
-from .training.checkpoints import TIME, Saving, StoppedRun
+from .training.checkpoints import RUN, TIME, Saving, StoppedRun
 from .training.records import RunResult
 from .training.report import describe_verdict, summary_table, traffic_table
 from .training.resume import (
@@ -192,9 +200,10 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
     if options.resume is None:
         settings = _settings(options, dp)
         job.check_inputs(settings, settings.world_size)
-        folder = _make_folder(options, settings)
+        run = uuid.uuid4().hex
+        folder = _make_folder(options, settings, run)
         options.hold(folder.held())
-        return settings, folder, _asked_of(Saving(folder.path, options.save_every), options)
+        return settings, folder, _asked_of(Saving(folder.path, options.save_every, run=run), options)
     if options.out is not None:
         raise UsageError("--resume goes on in the run's own folder: leave out --out")
     folder, said = RunFolder.reopen(find_run(options.resume))
@@ -286,8 +295,9 @@ def _place_run_under_torchrun(
             print(NOT_FOUND_AGAIN, file=sys.stderr)
         if folder is not None and (folder / "settings.json").exists():
             known, said = RunFolder.reopen(folder)
-            if run_id is None or said.get(RUN_ID) != run_id:
+            if not is_this_run(said.get(RUN_ID)):
                 raise in_use(folder)
+            _fit_grid(options, said, started)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
             saving = _going_on(known, said, options)
             if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
@@ -295,12 +305,17 @@ def _place_run_under_torchrun(
             return settings, known, saving
     if options.resume is not None:
         _, said = RunFolder.reopen(find_run(options.resume))
-        tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
-        options.tp, options.dp = tp, _dp_under_torchrun(options.dp, tp, started)
-        options.given = {*options.given, "dp", "tp"}
+        _fit_grid(options, said, started)
     else:
         options.dp = _dp_under_torchrun(options.dp, options.tp, started)
     return _place_run(options, options.dp)
+
+
+def _fit_grid(options: argparse.Namespace, said: dict[str, Any], started: int) -> None:
+    """Have a run that goes on take as many ranks as torchrun has started, perhaps on fewer nodes."""
+    options.tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
+    options.dp = _dp_under_torchrun(options.dp, options.tp, started)
+    options.given = {*options.given, "dp", "tp"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -424,9 +439,9 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
     return dp
 
 
-def _make_folder(options: argparse.Namespace, settings: TrainSettings) -> RunFolder:
+def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str) -> RunFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN_ID: torchrun_run_id()}
+    beside = {SAVE_EVERY: options.save_every, RUN: run, RUN_ID: torchrun_run_id()}
     return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
 
 

@@ -26,8 +26,7 @@ from muon_tutorial.learn.course import series
 from muon_tutorial.learn.cuts.pictures import draw_holders
 from muon_tutorial.learn.early_return import pictures as early
 from muon_tutorial.learn.early_return import steps as early_steps
-from muon_tutorial.learn.first_muon.saboteur import sabotaged
-from muon_tutorial.learn.first_muon.saboteur_film import MOMENTS, draw_sabotage
+from muon_tutorial.learn.first_muon.saboteur import MOMENTS, draw_sabotage, sabotaged
 from muon_tutorial.learn.pictures.colours import RANKS
 from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.shards_alone import directions

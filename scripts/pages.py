@@ -25,7 +25,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from textwrap import indent
 from typing import Any
 from urllib.parse import quote
 
@@ -162,7 +161,7 @@ def index(copies: str = "", essay: str = "") -> str:
         "fifteen": f"[The essay that plays]({essay})"
         if essay
         else "[Lesson 00](00_a_distributed_muon_step.html)",
-        "paths": indent(_linked(series.paths()), "    "),
+        "paths": _linked(series.paths()),
         "lessons": f'<div class="lessons">\n{cards}\n</div>',
         "words": "\n".join(
             f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()
@@ -362,8 +361,9 @@ def _ways(lesson: series.Lesson, copies: str) -> list[dict[str, str]]:
 
 def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
     """For each cell that displays a widget, by its id, the widget's pictures at all its positions."""
-    shown = {cell.id: displayed(notebook, cell) for cell in widget_cells(notebook)}
-    shells = {name: shell for name, shell in shown.items() if isinstance(shell, Shell)}
+    cells = widget_cells(notebook)
+    shown = zip(cells, displayed(notebook, cells), strict=True)
+    shells = {cell.id: shell for cell, shell in shown if isinstance(shell, Shell)}
     room, frames = PAGE_BYTES - len(nbformat.writes(notebook)), {}
     for waiting, (name, shell) in zip(range(len(shells), 0, -1), shells.items(), strict=True):
         frames[name] = draw_frames(shell, room // waiting)

@@ -2,8 +2,9 @@
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json: seconds of a step on 2, 4, 8 and 16 real ranks over the best that
-whole matrices allow, and the most bytes that a rank held, measured and predicted. It takes five minutes.
+writes results/rounds.md and rounds.json: seconds of a step on 4, 8 and 16 real ranks over the best that whole
+matrices allow, and the most bytes that a rank held, measured and predicted; then steps with real work beside
+ranks that share it and exchange nothing. It takes five minutes.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ OPENING = (
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write."""
     parser = result_parser(__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8, 16], help="numbers of ranks")
-    parser.add_argument("--strategies", nargs="+", choices=rounds.BUILDERS, default=list(rounds.BUILDERS))
+    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16], help="numbers of ranks")
+    parser.add_argument("--strategies", nargs="+", choices=rounds.BUILDERS, default=rounds.SHARED)
+    parser.add_argument("--only-sleep", action="store_true", help="no real work")
     asked = parser.parse_args(arguments)
     if min(asked.ranks) < 2:
         parser.error(f"--ranks are at least 2; got {min(asked.ranks)}")
@@ -40,9 +42,11 @@ def main(arguments: list[str] | None = None) -> int:
     for case in rounds.cases(asked.ranks):
         say(f"{case.name} on {case.ranks} ranks")
         steps += rounds.run_case(case, asked.strategies)
-    table = rounds.sleep_table(steps, command)
-    write_results(out, "Rounds", OPENING, machine_facts(command), [table], "rounds.md", "rounds.json")
-    print(table.markdown())
+    tables = [rounds.sleep_table(steps, command)]
+    tables += [] if asked.only_sleep else [rounds.real_table(command)]
+    write_results(out, "Rounds", OPENING, machine_facts(command), tables, "rounds.md", "rounds.json")
+    for table in tables:
+        print(table.markdown())
     return 0
 
 

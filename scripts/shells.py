@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -38,16 +38,24 @@ def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
     return needed
 
 
-def displayed(notebook: NotebookNode, cell: NotebookNode, parameters: Mapping[str, Any] | None = None) -> Any:
-    """What ``cell`` displays, after running the cells it needs with these parameters. It may start ranks."""
+def displayed(
+    notebook: NotebookNode, cells: Sequence[NotebookNode], parameters: Mapping[str, Any] | None = None
+) -> list[Any]:
+    """What these cells display, after running the cells they need, each once, with these parameters.
+
+    It may start ranks.
+    """
+    wanted = {needed.id for cell in cells for needed in cells_for(notebook, cell)}
     names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions travel to ranks by value
-    shown = None
-    for needed in cells_for(notebook, cell):
+    shown: dict[str, Any] = {}
+    for cell in _code_cells(notebook):
+        if cell.id not in wanted:
+            continue
         with redirect_stdout(io.StringIO()):
-            shown = _run(needed, names)
-        if _is(needed, "parameters"):
+            shown[cell.id] = _run(cell, names)
+        if _is(cell, "parameters"):
             names.update(parameters or {})
-    return shown
+    return [shown[cell.id] for cell in cells]
 
 
 def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:

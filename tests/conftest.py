@@ -6,20 +6,53 @@ import os
 
 import pytest
 
+from muon_tutorial.launching import fork_server
+
 from .exhaustive import is_left_out
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 GIVEN = os.environ.get(DEBUG)
 AS_USERS_DO = (
+    "tests/checkpoint/",
+    "tests/hosts/",
+    "tests/lab/",
     "tests/learn/",
     "tests/notebooks/",
+    "tests/timing/",
     "tests/training/",
     "tests/test_cli.py",
     "tests/test_one_page.py",
     "tests/evidence/test_memory.py",
 )
-"""Where ranks do what they do elsewhere, with a lesson or a training loop around it; and where memory is
-counted, of which torch's checks keep some."""
+"""Where ranks do what they do elsewhere, with a lesson, a checkpoint or a training loop around it; and where
+memory is counted, of which torch's checks keep some."""
+
+RANKS_IMPORT = (
+    "pytest",
+    "hypothesis.strategies",
+    "psutil",
+    "rich.console",
+    "rich.table",
+    "torch.distributed.checkpoint.format_utils",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "torch._dynamo",
+    "muon_tutorial.checkpoint",
+    "muon_tutorial.evidence.ledger",
+    "muon_tutorial.learn.exercises.judge",
+    "muon_tutorial.learn.widgets.shell",
+    "muon_tutorial.timing.planner",
+    "muon_tutorial.training",
+)
+"""A rank imports the file whose function it runs. What such files import, the warm server imports once:
+else each rank of each launch would take a quarter of a second for it."""
+
+_SERVING = "try:\n    serve("
+assert _SERVING in fork_server._BOOT
+fork_server._BOOT = fork_server._BOOT.replace(
+    _SERVING, f"import importlib\nfor name in {RANKS_IMPORT}:\n    importlib.import_module(name)\n{_SERVING}"
+)
 
 collect_ignore = ["launching/torchrun_rank.py"]  # a program, not a module
 
@@ -30,6 +63,8 @@ LONGEST = (
     "test_cli.py",
     "configs/test_table.py",
     "timing/test_planner.py",
+    "training/test_restarts.py",
+    "training/test_resume.py",
 )
 """Files of minutes. One process runs a whole file: at the end, the others would wait for it."""
 

@@ -38,25 +38,31 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "evidence/test_predict.py": {
         "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
     },
-    "hosts/test_recipes.py": {
-        "test_a_recipe_trains_like_one_process_and_resumes_to_the_bit[fsdp2]": (
-            "FSDP2 under accelerate, and DDP under torchrun; the recipe's text is checked"
+    "lab/benchmarks/test_larger_batches.py": {
+        "test_it_has_a_row_for_each_batch_from_real_ranks": (
+            "contenders step real ranks in test_contenders.py; test_results.py reads the tables kept"
         ),
-    },
-    "learn/test_every_widget.py": {
-        "test_every_position_is_a_picture_with_words_of_its_own[14: 11-a-grid-you-have-not-seen-24]": (
-            "each position plans another grid; learn/test_many_ranks.py draws some and reads their numbers"
-        ),
-    },
-    "learn/test_replay.py": {
-        "test_every_position_of_the_scrubber_can_be_drawn[(2, 4)]": "(2, 2) and (3, 2)",
+        "test_ratios_are_of_the_slowest_rank_within_a_round": "the tables kept, in test_results.py",
     },
     "test_cli.py": {
         f"{_RUNS}[4 1]": "the grids 1×1 and 2×2",
         f"{_RUNS}[4 2]": "the grids 1×1 and 2×2; eight ranks are in the equality table",
-        f"{_SIGNALS}[1-129-ended by SIGHUP; {_SAVED}]": "SIGINT and SIGTERM",
-        f"{_SIGNALS}[24-152-ended by SIGXCPU; {_SAVED}]": "SIGINT and SIGTERM",
-        "test_sigterm_saves_whichever_processes_it_reaches[the group]": "SIGTERM sent to every process",
+        f"{_SIGNALS}[2-130-interrupted; {_SAVED}]": (
+            "SIGTERM; SIGINT to a run that cannot save, and before the imports are done"
+        ),
+        f"{_SIGNALS}[1-129-ended by SIGHUP; {_SAVED}]": "SIGTERM and SIGUSR1",
+        f"{_SIGNALS}[24-152-ended by SIGXCPU; {_SAVED}]": "SIGTERM and SIGUSR1",
+        "test_sigterm_saves_whichever_processes_it_reaches[the group]": (
+            "SIGTERM to the command, and to one rank"
+        ),
+        "test_sigterm_saves_whichever_processes_it_reaches[every process]": (
+            "SIGTERM to the command, and to one rank"
+        ),
+        "test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_is_over"
+        "[15-options1-143-terminated; the steps so far are in {}]": "SIGINT; SIGTERM's grace",
+        "test_a_run_needs_no_standard_output": (
+            "a closed standard output is refused where it is needed; a run prints nothing until its end"
+        ),
     },
     "test_one_page.py": {
         f"{_PAGE}[dp=4 \\xd7 tp=1]": "dp=2 × tp=2 under torchrun; this grid, to the bit, on launched ranks",
@@ -72,7 +78,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
     "training/test_two_nodes.py": {
-        "test_a_rank_killed_on_one_of_two_nodes_ends_with_one_machines_bits": (
+        "test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one": (
             "a rank killed on one node ends with the same bits, in training/test_restarts.py"
         ),
     },

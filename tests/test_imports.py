@@ -69,7 +69,7 @@ KNOW_NO_GROUP = (
 )
 
 # Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
-# their own code moves the bytes. training_rank.py is a loop such as theirs, for lesson 15 to break.
+# their own code moves the bytes. loop.py is one such as theirs, for lesson 15 to break.
 # my_muon's reference is the file that readers end with, and training the loop that it stands in.
 # one_page.py is the whole step without the package.
 MOVERS = {
@@ -83,6 +83,7 @@ MOVERS = {
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.my_loop.clipping",
     f"{PACKAGE}.learn.broken_runs.training_rank",
+    f"{PACKAGE}.learn.broken_runs.loop",
     f"{PACKAGE}.learn.my_muon.reference",
     f"{PACKAGE}.learn.my_muon.training",
     "scripts.one_page",

@@ -29,23 +29,10 @@ The files:
 Not saved, because they are no state: strategy, mesh, ``tp_dim``, window, and gradients, readied ones too:
 save after ``step()``.
 
-What it promises:
+``docs/checkpoints.md`` says what it promises: a folder is whole or not there, whatever is killed; damage is
+named; nothing in a file is executed; all ranks hear within the timeout which of them failed, and why.
 
-- *Whole or not at all.* A folder is written beside its place, synced and renamed: a kill at any moment, a
-  full disk, a rank that stops or raises leave what was there before, or the new one. Of two savers to one
-  folder at a time one is refused. A load reads to blank tensors and changes the model when every rank has
-  read everything, so a refused one changes nothing on any rank.
-- *Nothing silently wrong.* Every byte stands under a hash, which is compared before anything is read. Ranks
-  share that work; they must share the file system too. A flipped bit, a file cut off, lost, added or taken
-  from another save is an error that names the file. (A hash finds damage. Who can write to the folder can
-  make a checkpoint of any numbers; they sign nothing.)
-- *Nothing is executed.* Tensors and ``extra.pt`` are read by ``torch.load(weights_only=True)``, names that
-  lead out of the folder and links are refused. ``extra`` takes what that reads, and refuses the rest when it
-  is saved. Version 1 pickled objects and is refused; no release of this package wrote it.
-- *Everybody is told.* Within the timeout of the default process group all ranks hear which rank failed, and
-  why, in one line, and the process groups are fit for use after that.
-
-``rank_contents`` finds out what a rank holds and where it lies; ``pieces_on_disk`` hands that to the library;
+``rank_contents`` finds out what a rank holds and where it lies; ``pieces_on_disk`` writes and reads it;
 ``compare_ranks`` compares ranks; ``manifest`` and ``plain_data`` are what is in the files, ``folders`` how
 they get to their place; in a ``meeting`` ranks decide together. ``saving`` and ``loading`` put them together,
 and ``manager`` keeps the newest.

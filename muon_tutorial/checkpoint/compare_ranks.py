@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,37 +22,34 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorOutline:
+class TensorOutline(NamedTuple):
     """What ranks compare of a tensor: shape and dtype of the whole; by offset, each box's shape and sum."""
 
     shape: tuple[int, ...]
     dtype: str
-    boxes: Mapping[Offset, tuple[tuple[int, ...], int]]
+    boxes: dict[Offset, tuple[tuple[int, ...], int]]
 
 
-@dataclass(frozen=True, slots=True)
-class SaveSummary:
+class SaveSummary(NamedTuple):
     """What a rank is about to save."""
 
     folder: str
     groups: dict[str, dict[str, Any]]
     outlines: dict[str, TensorOutline]
-    buffers: set[str] = field(default_factory=set)
+    buffers: set[str]
 
 
-def outline(tensor: TensorInPieces) -> TensorOutline:
-    """Describe a tensor by the pieces of it that are here."""
-    boxes = {offset: (tuple(piece.shape), _checksum(piece)) for offset, piece in tensor.pieces.items()}
-    return TensorOutline(tuple(tensor.shape), str(tensor.dtype), boxes)
+def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
+    """Describe a tensor by the pieces of it that are here. Values of buffers are not compared."""
+    boxes = {
+        offset: (tuple(piece.shape), 0 if is_buffer else _checksum(piece))
+        for offset, piece in tensor.pieces.items()
+    }
+    return TensorOutline(tensor.shape, str(tensor.dtype), boxes)
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse to save what ranks disagree on.
-
-    Raises:
-        CheckpointError: the same on every rank.
-    """
+    """Refuse to save what ranks disagree on."""
     said: dict[str, tuple[int, Any]] = {}
 
     def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:
@@ -85,7 +81,8 @@ def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
     for rank, summary in enumerate(summaries):
         for name in sorted(summary.buffers):
             other = summaries[first.setdefault(name, rank)]
-            if summary.outlines and other.outlines and not summary.outlines.keys() & other.outlines.keys():
+            ours, theirs = (its.outlines.keys() - its.buffers for its in (summary, other))
+            if ours and theirs and not ours & theirs:
                 raise CheckpointError(
                     f"ranks {first[name]} and {rank} have no parameter in common, and each a buffer {name}. "
                     f"{_REMEDY}"

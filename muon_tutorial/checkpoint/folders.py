@@ -23,6 +23,7 @@ import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 
@@ -39,11 +40,7 @@ _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """The folder that a user names, which need not exist: what a link points to, in the place of the link.
-
-    Raises:
-        CheckpointError: it can be no checkpoint's.
-    """
+    """The folder that a user names, which need not exist: what a link points to, in the place of the link."""
     target = Path(path).absolute()
     target = target.resolve() if target.is_symlink() else target
     if not target.name:
@@ -224,11 +221,7 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Have two paths change places in one step.
-
-    Raises:
-        OSError: of ``_CANNOT_EXCHANGE``, where the system or the file system cannot.
-    """
+    """Have two paths change places in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -238,11 +231,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end.
-
-    Raises:
-        OSError: it is none, or larger, or cannot be read.
-    """
+    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end."""
     try:
         with _plain(os.open(path, _READING), path) as file:
             data = file.read(most + 1)
@@ -287,7 +276,8 @@ class OpenFolder:
 
     def sizes(self) -> dict[str, int]:
         """The size of each entry in bytes; -1 of what is no plain file."""
-        found = {name: self._stat(name) for name in os.listdir(self.descriptor)}
+        stat_of = partial(os.stat, dir_fd=self.descriptor, follow_symlinks=False)
+        found = {name: stat_of(name) for name in os.listdir(self.descriptor)}
         return {name: it.st_size if stat.S_ISREG(it.st_mode) else -1 for name, it in found.items()}
 
     def open(self, name: str) -> IO[bytes]:
@@ -295,17 +285,10 @@ class OpenFolder:
         flags = _READING | os.O_NOFOLLOW
         return _plain(os.open(name, flags, dir_fd=self.descriptor), self.path / name)
 
-    def _stat(self, name: str) -> os.stat_result:
-        return os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
-
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Hold a folder open, or the one that stepped aside from there.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Hold a folder open, or the one that stepped aside from there."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

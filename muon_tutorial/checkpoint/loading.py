@@ -6,11 +6,10 @@ import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,7 @@ from . import manifest
 from .folders import OpenFolder, opened
 from .manifest import Manifest
 from .meeting import Meeting, call_meeting, one_line
+from .pieces_on_disk import TensorInPieces, read
 from .plain_data import load_plain
 from .rank_contents import (
     RankContents,
@@ -32,9 +32,6 @@ from .rank_contents import (
     parts_of,
 )
 from .saving import EXTRA, model_entries, state_entries
-
-if TYPE_CHECKING:
-    from .pieces_on_disk import TensorInPieces
 
 
 def load_checkpoint(
@@ -65,10 +62,10 @@ def load_found(
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
-        lambda: (None, find() if meeting.rank == 0 else []),
+        lambda: (None, list(map(str, find())) if meeting.rank == 0 else []),
         lambda found: [found[0]] * len(found),
     )
-    path = _first_whole(meeting, paths)
+    path = _first_whole(meeting, [*map(Path, paths)])
     with ExitStack() as held:
 
         def check() -> tuple[tuple[SavedEntries, LoadTargets], Found]:
@@ -78,13 +75,23 @@ def load_found(
             names = {*contents.tensors, *(item.name for item in contents.stepped)}
             stepped = {item.name for item in contents.stepped}
             states = {name: str(it["optimizer"]) for name, it in saved.manifest.groups.items()}
-            return (saved, _targets(saved, contents)), Found(
-                saved.digest, saved.names, states, names, stepped
-            )
+            models = {
+                key.removeprefix("model.") for key in saved.manifest.tensors if key.startswith("model.")
+            }
+            found = Found(saved.digest, models | set(states), states, names, stepped)
+            return (saved, _targets(saved, contents)), found
 
-        def compare(found: list[Found]) -> list[list[str]]:
-            _check_alike(path, [each.digest for each in found])
-            _check_nothing_is_left(path, found[0].saved, [each.names for each in found])
+        def compare(told: list[Found]) -> list[list[str]]:
+            found = [Found(*each) for each in told]
+            for rank, each in enumerate(found):
+                if each.digest != found[0].digest:
+                    raise CheckpointError(
+                        f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no "
+                        "file system, or it was replaced just now; load again"
+                    )
+            unknown = sorted(found[0].saved.difference(*(each.names for each in found)))
+            if unknown:
+                raise CheckpointError(f"{path} holds {unknown[0]}, which no rank's model has")
             stepped = set().union(*(each.stepped for each in found))
             kinds = {found[0].states[name] for name in stepped}
             left = [name for name, kind in found[0].states.items() if kind in kinds and name not in stepped]
@@ -130,8 +137,7 @@ def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What a rank finds: the checkpoint's digest, its tensors and states; its own model's, and what it steps.
 
     ``states`` says of each parameter that was stepped by which kind of optimizer.
@@ -151,12 +157,6 @@ class SavedEntries:
     folder: OpenFolder
     manifest: Manifest
     digest: str
-
-    @property
-    def names(self) -> set[str]:
-        """The parameters and buffers in it."""
-        models = {key.removeprefix("model.") for key in self.manifest.tensors if key.startswith("model.")}
-        return models | set(self.manifest.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,15 +220,6 @@ def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
             )
 
 
-def _check_alike(path: Path, digests: Sequence[str]) -> None:
-    for rank, digest in enumerate(digests):
-        if digest != digests[0]:
-            raise CheckpointError(
-                f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no file "
-                "system, or it was replaced just now; load again"
-            )
-
-
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     """Everything to be filled, checked."""
     entries = model_entries(contents)
@@ -254,10 +245,8 @@ def _repeats(tensor: Tensor) -> bool:
 
 
 def _blank_like(entry: TensorInPieces) -> TensorInPieces:
-    from .pieces_on_disk import TensorInPieces
-
     pieces = {offset: torch.zeros_like(piece, device="cpu") for offset, piece in entry.pieces.items()}
-    return TensorInPieces(tuple(entry.shape), pieces, entry.dtype, torch.device("cpu"))
+    return TensorInPieces(entry.shape, entry.dtype, pieces)
 
 
 def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
@@ -299,17 +288,8 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
             )
 
 
-def _check_nothing_is_left(path: Path, saved: Iterable[str], names: Sequence[set[str]]) -> None:
-    """Refuse a checkpoint with a parameter that no rank's model has."""
-    left = sorted(set(saved) - set().union(*names))
-    if left:
-        raise CheckpointError(f"{path} holds {left[0]}, which no rank's model has")
-
-
 def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
     """Fill the blanks; returns what the user saved."""
-    from .pieces_on_disk import read
-
     read(saved.folder, saved.manifest, targets.blanks)
     with saved.folder.open(EXTRA) as file:
         data = file.read()
@@ -323,63 +303,43 @@ def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
 
 
 def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
-    """Put everything in its place, on all ranks; or nothing, should an optimizer not take its state."""
+    """Put everything in its place, on all ranks; or nothing, should an optimizer not take its state.
+
+    Where an interrupt or an error ends it in the middle, the optimizer refuses to step until a load succeeds.
+    """
     parts = parts_of(optimizer)
     states = {str(kind): _state_dict(part, targets) for kind, part in parts.items()}
     whole = states if isinstance(optimizer, MuonWithAdamW) else next(iter(states.values()))
-    before = [
-        (each, dict(vars(each)))
-        for each in {id(each): each for each in (optimizer, *parts.values())}.values()
-    ]
-    with ThreadPoolExecutor(1) as thread:
-        thread.submit(int).result()  # it runs: from here on nothing is half done
-        try:
-            meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
-        except BaseException:
-            for each, attributes in before:
-                vars(each).clear()
-                vars(each).update(attributes)
-            raise
-        _uninterrupted(thread, lambda: _fill(optimizer, targets))
+    stepping = {id(each): each for each in (optimizer, *parts.values())}.values()
+    before = [(each, dict(vars(each))) for each in stepping]
+    for each in stepping:
+        each.register_step_pre_hook(_refuse_to_step)
+    try:
+        meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
+    except Exception:
+        for each, attributes in before:
+            vars(each).clear()
+            vars(each).update(attributes)
+        _let_step(stepping)
+        raise
+    _fill(targets)
+    _let_step(stepping)
 
 
-def _fill(optimizer: Saveable, targets: LoadTargets) -> None:
-    """Fill the model. Should that fail half way, the optimizer refuses to step until a load has succeeded."""
-    parts = {id(part): part for part in (optimizer, *parts_of(optimizer).values())}.values()
-    for part in parts:
-        part.register_step_pre_hook(_refuse_to_step)
+def _fill(targets: LoadTargets) -> None:
     for key, entry in targets.model.items():
         for offset, piece in entry.pieces.items():
             piece.copy_(targets.blanks[key].pieces[offset])
-    for part in parts:
-        hooks = part._optimizer_step_pre_hooks
-        for number in [number for number, hook in hooks.items() if hook is _refuse_to_step]:
-            del hooks[number]
 
 
 def _refuse_to_step(*_: object) -> NoReturn:
-    raise CheckpointError("a load failed when part of the model was filled: load again before stepping")
+    raise CheckpointError("a load was cut off when it had changed a part: load again before stepping")
 
 
-def _uninterrupted(thread: Executor, do: Callable[[], None]) -> None:
-    """Do something to its end; an interrupt meanwhile is raised after that. (Other threads meet none.)"""
-    interrupt: BaseException | None = None
-    is_inference = torch.is_inference_mode_enabled()
-
-    def run() -> None:
-        with torch.inference_mode(is_inference):
-            do()
-
-    doing: Future[None] | None = None
-    while doing is None or not doing.done():
-        try:
-            doing = doing or thread.submit(run)
-            wait([doing])
-        except BaseException as error:
-            interrupt = error
-    doing.result()
-    if interrupt is not None:
-        raise interrupt
+def _let_step(optimizers: Iterable[torch.optim.Optimizer]) -> None:
+    for hooks in (each._optimizer_step_pre_hooks for each in optimizers):
+        for number in [number for number, hook in hooks.items() if hook is _refuse_to_step]:
+            del hooks[number]
 
 
 def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[str, Any]:

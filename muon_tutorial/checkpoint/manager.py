@@ -17,7 +17,7 @@ import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -226,21 +226,16 @@ class PendingSave:
     """
 
     def __init__(self, job: SaveJob | None) -> None:
-        self._failures: list[BaseException] = []
-        self._thread: threading.Thread | None = None
+        self._saved: list[Future[None]] = []  # until somebody has waited for it
         if job is not None:
-            begin = threading.Event()
-            self._thread = threading.Thread(
-                target=_run, args=(job, self._failures, begin), name=job.meeting.what
-            )
-            weakref.finalize(self, _complain, self._thread, self._failures)
-            self._thread.start()  # returns when the thread runs, which shall not keep the interpreter then
-            begin.set()
+            self._saved.append(Future())
+            weakref.finalize(self, _complain, self._saved)
+            threading.Thread(target=_run, args=(job, self._saved[0]), name=job.meeting.what).start()
 
     @property
     def done(self) -> bool:
         """Whether it is over, well or not."""
-        return self._thread is None or not self._thread.is_alive()
+        return all(saved.done() for saved in self._saved)
 
     def wait(self) -> None:
         """Wait until it is over.
@@ -248,10 +243,9 @@ class PendingSave:
         Raises:
             CheckpointError: nothing was saved. Raised once, on every rank.
         """
-        if self._thread is not None:
-            self._thread.join()
-        if self._failures:
-            raise self._failures.pop()
+        if self._saved:
+            wait(self._saved)
+            self._saved.pop().result()
 
 
 def made_before(make: Callable[[], T]) -> Callable[[], T]:
@@ -269,16 +263,19 @@ def _step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _run(job: SaveJob, failures: list[BaseException], begin: threading.Event) -> None:
-    begin.wait()
+def _run(job: SaveJob, saved: Future[None]) -> None:
     try:
         run_save(job)
+        saved.set_result(None)
     except BaseException as error:
-        failures.append(error)
+        saved.set_exception(error)
 
 
-def _complain(thread: threading.Thread, failures: list[BaseException]) -> None:
-    if thread is not threading.current_thread():
-        thread.join()
-    for error in failures:
+def _complain(pending: list[Future[None]]) -> None:
+    for saved in pending:
+        saved.add_done_callback(_print_failure)
+
+
+def _print_failure(saved: Future[None]) -> None:
+    if (error := saved.exception()) is not None:
         print(f"a checkpoint was not saved: {one_line(error)}", file=sys.stderr)

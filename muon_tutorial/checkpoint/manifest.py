@@ -17,6 +17,7 @@ import torch
 
 from ..errors import CheckpointError
 from .rank_contents import ADAMW_STATE
+from .store_records import from_json, to_json
 
 NAME = "manifest.json"
 FORMAT = {"name": "muon_tutorial", "version": 2}
@@ -69,18 +70,14 @@ def sha256(data: bytes) -> str:
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The file: JSON, in which the SHA-256 of the content stands before the content.
-
-    Raises:
-        CheckpointError: a hyperparameter is nothing that JSON holds.
-    """
+    """The file: JSON, in which the SHA-256 of the content stands before the content."""
     files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
     content = {
         "format": FORMAT,
         "save_id": manifest.save_id,
         "files": files,
         "tensors": {key: _tensor_to_json(tensor) for key, tensor in manifest.tensors.items()},
-        "groups": {name: _record_to_json(name, record) for name, record in manifest.groups.items()},
+        "groups": {name: record_to_json(name, record) for name, record in manifest.groups.items()},
     }
     return sealed(content)
 
@@ -114,41 +111,10 @@ def from_bytes(data: bytes) -> Manifest:
         raise CheckpointError(f"its manifest.json does not say what it should: {kind}: {error}") from error
 
 
-def hyperparameters_to_json(name: str, group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's hyperparameters as JSON takes them; tuples stay tuples.
-
-    Raises:
-        CheckpointError: one is neither number, text, truth value, None, nor made of these.
-    """
-    return {key: _value_to_json(f"{key} of {name}", value) for key, value in group.items()}
-
-
-def _value_to_json(what: str, value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, tuple):
-        return {"tuple": [_value_to_json(what, part) for part in value]}
-    if isinstance(value, list):
-        return [_value_to_json(what, part) for part in value]
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {"dict": {key: _value_to_json(what, part) for key, part in value.items()}}
-    if hasattr(value, "item"):  # numpy's numbers
-        return _value_to_json(what, value.item())
-    raise CheckpointError(
-        f"{what} is a {type(value).__name__}, which a checkpoint does not take: make it numbers or text"
-    )
-
-
-def _value_from_json(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_value_from_json(part) for part in value]
-    if isinstance(value, dict):
-        [(kind, parts)] = value.items()
-        if kind == "dict":
-            return {str(key): _value_from_json(part) for key, part in parts.items()}
-        _expect(kind == "tuple" and isinstance(parts, list), f"a value of the kind {kind!r}")
-        return tuple(_value_from_json(part) for part in parts)
-    return value
+def record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``groups`` says of a parameter, as JSON takes it."""
+    group = {key: to_json(f"{key} of {name}", value) for key, value in record["group"].items()}
+    return {**record, "group": group}
 
 
 def _tensor_to_json(tensor: SavedTensor) -> dict[str, Any]:
@@ -157,10 +123,6 @@ def _tensor_to_json(tensor: SavedTensor) -> dict[str, Any]:
         for box in tensor.boxes
     ]
     return {"shape": tensor.shape, "dtype": str(tensor.dtype).removeprefix("torch."), "boxes": boxes}
-
-
-def _record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    return {**record, "group": hyperparameters_to_json(name, record["group"])}
 
 
 def _manifest_from_json(content: Mapping[str, Any]) -> Manifest:
@@ -189,18 +151,7 @@ def _tensor_from_json(key: str, found: Mapping[str, Any], files: Mapping[str, Sa
     dtype = getattr(torch, str(found["dtype"]), None)
     if not isinstance(dtype, torch.dtype):
         raise CheckpointError(f"its manifest.json says {found['dtype']!r} as the dtype of {key}")
-    boxes = tuple(
-        SavedBox(
-            _counts(box["offset"]),
-            _counts(box["shape"]),
-            _file_name(box["file"]),
-            _count(box["start"]),
-            _count(box["bytes"]),
-        )
-        for box in found["boxes"]
-    )
-    for box in boxes:
-        _check_box(key, box, shape, dtype, files)
+    boxes = tuple(_checked_box(key, box, shape, dtype, files) for box in found["boxes"])
     _expect(
         sum(math.prod(box.shape) for box in boxes) == math.prod(shape),
         f"boxes of {key} that do not make up its shape {shape}",
@@ -208,10 +159,17 @@ def _tensor_from_json(key: str, found: Mapping[str, Any], files: Mapping[str, Sa
     return SavedTensor(shape, dtype, boxes)
 
 
-def _check_box(
-    key: str, box: SavedBox, shape: tuple[int, ...], dtype: torch.dtype, files: Mapping[str, SavedFile]
-) -> None:
+def _checked_box(
+    key: str,
+    found: Mapping[str, Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    files: Mapping[str, SavedFile],
+) -> SavedBox:
     """Refuse a box outside its tensor, outside its file, or with more elements than its bytes can hold."""
+    offset, lengths = _counts(found["offset"]), _counts(found["shape"])
+    place = _file_name(found["file"]), _count(found["start"]), _count(found["bytes"])
+    box = SavedBox(offset, lengths, *place)
     fits = len(box.offset) == len(box.shape) == len(shape) and all(
         first + length <= whole for first, length, whole in zip(box.offset, box.shape, shape, strict=True)
     )
@@ -221,10 +179,11 @@ def _check_box(
         box.start + box.size <= files[box.file].size and math.prod(box.shape) * dtype.itemsize <= box.size,
         f"a box of {key} of shape {box.shape} in {box.size} bytes of {box.file}, which cannot hold it",
     )
+    return box
 
 
 def _record_from_json(record: Mapping[str, Any]) -> dict[str, Any]:
-    group = {key: _value_from_json(value) for key, value in record["group"].items()}
+    group = {key: from_json(value) for key, value in record["group"].items()}
     wrong = [key for key in group if key.startswith("param")]
     _expect(not wrong, f"{wrong} among hyperparameters")
     state = tuple(record["state"])

@@ -36,15 +36,15 @@ _NAMES_A_RANK = re.compile(r"ranks? (\d+)")
 class Meeting:
     """Ranks that have begun one thing together. ``id`` is the same on all of them, and never used again.
 
-    ``timeout``, in seconds, is that of the default process group. ``store`` is None in a single process.
+    ``timeout``, in seconds, is that of the default process group.
     """
 
     id: str
     what: str
-    rank: int = 0
-    size: int = 1
-    timeout: float = 0.0
-    store: Any = None
+    rank: int
+    size: int
+    timeout: float
+    store: Any
 
     def agree(
         self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
@@ -64,13 +64,6 @@ class Meeting:
         if threading.current_thread() is threading.main_thread():
             report_phase(f"{self.what} · {stage}")
         made, own = _attempt(make)
-        if self.store is None:
-            answers, own = _attempt(lambda: decide([made[1]])) if made is not None else (None, own)
-            if own is not None:
-                raise self._named(own, self._line(own))
-            assert made is not None
-            assert answers is not None
-            return made[0], answers[0]
         try:
             answer = self._exchange(stage, made and made[1], own, decide)
         except dist.DistError as error:
@@ -117,7 +110,11 @@ class Meeting:
         if error is None:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
-        self.store.set(f"{stage}/verdict", _ANSWERED if error is None else _refused(self._verdict(error)))
+        verdict = _ANSWERED
+        if error is not None:  # what this package finds is true of all ranks; any other error is rank 0's
+            whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
+            verdict = _refused(whose + self._line(error))
+        self.store.set(f"{stage}/verdict", verdict)
         return error
 
     def _wait_for_verdict(self, stage: str) -> bytes:
@@ -147,51 +144,33 @@ class Meeting:
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
         """What this rank raises: its own error, if that is why, else what it was told."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
-            return self._named(own, complaint)
-        named = _NAMES_A_RANK.match(complaint)
-        return CheckpointError(complaint, int(named[1]) if named else None)
-
-    def _verdict(self, error: BaseException) -> str:
-        """Why all ranks are refused: what this package found is true of all; any other error is rank 0's."""
-        return (
-            self._line(error)
-            if isinstance(error, TutorialError)
-            else f"rank {self.rank}: {self._line(error)}"
-        )
+            if isinstance(own, TutorialError):
+                return own
+            if not isinstance(own, Exception):
+                raise own
+            named = CheckpointError(complaint if self.size > 1 else self._line(own))
+            named.__cause__ = own
+            return named
+        guilty = _NAMES_A_RANK.match(complaint)
+        return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
         """An error in one line; what this package did not raise itself says also where it came from."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
-    def _named(self, error: BaseException, line: str) -> TutorialError:
-        """The error as one of this package's. Interrupts are none."""
-        if isinstance(error, TutorialError):
-            return error
-        if not isinstance(error, Exception):
-            raise error
-        named = CheckpointError(line)
-        named.__cause__ = error
-        return named
-
     def _leave(self, stage: str) -> None:
         """Have the last rank remove what the store holds of this stage."""
         if self.store.add(f"{stage}/left", 1) == self.size:
-            ranks = [
-                key for rank in range(self.size) for key in (f"{stage}/{rank}", f"{stage}/answer/{rank}")
-            ]
-            for key in (*ranks, f"{stage}/verdict", f"{stage}/left"):
-                self.store.delete_key(key)
+            posts = [f"{kind}{rank}" for rank in range(self.size) for kind in ("", "answer/")]
+            for post in (*posts, "verdict", "left"):
+                self.store.delete_key(f"{stage}/{post}")
 
 
 def call_meeting(what: str) -> Meeting:
-    """Begin something together. All ranks of the default process group must call, in their main thread.
-
-    Raises:
-        CheckpointError: a rank did not come, or came for something else.
-    """
+    """Begin something together. All ranks of the default process group must call, in their main thread."""
     fresh = uuid.uuid4().hex
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return Meeting(fresh, what)
+        return Meeting(fresh, what, 0, 1, 0.0, dist.HashStore())
     try:
         found = gather_objects((fresh, what))
     except RuntimeError as error:

@@ -18,11 +18,7 @@ from ..errors import CheckpointError
 
 
 def dump_plain(name: str, value: Any) -> bytes:
-    """As the bytes of a file.
-
-    Raises:
-        CheckpointError: a part is neither number, text, tensor nor a container of these; says which.
-    """
+    """As the bytes of a file."""
     data = _dumped(value)
     if data is None:
         where, culprit = _culprit(name, value)
@@ -35,12 +31,7 @@ def dump_plain(name: str, value: Any) -> bytes:
 
 
 def load_plain(data: bytes) -> Any:
-    """From the bytes of a file, onto the CPU; runs nothing that they say.
-
-    Raises:
-        CheckpointError: they are compressed, and may be far larger than they look.
-        Exception: of many kinds, where they are not what ``torch.save`` writes.
-    """
+    """From the bytes of a file, onto the CPU; runs nothing that they say."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise CheckpointError("it is compressed, as torch.save leaves nothing")

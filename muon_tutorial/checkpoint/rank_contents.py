@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import CheckpointError
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from ..parameters.describe_matrices import describe_matrices
+from ..parameters.describe_matrices import describe_matrices, named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
 from ..plan.bucket import parameter_boxes
@@ -116,11 +116,7 @@ class RankContents:
 
 
 def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
-    """Find out what there is.
-
-    Raises:
-        CheckpointError: the optimizer is none that can be saved, or its parameters are not the model's.
-    """
+    """Find out what there is."""
     parts = parts_of(optimizer)
     muon = parts.get("muon")
     steps = muon.plan_steps if isinstance(muon, Muon) else []
@@ -150,11 +146,7 @@ def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
-    """The optimizer as its Muon and its AdamW.
-
-    Raises:
-        CheckpointError: it is neither of them nor both.
-    """
+    """The optimizer as its Muon and its AdamW."""
     if isinstance(optimizer, MuonWithAdamW):
         return {"muon": optimizer.muon, "adamw": optimizer.adamw}
     if isinstance(optimizer, Muon):
@@ -176,7 +168,7 @@ def as_before(saved: Any, current: Any) -> Any:
 
 
 def _as_numbers(value: Any) -> Any:
-    if isinstance(value, Tensor):
+    if hasattr(value, "item"):  # a tensor, or a number of numpy's
         return value.item()
     return tuple(_as_numbers(part) for part in value) if isinstance(value, tuple) else value
 
@@ -251,16 +243,9 @@ def _stepped_parameters(
     places: Mapping[Tensor, list[HeldBoxes]],
 ) -> Iterator[SteppedParameter]:
     for kind, optimizer in parts.items():
-        for group in optimizer.param_groups:
-            for param in group["params"]:
+        for number, group in enumerate(optimizer.param_groups):
+            for label, param in named_params(group, number):
                 if param not in names:
-                    raise CheckpointError(
-                        f"the optimizer's {_label(group, param)} is no parameter of the model"
-                    )
+                    raise CheckpointError(f"the optimizer's {label} is no parameter of the model")
                 state = optimizer.state.get(param, {})
                 yield SteppedParameter(names[param], kind, param, group, state, *places[param])
-
-
-def _label(group: Mapping[str, Any], param: Tensor) -> str:
-    labels = group.get("param_names") or [f"tensor of shape {tuple(p.shape)}" for p in group["params"]]
-    return next(label for label, its in zip(labels, group["params"], strict=True) if its is param)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,16 +18,20 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..step.parameter_state import local_part
 from . import folders, manifest
-from .compare_ranks import SaveSummary, check_alike, outline
+from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting import Meeting, call_meeting, one_line
+from .pieces_on_disk import (
+    Place,
+    TensorInPieces,
+    Written,
+    divide,
+    metadata_for_other_tools,
+    saved_tensors,
+    write_pieces,
+)
 from .plain_data import dump_plain
 from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import SavePlan
-
-    from .pieces_on_disk import PieceWriter, TensorInPieces, Written
 
 EXTRA = "extra.pt"
 
@@ -96,11 +100,7 @@ class SaveJob:
 def contents_to_save(
     model: nn.Module, optimizer: Saveable, extra: Mapping[str, Any] | None, rename: Rename | None
 ) -> ContentsToSave:
-    """Find out what this rank has to save, in the model's own memory.
-
-    Raises:
-        CheckpointError: there is something that cannot be saved.
-    """
+    """Find out what this rank has to save, in the model's own memory."""
     if extra is not None and not isinstance(extra, Mapping):
         raise CheckpointError(f"extra is a dict of what is to be saved beside the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
@@ -110,7 +110,10 @@ def contents_to_save(
         tensors |= {item.key(entry): (its, item.boxes_of(entry)) for entry, its in item.tensors.items()}
     buffers = {f"model.{name}" for name in contents.buffers}
     groups = {item.name: item.record for item in contents.stepped}
-    saved_extra = dump_plain("extra", dict(extra or {})) if _is_first() else b""
+    for name, record in groups.items():
+        manifest.record_to_json(name, record)
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    saved_extra = dump_plain("extra", dict(extra or {})) if is_first else b""
     return ContentsToSave(tensors, buffers, groups, saved_extra)
 
 
@@ -150,34 +153,28 @@ class StagingMemory:
 
 
 def run_save(job: SaveJob) -> None:
-    """Save, together with the other ranks of the meeting.
+    """Save, together with the other ranks of the meeting."""
+    meeting = job.meeting
 
-    Raises:
-        CheckpointError: as ``save_checkpoint`` does.
-    """
-    from .pieces_on_disk import PieceWriter
-
-    def prepare() -> tuple[PieceWriter, Prepared]:
+    def prepare() -> tuple[tuple[dict[str, TensorInPieces], bytes], SaveSummary]:
         contents = job.contents()
         entries = {key: in_pieces(*placed) for key, placed in contents.tensors.items()}
-        compared = {key: outline(entry) for key, entry in entries.items() if key not in contents.buffers}
-        writer = PieceWriter(entries, job.meeting.id)
-        summary = SaveSummary(str(job.folder), contents.groups, compared, contents.buffers)
-        return writer, Prepared(summary, writer.plan(job.meeting.rank == 0), contents.extra)
+        outlines = {key: outline(entry, key in contents.buffers) for key, entry in entries.items()}
+        summary = SaveSummary(str(job.folder), contents.groups, outlines, contents.buffers)
+        return (entries, contents.extra), summary
 
     with ExitStack() as held:
         first = _FirstRank(job, held)
-        writer, (plan, draft) = job.meeting.agree("prepare its part", prepare, first.begin)
-        job.meeting.agree("write its files", lambda: (None, writer.write(plan, draft)), first.complete)
+        (entries, extra), (draft, share) = meeting.agree("prepare its part", prepare, first.begin)
 
+        path = Path(draft, f"__{meeting.rank}_0.distcp")
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What rank 0 hears from each rank before anything is written."""
+        def write() -> tuple[None, Written | None]:
+            if meeting.rank == 0:
+                first.write(EXTRA, extra)
+            return None, write_pieces(path, entries, share) if share else None
 
-    summary: SaveSummary
-    plan: SavePlan
-    extra: bytes
+        meeting.agree("write its files", write, first.complete)
 
 
 class _FirstRank:
@@ -185,53 +182,55 @@ class _FirstRank:
 
     def __init__(self, job: SaveJob, held: ExitStack) -> None:
         self._job, self._held = job, held
+        self._files: dict[str, manifest.SavedFile] = {}
+        self._summaries: list[SaveSummary] = []
 
-    def begin(self, prepared: Sequence[Prepared]) -> list[tuple[SavePlan, Path]]:
+    def begin(self, summaries: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
         """Compare the ranks, divide the work, and make a draft for it."""
-        from .pieces_on_disk import PieceWriter
-
         job = self._job
-        check_alike([each.summary for each in prepared])
-        plans, self._metadata = PieceWriter({}, job.meeting.id).divide([each.plan for each in prepared])
-        self._groups = {name: its for each in prepared for name, its in each.summary.groups.items()}
-        for name, record in self._groups.items():
-            manifest.hyperparameters_to_json(name, record["group"])
+        for folder, groups, outlines, buffers in summaries:
+            alike = {key: TensorOutline(*its) for key, its in outlines.items()}
+            self._summaries.append(SaveSummary(folder, groups, alike, buffers))
+        check_alike(self._summaries)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         for target in (job.guard, job.folder):
             if target is not None:
                 self._held.enter_context(folders.locked(target))
         self._draft = folders.make_draft(job.folder, job.meeting.id, job.existing, manifest.NAME)
         self._held.callback(rmtree, self._draft, ignore_errors=True)
-        folders.write_file(self._draft / EXTRA, prepared[0].extra)
-        self._extra = manifest.SavedFile(len(prepared[0].extra), manifest.sha256(prepared[0].extra))
-        return [(plan, self._draft) for plan in plans]
+        return [(str(self._draft), share) for share in divide(self._summaries)]
 
-    def complete(self, written: Sequence[Written]) -> list[None]:
+    def write(self, name: str, data: bytes) -> None:
+        """Write a file of rank 0's."""
+        folders.write_file(self._draft / name, data)
+        self._files[name] = manifest.SavedFile(len(data), manifest.sha256(data))
+
+    def complete(self, answers: Sequence[Written | None]) -> list[None]:
         """Add what says that it is complete, and put it in its place."""
-        from .pieces_on_disk import saved_tensors, write_metadata
-
         job = self._job
-        files = {name: file for each in written for name, file in each.files.items()}
-        files[EXTRA] = self._extra
-        files[".metadata"] = write_metadata(self._draft, job.meeting.id, self._metadata, written)
-        _check_sizes(self._draft, files)
-        found = manifest.Manifest(job.meeting.id, files, saved_tensors(self._metadata), self._groups)
-        folders.write_file(self._draft / manifest.NAME, manifest.to_bytes(found))
+        written = [Written(*each) if each else None for each in answers]
+        tensors = saved_tensors(self._summaries, written)
+        self.write(".metadata", metadata_for_other_tools(job.meeting.id, tensors))
+        for each in filter(None, written):
+            self._files[each.file] = manifest.SavedFile(each.size, each.sha256)
+        _check_sizes(self._draft, self._files)
+        groups = {name: its for each in self._summaries for name, its in each.groups.items()}
+        data = manifest.to_bytes(manifest.Manifest(job.meeting.id, self._files, tensors, groups))
+        manifest.from_bytes(data)  # refuses what could not be loaded: pieces that do not make up a tensor
+        self.write(manifest.NAME, data)
         folders.commit(self._draft, job.folder)
         try:
             folders.settle(job.folder)
             job.finish()
         except OSError as error:
             warnings.warn(f"{job.folder} is saved, but: {one_line(error)}", stacklevel=2)
-        return [None] * len(written)
+        return [None] * len(answers)
 
 
 def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
     """What this rank holds of a tensor, as a checkpoint meets it; shares its storage."""
-    from .pieces_on_disk import TensorInPieces
-
     local = local_part(tensor)
-    return TensorInPieces(place.shape, place.pieces(local), local.dtype, local.device)
+    return TensorInPieces(place.shape, local.dtype, place.pieces(local))
 
 
 def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
@@ -253,7 +252,3 @@ def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:
                 f"rank 0 does not find the {file.size} bytes of {name} that were written to {draft}: the "
                 "ranks must share the file system of a checkpoint"
             )
-
-
-def _is_first() -> bool:
-    return not dist.is_initialized() or dist.get_rank() == 0

@@ -46,7 +46,7 @@ class Collective:
     kind: Kind
     axes: tuple[str, ...]
     dtype: torch.dtype
-    send: Tensor | None
+    send: Tensor | None  # [elements], or None
     receive: int
     label: Label
     root: int | None = None

@@ -91,7 +91,11 @@ def _pack(x: Tensor, cargo: Cargo) -> Tensor:
     return torch.cat([x.new_empty(0), *(view(x, held)[index].reshape(-1) for held, index, _ in cargo)])
 
 
-def _unpack(arrived: Tensor, buffer: Tensor, cargo: Cargo) -> None:
+def _unpack(
+    arrived: Tensor,  # [sum of the cargo's elements]
+    buffer: Tensor,  # [elements of the layout]
+    cargo: Cargo,
+) -> None:
     """The opposite of ``_pack``: each box to its place in the buffer."""
     if arrived.is_meta:
         arrived.copy_(arrived)  # stands for the copies of all boxes
@@ -111,7 +115,11 @@ def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 
 def gather_together(
-    boxes: Sequence[Tensor], hops: Sequence[Hop], dtype: torch.dtype, at: Coordinate, label: Label
+    boxes: Sequence[Tensor],  # this rank's piece of each
+    hops: Sequence[Hop],
+    dtype: torch.dtype,
+    at: Coordinate,
+    label: Label,
 ) -> Walk:
     """Several all_gathers along one axis, from ``Shard`` to ``Replicate``, packed into one request.
 
@@ -246,7 +254,11 @@ def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
     return torch.cat([_padded(x[index], pieces.size) for index, _ in pieces.uneven])
 
 
-def _unpadded(answer: Tensor, hop: Hop, pieces: HopPieces) -> Tensor:
+def _unpadded(
+    answer: Tensor,  # [parts · size], or [parts, size]
+    hop: Hop,
+    pieces: HopPieces,
+) -> Tensor:  # hop.shape
     """The whole tensor from all positions' pieces: the opposite of ``_padded_pieces``."""
     if not pieces.uneven:
         return answer.reshape(hop.shape)

@@ -62,7 +62,7 @@ class Pieces:
         box = self._boxes.pop(held.entry.matrix.index)
         return box.box() if isinstance(box, InParts) else box
 
-    def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:
+    def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
         """Give up all boxes; returns the parts of them that leave, flat, one after the other, and those that
         stay, each laid out in order, as what arrives is.
 

@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 from typing import NoReturn
@@ -86,6 +87,21 @@ def raise_on_interrupt() -> None:
 def said_of(name: str) -> str:
     """Return what a command says that a signal ended."""
     return _WORDS.get(name, f"ended by {name}")
+
+
+def fill_standard_descriptors() -> None:
+    """Open the null device where standard input, output or error is closed (``>&-``); Python has streams.
+
+    Files that are opened later would take their place.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(descriptor, True)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 def _ended_by(number: int, frame: FrameType | None) -> NoReturn:

@@ -22,7 +22,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from typing import NoReturn
@@ -57,7 +56,7 @@ except SystemExit:
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Importing torch's compiler makes a folder for its cache; the server names one that is there already.
-_NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()}
+_NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
 # What ranks are likely to import, torch's optimizers among them: seconds if each rank did it. Imported one by
 # one while nothing runs, so that the first launch does not wait for them.
 _LATER = (
@@ -93,11 +92,6 @@ class ForkServer:
         self._last_error_line: str | None = None
         atexit.register(self.close)
         os.register_at_fork(after_in_child=self._control.close)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        return self._child.poll() is None
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
         """Ask for one rank per pair of ends; returns the line that tells of their processes."""
@@ -150,7 +144,7 @@ def warm_server() -> ForkServer:
     """Return this process' server, started now if there is none that runs. It may still be importing."""
     with _STARTING:
         server = _SERVERS.get(os.getpid())
-        if server is None or not server.is_alive:
+        if server is None or server._child.poll() is not None:
             server = _SERVERS[os.getpid()] = ForkServer()
         return server
 
@@ -177,11 +171,7 @@ class ForkedRanks:
         self.waitables = [self._line]  # what becomes readable when there is news
 
     def news(self) -> list[ProcessState]:
-        """Return what the server has told since the last call.
-
-        Raises:
-            LaunchError: the server is gone.
-        """
+        """Return what the server has told since the last call."""
         if self._is_lost:
             return [ProcessState(rank, pid, -signal.SIGKILL) for rank, pid in self._pids.items()]
         news: list[ProcessState] = []
@@ -318,9 +308,8 @@ class _Server:
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
                 end.close()
             gc.enable()
-            if (
-                "numpy" in sys.modules
-            ):  # Python reseeds its own generator in a fork; torch starts every process alike
+            # Python reseeds its own generator in a fork; torch starts every process alike.
+            if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             messages, output = (socket.socket(fileno=descriptor) for descriptor in ends)
             be_rank(rank, RankEnds(messages, output), RunFiles.behind(files))

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeGuard, get_args
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
-from .descriptors import fill_standard_descriptors
+from .command import fill_standard_descriptors
 from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
@@ -146,12 +146,7 @@ def _started_ranks(
 
 
 def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
-    """Return the values of a launch that went well.
-
-    Raises:
-        LaunchError: it did not.
-        KeyboardInterrupt: somebody stopped it; says where the ranks were.
-    """
+    """Return the values of a launch that went well."""
     try:
         in_time = watcher.until_settled(limit)
         if watcher.all_returned():

@@ -7,6 +7,7 @@ at once, whatever its main thread is doing.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import io
 import linecache
@@ -25,7 +26,6 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from .allocator import keep_freed_memory
 from .echo import is_echo
 from .location import is_communicating, own_line
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
@@ -36,6 +36,8 @@ from .signals import ignore_only
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
+_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes of freed memory that a rank keeps, and of one tensor in it
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
@@ -86,6 +88,17 @@ def _run(rank: int, files: RunFiles) -> bytes:
     except Exception as error:
         kind = type(value).__name__
         raise TypeError(f"the value returned, a {kind}, cannot be sent to the launcher: {error}") from None
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's malloc keep what is freed: every page that it gives back is zeroed by the system when it is
+    needed again, a quarter of a step whose buckets have some megabytes. Whoever sets MALLOC_… decides it.
+    """
+    decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None and not decided:
+        mallopt(_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_TRIM_THRESHOLD, _KEPT)
 
 
 def _take_over_surroundings(spec: LaunchSpec) -> None:

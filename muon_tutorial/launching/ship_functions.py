@@ -6,13 +6,12 @@ they use. The cells' text travels beside them, so that tracebacks in a rank show
 
 from __future__ import annotations
 
-import builtins
-import dis
+import contextlib
 import linecache
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FunctionType
+from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from cloudpickle import dumps, loads  # type: ignore[import-untyped]
@@ -26,9 +25,8 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Return ``fn`` and its arguments as bytes for ``loads`` in a rank.
 
     Raises:
-        UsageError: a function lacks a global it uses, or something it uses cannot be sent; both are named.
+        UsageError: something that the function uses cannot be sent; it is named.
     """
-    _check_globals(fn, set())
     try:
         return dumps((fn, args, dict(kwargs)))
     except Exception as error:
@@ -66,47 +64,11 @@ def cell_labels() -> dict[str, str]:
     return {name: " ".join(label) for name, label in named.items() if label}
 
 
-def _check_globals(fn: Any, seen: set[int]) -> None:
-    """Name a global that `fn`, or a function it uses, needs and does not have."""
-    if not isinstance(fn, FunctionType) or fn.__module__ != "__main__" or id(fn) in seen:
-        return
-    seen.add(id(fn))
-    for name, line in _globals_read(fn.__code__):
-        if name not in fn.__globals__ and not hasattr(builtins, name):
-            raise UsageError(
-                f"{fn.__name__}() uses the name {name!r} (line {line}), which is not defined here; "
-                "define it before the launch, or pass it through args"
-            )
-        _check_globals(fn.__globals__.get(name), seen)
-    for value in _closure(fn).values():
-        _check_globals(value, seen)
-
-
-def _globals_read(code: CodeType) -> Iterator[tuple[str, int | None]]:
-    """Yield each global name the code, or code within it, reads without ever setting it; and a line."""
-    set_here = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
-    line = code.co_firstlineno
-    for step in dis.get_instructions(code):
-        line = _line_of(step) or line
-        if step.opname == "LOAD_GLOBAL" and step.argval not in set_here:
-            yield step.argval, line
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_read(constant)
-
-
-def _line_of(step: dis.Instruction) -> int | None:
-    """Return the line an instruction starts; Python 3.13 keeps it under another name."""
-    return getattr(step, "line_number", None) or (step.starts_line if step.starts_line is not True else None)
-
-
 def _closure(fn: FunctionType) -> dict[str, Any]:
     values = {}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
+        with contextlib.suppress(ValueError):
             values[name] = cell.cell_contents
-        except ValueError:
-            continue
     return values
 
 
@@ -117,7 +79,7 @@ def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
     parts |= {f"argument {keyword!r}": value for keyword, value in kwargs.items()}
     if isinstance(fn, FunctionType):
         parts |= {f"the enclosed variable {each!r}": value for each, value in _closure(fn).items()}
-        used = [each for each, _ in _globals_read(fn.__code__) if each in fn.__globals__]
+        used = [each for each in fn.__code__.co_names if each in fn.__globals__]
         parts |= {f"the global {each!r}": fn.__globals__[each] for each in used}
     for role, value in parts.items():
         try:

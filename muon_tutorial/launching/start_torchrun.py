@@ -33,14 +33,15 @@ def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[s
 def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
     """Run such a command line in a folder, and wait at most ``limit`` seconds; returns what it printed.
 
-    It uses this Python, and finds what this process can import. torchrun listens on all network addresses.
+    It uses this Python, and finds what this process can import; temporary files lie in the folder, too.
+    torchrun listens on all network addresses.
 
     Raises:
         LaunchError: it failed, or it did not end within the limit; says the end of what it printed.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment = {**rank_environment(threads=1), "PYTHONPATH": path}
+    environment = {**rank_environment(threads=1), "PYTHONPATH": path, "TMPDIR": str(folder)}
     with subprocess.Popen(
         command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:

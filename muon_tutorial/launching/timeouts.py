@@ -18,8 +18,6 @@ from torch.distributed import distributed_c10d
 from ..errors import UsageError
 
 _DEFAULTS = ("default_pg_timeout", "default_pg_nccl_timeout")
-
-
 _LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, 292 years
 
 

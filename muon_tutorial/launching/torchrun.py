@@ -42,7 +42,6 @@ RESTARTS_FAIL = (
     f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
     "or start python -m muon_tutorial torchrun in its place"
 )
-_LARGEST_PORT, _LONGEST_NUMBER = 65535, 10  # characters
 
 # Whether this process has missed another rank: it can then not leave its groups in good order.
 _has_missed_rank = False
@@ -103,6 +102,11 @@ def torchrun_run_id() -> str | None:
         return own_id
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
     return folders[-1] if folders else own_id
+
+
+def is_this_run(name: object) -> bool:
+    """Return whether what named a run before a restart, perhaps when it had more nodes, names this one."""
+    return name is not None and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def restarted_by_torchrun() -> bool:
@@ -169,27 +173,19 @@ def leave_torchrun() -> None:
 
 def _seat() -> tuple[int, int, int]:
     """Return the rank, the local rank and how many ranks there are, by the environment."""
-    _number("MASTER_PORT", 0, _LARGEST_PORT)
-    world_size = _number("WORLD_SIZE", 1)
-    return _number("RANK", 0, world_size - 1), _number("LOCAL_RANK", 0, world_size - 1), world_size
-
-
-def _number(name: str, least: int, most: int | None = None) -> int:
-    text = os.environ[name]
-    number = int(text) if text.isdecimal() and len(text) < _LONGEST_NUMBER else -1
-    if number < least or (most is not None and number > most):
-        there = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise UsageError(f"torchrun sets {name} to a number {there}; the environment has {text!r:.40}")
-    return number
+    texts = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
+    fit = all(text.isdecimal() and len(text) < 10 for text in texts.values())
+    rank, local_rank, size, port = map(int, texts.values()) if fit else (0, 0, 0, 0)
+    if not (rank < size and local_rank < size and port < 1 << 16):
+        raise UsageError(
+            f"torchrun sets these to numbers that fit each other; the environment has {texts!s:.200}"
+        )
+    return rank, local_rank, size
 
 
 @contextlib.contextmanager
 def _meeting(rank: int, world_size: int) -> Iterator[None]:
-    """Tell in one line why the ranks did not meet.
-
-    Raises:
-        LaunchError: they did not.
-    """
+    """Tell in one line why the ranks did not meet."""
     try:
         yield
     except TutorialError:
@@ -231,11 +227,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Refuse at once what a store's client would try for its whole timeout.
-
-    Raises:
-        LaunchError: torchrun's agent ended before this rank asked for it.
-    """
+    """Refuse at once what a store's client would try for its whole timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, and need not do so yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

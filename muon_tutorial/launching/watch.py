@@ -90,11 +90,7 @@ class RankWatcher:
             self._selector.register(waitable, selectors.EVENT_READ, lambda: None)
 
     def until_settled(self, limit: float | None) -> bool:
-        """Wait until all ranks returned or one failed; False when `limit` seconds passed first.
-
-        Raises:
-            LaunchError: the processes could not be started.
-        """
+        """Wait until all ranks returned or one failed; False when `limit` seconds passed first."""
         begun = time.monotonic()
         patience = _STARTING if limit is None else min(limit, _STARTING)
         has_started = self._pump(lambda: all(rank.has_started for rank in self.ranks), patience)
@@ -118,11 +114,7 @@ class RankWatcher:
         self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
     def values(self) -> list[Any]:
-        """Return what the ranks' functions returned.
-
-        Raises:
-            LaunchError: a value cannot be rebuilt here; names its rank.
-        """
+        """Return what the ranks' functions returned."""
         return [_rebuilt(rank.rank, rank.returned) for rank in self.ranks if rank.returned is not None]
 
     def hear_out(self) -> list[WatchedRank]:

@@ -33,8 +33,8 @@ ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
 
 QKV = ("c_attn", "qkv", "qkv_proj", "Wqkv", "wqkv", "att_proj", "query_key_value", "linear_qkv", "to_qkv")
 GATED = ("gate_up_proj", "gate_and_up_proj", "up_gate_proj", "Wi", "input_linear", "w12", "linear_fc1", "fc1")
-PAIRS = ("kv_proj", "to_kv", "kv", "Wkv", "c_attn")
-HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "num_q_heads")
+PAIRS = ("kv_proj", "to_kv", "kv", "Wkv", "c_attn", "qk")
+HEADS = ("num_heads", "heads", "num_attention_heads", "n_head", "n_heads", "num_q_heads")
 GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_query_groups", "kv_heads")
 HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head")
 UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_proj|kv_b_proj|[qkv]_proj)")
@@ -52,10 +52,15 @@ class Fused:
     @property
     def word(self) -> str:
         """How the parts lie, in a word."""
-        if not isinstance(self.parts, tuple):
-            return "heads" if isinstance(self.parts, int) else self.parts or ""
-        words = [str(word) for word in self.parts if isinstance(word, str)]
-        return " of ".join(words if words and words != ["stack"] else [*words, "split"])
+        return parts_word(self.parts)
+
+
+def parts_word(parts: Parts) -> str:
+    """How ``parts`` lie in a weight, in a word; empty where it is one matrix."""
+    if not isinstance(parts, tuple):
+        return "heads" if isinstance(parts, int) else parts or ""
+    words = [str(word) for word in parts if isinstance(word, str)]
+    return " of ".join(words if words and words != ["stack"] else [*words, "split"])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,12 +122,15 @@ def _query_key_value(it: FusedWeight) -> Fused | None:
     groups = known if known and (heads + 2 * known) * head == it.lines else heads
     if it.owner == "CodeGenAttention":  # laid out for four TPU cores: q, v, k of each
         return Fused("q, v, k", ("interleaved", *(it.lines // 12,) * 3))
+    if getattr(it.modules[0], "head_first", False) and heads and it.lines % (3 * heads) == 0:
+        return Fused(what, _again((it.lines // heads // 3,) * 3, heads))  # timm's MaxViTs
     if GROUP_BY_GROUP.fullmatch(it.owner) or it.name in ("query_key_value", "linear_qkv"):
         run = (heads // groups * head, head, head) if groups else (0,)
         fits = 0 not in run and sum(run) * groups == it.lines
         certain = fits and bool(GROUP_BY_GROUP.fullmatch(it.owner) or it.name == "linear_qkv")
         return Fused(what, _again(run, groups) if certain else None, certain)
-    for q, k in ((heads * head, groups * head), (it.inputs, it.inputs)):
+    out = it.size("dim_out")
+    for q, k in ((heads * head, groups * head), (it.inputs, it.inputs), (out, out)):
         if q and q + 2 * k == it.lines:
             certain = it.library or it.name == "c_attn"
             return Fused(what, (q, k, k) if certain else None, certain)
@@ -135,11 +143,21 @@ def _gate_and_up(it: FusedWeight) -> Fused | None:
     if it.name not in (*GATED, *PAIRS) or it.lines % 2:
         return None
     if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:
-        return Fused("k, v", _equal(it, 2) if it.library else None, it.library)
+        what = "q, k" if it.name == "qk" else "k, v"
+        return Fused(what, _equal(it, 2) if it.library else None, it.library)
     beside = {its.in_features for its in it.modules[0].children() if isinstance(its, nn.Linear)}
     if it.lines in beside or it.lines // 2 not in beside:
         return None if it.name == "fc1" else Fused("gate, up", None, certain=it.name == "input_linear")
     return Fused("k, v" if it.name in PAIRS else "gate, up", _equal(it, 2))
+
+
+def _narrow_keys(it: FusedWeight) -> Fused | None:
+    """Attention with keys narrower than values, head by head: LeViT and its kin in timm."""
+    key, value, heads = it.size("key_dim"), it.size("val_dim"), it.size(*HEADS)
+    run = {"qkv": (key, key, value), "kv": (key, value)}.get(it.name, ())
+    if not (it.library and key and value and heads and run) or sum(run) * heads != it.lines:
+        return None
+    return Fused("q, k, v" if it.name == "qkv" else "k, v", _again(run, heads))
 
 
 def _latent(it: FusedWeight) -> Fused | None:
@@ -208,12 +226,12 @@ def _multihead(it: FusedWeight) -> Fused | None:
 
 def _named_as_fused(it: FusedWeight) -> Fused | None:
     """A name that says so, in a module that states no sizes that fit."""
-    named = re.search(r"qkv|kvz?$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
+    named = re.search(r"qkv|kvz?$|^qk$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
     return Fused("matrices", None, certain=False) if named else None
 
 
 RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
-    *(_multihead, _recurrent, _query_key_value, _latent, _state_space, _delta_net, _thirds),
+    *(_multihead, _recurrent, _narrow_keys, _query_key_value, _latent, _state_space, _delta_net, _thirds),
     *(_gate_and_up, _named_as_fused),
 )
 

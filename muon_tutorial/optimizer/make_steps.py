@@ -22,7 +22,7 @@ from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import describe_matrices, named_params
 from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, find_builder, fingerprint
-from ..step.parameter_state import ParameterState
+from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep, check_gram_recipes
 from ..worlds.live import LiveWorld, check_same
@@ -93,6 +93,7 @@ class StrategySteps:
             plan = self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
             if plan.expects == "local":
                 _check_no_ddp(plan.strategy, groups)
+                _check_own_memory(plan.strategy, groups)
             check_gram_recipes(plan, groups)
             return plan
 
@@ -157,6 +158,20 @@ def choose_maker(
 
 def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
     return before[index].agreed if index < len(before) else ()
+
+
+def _check_own_memory(strategy: str, groups: Groups) -> None:
+    """Refuse a parameter that begins where another does, as its transposed view: an update would be lost."""
+    first: dict[int, str] = {}
+    for number, group in enumerate(groups):
+        for name, param in named_params(group, number):
+            local = local_part(param.detach())
+            other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
+            if other != name:
+                raise StrategyError(
+                    f"{name} and {other} share their memory, and strategy {strategy!r} would lose the update "
+                    "of one: give each its own, or make them one parameter"
+                )
 
 
 def _check_no_ddp(strategy: str, groups: Groups) -> None:

@@ -29,6 +29,7 @@ from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficie
 from ..orthogonalizers.named import STOCK
 from ..parameters.tensor_parallel import TpDim
 from ..plan.matrix import Parts, part_boxes
+from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Builder, Plan
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
@@ -68,7 +69,8 @@ class Muon(torch.optim.Optimizer):
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` go first.
-        window: how many buckets may be in flight at once.
+        window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
+            and one back while a third is worked on; with one, a step holds a third as much.
         parts: how parameters hold several matrices, each orthogonalized on its own: rows of each
             (``(d, d, d)`` for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for
             convolutions. Best set on a parameter group.
@@ -122,7 +124,7 @@ class Muon(torch.optim.Optimizer):
         strategy: str | Builder | None = None,
         mesh: DeviceMesh | LiveWorld | LocalMesh | None = None,
         tp_dim: TpDim = 0,
-        window: int = 1,
+        window: int = IN_FLIGHT,
         parts: Parts = None,
         transposed: bool = False,
         distributed_config: DistributedConfig | None = None,
@@ -261,6 +263,17 @@ class Muon(torch.optim.Optimizer):
     def plan(self) -> Plan | None:
         """The first of the ``plans``, if there is any."""
         return next(iter(self.plans), None)
+
+    @property
+    def distributed_functions(self) -> bool:
+        """Whether a user's own functions move what is orthogonalized: there is no plan then."""
+        return not self.guard.steps.alone and not self.plans
+
+    def audit(self, **options: Any) -> Any:
+        """Look at the coming steps: ``audit``, with this optimizer."""
+        from .audit import audit
+
+        return audit(self, **options)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:

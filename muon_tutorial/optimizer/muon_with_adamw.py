@@ -300,6 +300,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
 
+    def verdicts_now(self) -> list[Verdict]:
+        """What ``split_parameters`` says of the model's parameters, which a host may have replaced since."""
+        self._follow_replaced()
+        return list(self.verdicts.values())
+
+    def audit(self, **options: Any) -> Any:
+        """Look at the coming steps: ``audit``, with this optimizer."""
+        from .audit import audit
+
+        return audit(self, **options)
+
     def _warn_of_unstepped(self) -> None:
         """Warn, once a parameter, of what trains now and did not when ``from_model`` made the pair."""
         if len(self._stepped) == len(self.verdicts):

@@ -51,6 +51,9 @@ HEAD_NAMES = (
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """What ``torch.compile``, checkpointing and FSDP put into names; DDP's ``module`` is an only child."""
 
+INNER = ("linear", "base_layer")
+"""Names of the linear layer within what stands for one: LeViT's with a norm, peft's with adapters."""
+
 TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
 """Words in the name of a bare parameter whose rows stand for tokens or positions, besides ``*emb*``."""
 
@@ -374,7 +377,10 @@ def _fused_weight(it: _Holding) -> FusedWeight:
     bare = _is_bare(it)
     modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
-    layer = [word for word in it.full_name.split(".") if word not in WRAPPERS][-1 if bare else -2 :][0]
+    words = [word for word in it.full_name.split(".") if word not in WRAPPERS]
+    layer = words[-1 if bare else -2 :][0]
+    if layer in INNER and len(words) > 2 and len(modules) > 1:
+        layer, modules = words[-3], modules[1:]
     library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
     return FusedWeight(layer, lines, inputs, [*modules], library)
 

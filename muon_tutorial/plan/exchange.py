@@ -87,8 +87,6 @@ class SlicedBuffer:
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
         """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
-        if axes == (self.axis,) and self.owner is not None:
-            return range(self.owner, self.owner + 1)
         if axes != (self.axis,) or self.sizes is not None:
             return range(at.size(*axes))
         step = -(-self.size // at.size(self.axis))
@@ -257,8 +255,6 @@ class Exchange:
         """Whether every rank already holds what it needs, so that nothing has to be asked for."""
         if isinstance(self.src, WholeMatrices):
             return self.src.workers == "holders"
-        if isinstance(self.src, SlicedBuffer) and self.src.owner is not None:
-            return True  # its owner is the one that works on it
         cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
         return isinstance(self.src, LocalShards | PiecesInSlices) and not cut
 

@@ -17,6 +17,7 @@ buffer
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -31,7 +32,6 @@ from .bucket import (
     Bucket,
     BucketEntry,
     DistMeta,
-    Interval,
     TpGather,
     by_buffer,
     fill_buckets,
@@ -51,7 +51,7 @@ from .exchange import (
 from .grid import Coordinate, Grid
 from .layout import Hop, Partial, Placement, Replicate, Route, Shard
 from .matrix import Cut, Matrix, Part, SummedGram
-from .rounds import Job, fill_rounds
+from .rounds import Job, Limit, fill_rounds
 
 T = TypeVar("T")
 WIRE = torch.bfloat16
@@ -107,7 +107,7 @@ def replicated(
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
     Args:
-        round_bytes: most gradient bytes in a bucket, per tensor-parallel rank; it matters for
+        round_bytes: most gradient bytes in the buckets in flight, per tensor-parallel rank; it matters for
             ``tp_gather="bucket"``.
         tp_gather: as in ``zero1``.
     """
@@ -118,47 +118,58 @@ def replicated(
         stay = Route((), run[0].dtype)
         return Bucket(0, 0, ("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
 
-    def rounds(run: Sequence[Matrix]) -> Rounds:
-        return [[bucket(its)] for its in fill_buckets(run, _weights(run, grid), round_bytes)]
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
+        weights = _weights(run, grid)
+        size = limit.all if sum(weights) <= limit.all else limit.each
+        return [[bucket(its)] for its in fill_buckets(run, weights, size)]
 
-    return _plan("replicated", matrices, grid, "averaged", rounds, tp_gather=tp_gather)
+    return _plan("replicated", matrices, grid, "averaged", rounds, round_bytes, tp_gather=tp_gather)
 
 
 def round_robin(
     matrices: Sequence[Matrix],
     grid: Grid,
     *,
+    order: Literal["size", "index"] = "size",
     back: Literal["all_reduce", "all_gather"] = "all_reduce",
     round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """Matrix ``i`` is orthogonalized at dp position ``i % dp``; everyone applies everything.
+    """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; everyone applies everything.
 
     Args:
+        order: which one is the ``i``-th: counted from the costliest on (by ``"size"``, as KellerJordan/Muon
+            sorts them), so that positions have about as much work; or as the optimizer lists them (by
+            ``"index"``, as the first distributed Muon did).
         back: how owners share what they computed: by an ``"all_reduce"`` of a buffer that is zero where the
             rank does not own (as published), or by an ``"all_gather"``, at half the bytes. Where a round is
             larger than ``round_bytes``, each owner broadcasts its own.
         round_bytes, tp_gather: as in ``zero1``.
 
     Raises:
-        StrategyError: ``back`` is not known.
+        StrategyError: ``back`` or ``order`` is not known.
     """
     if back not in ("all_reduce", "all_gather"):
         raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
+    if order not in ("size", "index"):
+        raise StrategyError(f'round_robin knows order="size" and order="index"; got {order!r}')
+    costs = {matrix.index: newton_schulz_cost(matrix.sides) for matrix in matrices}
+    dealt = sorted(costs, key=lambda index: (-costs[index] if order == "size" else 0, index))
+    place_of = {index: place % grid.size("dp") for place, index in enumerate(dealt)}
 
-    def rounds(run: Sequence[Matrix]) -> Rounds:
-        owners = [matrix.index % grid.size("dp") for matrix in run]
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
+        owners = [place_of[matrix.index] for matrix in run]
 
         def bucket(its: Sequence[int]) -> Bucket:
             places = _pick(owners, its)
             make = _summed if back == "all_reduce" and len(set(places)) > 1 else _collected
             return make(_pick(run, its), grid, places)
 
-        costs = [newton_schulz_cost(matrix.sides) for matrix in run]
-        jobs = _jobs(costs, [range(place, place + 1) for place in owners], _weights(run, grid))
-        return _in_rounds(jobs, round_bytes, bucket)
+        work = [costs[matrix.index] for matrix in run]
+        jobs = _jobs(work, [range(place, place + 1) for place in owners], _weights(run, grid))
+        return _in_rounds(jobs, limit, bucket)
 
-    return _plan("round_robin", matrices, grid, "averaged", rounds, tp_gather=tp_gather)
+    return _plan("round_robin", matrices, grid, "averaged", rounds, round_bytes, tp_gather=tp_gather)
 
 
 def zero1(
@@ -174,12 +185,14 @@ def zero1(
 
     Args:
         cut: what dp cuts into equal slices: one ``"list"`` of all matrices, as published, so that a matrix
-            lies on few ranks; or every ``"bucket"`` by itself, as Megatron-LM's optimizer does, so that where
-            one matrix fills a bucket all ranks work on all matrices.
+            lies on few ranks, with matrices of every shape spread over it, so that slices of as many elements
+            are about as much work; or every ``"bucket"`` by itself, as Megatron-LM's optimizer does, so that
+            where one matrix fills a bucket all ranks work on all matrices.
         gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
             ``"boundary"`` only the matrices that straddle a slice boundary, to the ranks that keep a part.
-        round_bytes: most bytes that a rank holds of one owner's gradients in a round, whose buckets travel
-            one after the other; 25 MB unless told, or the largest matrix of the round if that is more.
+        round_bytes: most bytes of one owner's gradients that a rank holds of the ``rounds.IN_FLIGHT`` (3)
+            rounds that are in flight, or three of the largest matrices if those are more. A round's buckets
+            travel one after the other. Of ``cut="bucket"``, the size of a bucket.
         tp_gather: over tp, one all_gather a ``"matrix"``, or one a ``"bucket"``: the same bytes in fewer
             requests, while all whole matrices of a bucket that a rank works on are in memory at once.
 
@@ -191,28 +204,25 @@ def zero1(
     if cut not in ("list", "bucket"):
         raise StrategyError(f'zero1 knows cut="list" and cut="bucket"; got {cut!r}')
 
-    def rounds(run: Sequence[Matrix]) -> Rounds:
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
         if cut == "list":
-            return sliced(run, round_bytes)
+            return sliced(_list_of(run, grid), limit)
         runs = fill_buckets(run, _weights(run, grid), round_bytes)
-        return (bucket for its in runs for bucket in sliced(its, sys.maxsize))
+        return (bucket for its in runs for bucket in sliced(_List.of(its, grid), everything))
 
-    def sliced(run: Sequence[Matrix], limit: int) -> Rounds:
-        sizes = [largest_piece(matrix, grid) for matrix in run]
-        length = padded(sum(sizes), grid.size("dp")) // grid.size("dp")
-        runs = [(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
-        workers = [range(start // length, (end - 1) // length + 1) for start, end in runs]
+    everything = Limit(sys.maxsize, sys.maxsize)
+
+    def sliced(flat: _List, limit: Limit) -> Rounds:
+        run, workers = flat.matrices, flat.workers
 
         def bucket(its: Sequence[int]) -> Bucket:
             entries = _virtual_entries(_pick(run, its), grid, _pick(workers, its))
-            return _sliced(
-                entries, grid, _cut_list(_pick(runs, its), length, grid, len(its) == len(run)), gather
-            )
+            return _sliced(entries, grid, flat.slices_of(its), gather)
 
         costs = [newton_schulz_cost(matrix.sides) for matrix in run]
         return _in_rounds(_jobs(costs, workers, _weights(run, grid)), limit, bucket)
 
-    return _plan("zero1", matrices, grid, "local", rounds, tp_gather=tp_gather)
+    return _plan("zero1", matrices, grid, "local", rounds, round_bytes, tp_gather=tp_gather)
 
 
 def layerwise(
@@ -242,7 +252,7 @@ def layerwise(
     if tp not in ("share", "repeat"):
         raise StrategyError(f'layerwise knows tp="share" and tp="repeat"; got {tp!r}')
     entry_of = partial(_unplaced, grid=grid) if tp == "repeat" else None
-    return _plan("layerwise", matrices, grid, "local", _lived_in_rounds(grid, round_bytes, entry_of))
+    return _plan("layerwise", matrices, grid, "local", _lived_in_rounds(grid, entry_of), round_bytes)
 
 
 def gram(
@@ -294,7 +304,7 @@ def gram(
         summed = _summed_gram(matrix, least_aspect) if whole.route.hops else None
         return whole if summed is None else replace(whole, route=Route((), WIRE), gram=summed)
 
-    return _plan("gram", matrices, grid, "local", _lived_in_rounds(grid, round_bytes, entry))
+    return _plan("gram", matrices, grid, "local", _lived_in_rounds(grid, entry), round_bytes)
 
 
 def owner(
@@ -309,16 +319,16 @@ def owner(
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
-        round_bytes: most bytes of the whole matrices that a rank owns in a round, in bf16 as they travel, or
-            the largest matrix of the round if that is more. Beside them a rank holds the pieces it sends,
-            which are as much where the group cuts every matrix. Where ranks hold copies of the parameters,
-            each also receives every update of the round.
+        round_bytes: most bytes, in bf16 as they travel, of the whole matrices that a rank owns in the
+            ``rounds.IN_FLIGHT`` (3) rounds that are in flight, or three of the largest matrices if those are
+            more. Beside them a rank holds the pieces it sends, which are as much where the group cuts every
+            matrix. Where ranks hold copies of the parameters, each also receives every update of the rounds.
 
     Raises:
         StrategyError: ``assign`` is not known, or names ranks that are not on the grid.
     """
-    rounds = _owned_rounds(grid.axes, grid, assign, round_bytes)
-    return _plan("owner", matrices, grid, "averaged", rounds, any_cut=True)
+    rounds = _owned_rounds(grid.axes, grid, assign)
+    return _plan("owner", matrices, grid, "averaged", rounds, round_bytes, any_cut=True)
 
 
 def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
@@ -329,8 +339,8 @@ def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: in
     update to all replicas; here every replica does the work again, and slow links between them stay idle.
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
-    rounds = _owned_rounds(axes, grid, "longest_first", round_bytes)
-    return _plan("owner_per_replica", matrices, grid, "averaged", rounds, any_cut=True)
+    rounds = _owned_rounds(axes, grid, "longest_first")
+    return _plan("owner_per_replica", matrices, grid, "averaged", rounds, round_bytes, any_cut=True)
 
 
 STRATEGIES: dict[str, Builder] = {
@@ -436,6 +446,8 @@ def peak_buffer(plan: Plan, at: Coordinate) -> int:
 
 Rounds: TypeAlias = Iterable[Sequence[Bucket]]
 """Buckets that are walked abreast, round by round; ``_plan`` numbers them."""
+RoundMaker: TypeAlias = Callable[[Sequence[Matrix], Limit], Rounds]
+"""Makes rounds of the matrices of a buffer."""
 
 
 def _plan(
@@ -443,7 +455,8 @@ def _plan(
     matrices: Sequence[Matrix],
     grid: Grid,
     expects: Literal["local", "averaged"],
-    rounds: Callable[[Sequence[Matrix]], Rounds],
+    rounds: RoundMaker,
+    round_bytes: int,
     any_cut: bool = False,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
@@ -455,12 +468,14 @@ def _plan(
     if expects == "local":
         _check_only_dp_and_tp(name, grid)
     buckets: list[Bucket] = []
-    for buffer, run in enumerate(by_buffer(matrices)):
-        for abreast in rounds(run):
+    buffers = by_buffer(matrices)
+    limit = Limit.of(round_bytes, len(buffers))
+    for buffer, run in enumerate(buffers):
+        for abreast in rounds(run, limit):
             number = buckets[-1].round + 1 if buckets else 0
             for it in abreast:
-                place = replace(it, index=len(buckets), buffer=buffer, round=number)
-                buckets.append(replace(place, tp_gather=tp_gather))
+                placed = {"index": len(buckets), "buffer": buffer, "round": number, "tp_gather": tp_gather}
+                buckets.append(replace(it, **placed))
     return Plan(name, grid, tuple(buckets), expects)
 
 
@@ -474,20 +489,21 @@ def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]
 
 
 def _in_rounds(
-    jobs: Sequence[Job], limit: int, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
+    jobs: Sequence[Job], limit: Limit, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
 ) -> Rounds:
     """Rounds of jobs, and the buckets of each: one for all where that is within the limit, else one an owner.
 
     So no rank ever holds more than one owner's. ``sharing`` positions, one after the other, count as one
     owner: each has that part of every weight.
     """
-    fits = sum(job.weight for job in jobs) <= limit * sharing
+    fits = sum(job.weight for job in jobs) <= limit.all * sharing
+    most = limit.all if fits else limit.each
     for its in [range(len(jobs))] if fits else fill_rounds(jobs, limit):
         owners: dict[tuple[int, int], list[int]] = {}
         for number in its:
             places = jobs[number].places
             owners.setdefault((places.start // sharing, (places.stop - 1) // sharing), []).append(number)
-        together = sum(jobs[number].weight for number in its) <= limit * sharing
+        together = sum(jobs[number].weight for number in its) <= most * sharing
         yield [bucket(its)] if together else [bucket(owners[places]) for places in sorted(owners)]
 
 
@@ -563,17 +579,82 @@ def _averaged_bucket(
     return Bucket(0, 0, ("dp",), entries, whole, whole, worked, *stay, phases=phases)
 
 
-def _cut_list(runs: Sequence[Interval], length: int, grid: Grid, whole: bool) -> SlicedBuffer:
-    """How slices of ``length`` of the list of all matrices cut those of a bucket, given by their runs."""
-    dp, size = grid.size("dp"), sum(end - start for start, end in runs)
-    first, last = runs[0][0] // length, (runs[-1][1] - 1) // length
-    if whole:
-        return SlicedBuffer("dp", dp * length)
-    if first == last:
-        return SlicedBuffer("dp", size, owner=first)
-    slices = [(place * length, (place + 1) * length) for place in range(first, last + 1)]
-    held = [sum(max(0, min(b, d) - max(a, c)) for a, b in runs) for c, d in slices]
-    return SlicedBuffer("dp", size, (*[0] * first, *held, *[0] * (dp - 1 - last)))
+@dataclass(frozen=True, slots=True)
+class _List:
+    """Matrices one after the other, cut over ``dp`` into slices of ``length``: where each ends, and the
+    positions whose slices hold a part of it. In elements."""
+
+    matrices: Sequence[Matrix]
+    dp: int
+    length: int
+    sizes: list[int]
+    ends: list[int]
+    workers: list[range]
+
+    @classmethod
+    def of(cls, run: Sequence[Matrix], grid: Grid) -> _List:
+        """The list of matrices in this order."""
+        sizes, dp = [largest_piece(matrix, grid) for matrix in run], grid.size("dp")
+        length, ends = padded(sum(sizes), dp) // dp, [*accumulate(sizes)]
+        runs = zip(ends, sizes, strict=True)
+        workers = [range((end - size) // length, (end - 1) // length + 1) for end, size in runs]
+        return cls(run, dp, length, sizes, ends, workers)
+
+    def most_work(self) -> int:
+        """Operations of the position that has most to do."""
+        work = [0] * self.dp
+        for matrix, places in zip(self.matrices, self.workers, strict=True):
+            for place in places:
+                work[place] += newton_schulz_cost(matrix.sides)
+        return max(work)
+
+    def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
+        """How the slices cut a bucket of some of the matrices, by their numbers."""
+        if len(its) == len(self.matrices):
+            return SlicedBuffer("dp", self.dp * self.length)
+        held = [0] * self.dp
+        for number in its:
+            start, end = self.ends[number] - self.sizes[number], self.ends[number]
+            for place in self.workers[number]:
+                held[place] += min(end, (place + 1) * self.length) - max(start, place * self.length)
+        owner = min(self.workers[its[0]].start, self.dp - 1)  # of no elements, perhaps
+        if held[owner] == sum(held):
+            return SlicedBuffer("dp", sum(held), owner=owner)
+        return SlicedBuffer("dp", sum(held), tuple(held))
+
+
+def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
+    """The matrices in that order, of two, which gives the busiest position less to do.
+
+    In the one those of each shape are spread evenly, so that any run of the list has about its share of the
+    work. In the other each slice begins with the largest and goes on with the largest that fits, so that
+    few matrices lie in two slices, where two positions would work on them.
+    """
+    spread = _List.of(_spread(run), grid)
+    filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
+    return min(spread, filled, key=_List.most_work)
+
+
+def _spread(run: Sequence[Matrix]) -> list[Matrix]:
+    many, before = Counter(matrix.sides for matrix in run), Counter[tuple[int, int]]()
+    keys = []
+    for place, matrix in enumerate(run):
+        keys.append(((2 * before[matrix.sides] + 1) / many[matrix.sides], place))
+        before[matrix.sides] += 1
+    return [run[place] for _, place in sorted(keys)]
+
+
+def _slice_by_slice(run: Sequence[Matrix], grid: Grid, length: int) -> list[Matrix]:
+    left: dict[int, list[Matrix]] = {}
+    for matrix in reversed(run):
+        left.setdefault(largest_piece(matrix, grid), []).append(matrix)
+    sizes, found, room = sorted(left, reverse=True), list[Matrix](), 0
+    while sizes:
+        size = sizes[0] if room == 0 else next((size for size in sizes if size <= room), sizes[0])
+        found.append(left[size].pop())
+        room = (room - size) % length
+        sizes = sizes if left[size] else [other for other in sizes if other != size]
+    return found
 
 
 def _sliced(
@@ -586,7 +667,9 @@ def _sliced(
     first, size = entries[0].matrix, slices.size
     worked: Layout = VirtualBuffer(size)
     compute = _route(grid, "dp", slices.cut, Replicate(), size, WIRE)
-    if gather == "boundary":
+    if slices.owner is not None:
+        worked, compute = slices, Route((), WIRE)  # its one worker has everything
+    elif gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return Bucket(
@@ -604,9 +687,7 @@ def _sliced(
     )
 
 
-def _lived_in_rounds(
-    grid: Grid, limit: int, entry_of: Callable[[Matrix], BucketEntry] | None = None
-) -> Callable[[Sequence[Matrix]], Rounds]:
+def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None = None) -> RoundMaker:
     """Makes rounds of matrices that live with owners over dp, the costliest of all given out first.
 
     Ranks along tp share the matrices of their position: each is put together at one of them. Where
@@ -615,7 +696,7 @@ def _lived_in_rounds(
     dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
     loads = [0] * (dp * tp)
 
-    def rounds(run: Sequence[Matrix]) -> Rounds:
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
         entries = [_unplaced(matrix, grid) if entry_of is None else entry_of(matrix) for matrix in run]
         costs = [entry.cost for entry in entries]
         shares = longest_first(costs, loads)
@@ -695,12 +776,11 @@ def _owned_rounds(
     axes: tuple[str, ...],
     grid: Grid,
     assign: Literal["longest_first", "in_turn"] | Sequence[int],
-    limit: int,
-) -> Callable[[Sequence[Matrix]], Rounds]:
+) -> RoundMaker:
     """Makes rounds of one bucket each: own pieces out to owners over ``axes``, whole matrices back."""
     loads = [0] * grid.at(0).size(*axes)
 
-    def rounds(run: Sequence[Matrix]) -> Rounds:
+    def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
         costs = [newton_schulz_cost(matrix.sides) for matrix in run]
         owners = _owners(assign, run, costs, loads)
         for cost, position in zip(costs, owners, strict=True):

@@ -42,7 +42,11 @@ def orthogonalize_cut(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         keep_box(multiply_shard(bucket, matrix, gram, box, whole), boxes, matrix)
 
 
-def own_grams(bucket: RankBucket, cut: Sequence[Cut], inputs: Sequence[Tensor]) -> Tensor:
+def own_grams(
+    bucket: RankBucket,
+    cut: Sequence[Cut],
+    inputs: Sequence[Tensor],  # each [rows / T, columns] or [rows, columns / T]
+) -> Tensor:  # [sum of side · (side + 1) / 2], fp32
     """The Gram matrix of this rank's shard of each matrix, packed, one after the other."""
     packed = inputs[0].new_empty(sum(gram.elements for _, gram in cut), dtype=GRAM_DTYPE)
     for (matrix, gram), box, own in zip(cut, inputs, _each(packed, cut), strict=True):
@@ -52,8 +56,12 @@ def own_grams(bucket: RankBucket, cut: Sequence[Cut], inputs: Sequence[Tensor]) 
 
 
 def multiply_shard(
-    bucket: RankBucket, matrix: RankMatrix, gram: SummedGram, box: Tensor, summed: Tensor
-) -> Tensor:
+    bucket: RankBucket,
+    matrix: RankMatrix,
+    gram: SummedGram,
+    box: Tensor,  # [rows / T, columns] or [rows, columns / T]
+    summed: Tensor,  # [side · (side + 1) / 2], fp32
+) -> Tensor:  # as box
     """Iterate on a matrix's summed Gram matrix, and multiply this rank's box by the outcome."""
     group = matrix.parameter.group
     with record_function(f"Newton-Schulz of {matrix.name}"):

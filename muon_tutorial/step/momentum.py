@@ -32,13 +32,16 @@ Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
 
 
 def update_momentum(
-    bucket: RankBucket, gradient: Tensor | None, present: Collection[int], scale: Tensor | None = None
-) -> Tensor | Pieces:
+    bucket: RankBucket,
+    gradient: Tensor | None,  # [stored]
+    present: Collection[int],
+    scale: Tensor | None = None,  # []
+) -> Tensor | Pieces:  # [stored]
     """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` is flat, [elements of the bucket that this rank stores], or None where gradients stay as the
-    model holds them; those are read there, and multiplied by ``scale``. The inputs are flat as well, or one
-    by one where they travel so, and only those that somebody needs are made. ``present`` are the parameters
+    ``gradient`` is flat, what this rank stores of the bucket, or None where gradients stay as the model holds
+    them; those are read there, and multiplied by ``scale``. The inputs are flat as well, or one by one where
+    they travel so, and only those that some rank needs are made. ``present`` are the parameters
     that have a gradient: the inputs of the others are zero.
     """
     inputs = _no_inputs(bucket)
@@ -79,7 +82,12 @@ def _keep(inputs: Tensor | Pieces, matrix: RankMatrix, ns_input: Tensor | None) 
         inputs[matrix.stored] = ns_input.reshape(-1)
 
 
-def momentum_update(buffer: Tensor, grad: Tensor, momentum: float, nesterov: bool) -> Tensor:
+def momentum_update(
+    buffer: Tensor,  # any shape
+    grad: Tensor,  # the same shape
+    momentum: float,
+    nesterov: bool,
+) -> Tensor:  # the same shape
     """Move the momentum towards the gradient, in place, and return the input of Newton–Schulz.
 
     The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. Without Nesterov the

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -26,6 +29,9 @@ from .rank_bucket import RankBucket, RankMatrix
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
 """What puts each whole matrix together, by its index."""
 
+CALLS: ContextVar[Counter[tuple[int, int]] | None] = ContextVar("CALLS", default=None)
+"""Where an audit counts the matrices that this process orthogonalizes, by rows and columns."""
+
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """From the Newton–Schulz inputs that this rank stores to the updates that it stores: flat, or one by one.
@@ -34,7 +40,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     that does not work on a matrix stands by.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
-    boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: dp gather
+    boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     boxes = kept_for_work(bucket, boxes)
     yield ABREAST  # until the other owners of the round have theirs
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
@@ -54,7 +60,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
             yield from stand_by(matrix.entry.route)
     yield ABREAST  # until they have computed: from here on they wait for each other
     boxes = ready_to_return(bucket, boxes)
-    return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))  # 6: dp slice
+    return (
+        yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back)
+    )  # 6: [worked on] → [stored]
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
@@ -94,10 +102,12 @@ def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pi
     if matrix.index in wholes:
         whole = wholes.pop(matrix.index)()
     else:
-        whole = yield from travel(take_box(boxes, matrix), route, bucket.at, Label("tp gather", name))  # 3
+        whole = yield from travel(
+            take_box(boxes, matrix), route, bucket.at, Label("tp gather", name)
+        )  # 3: [rows, columns]
     with record_function(f"Newton-Schulz of {name}"):
         whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
-    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5
+    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5: this rank's box
 
 
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -131,8 +141,11 @@ def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.dev
 
 
 def newton_schulz_update(
-    whole: Tensor, sides: Sequence[int], group: Mapping[str, Any], workspace: Workspace | None = None
-) -> Tensor:
+    whole: Tensor,  # [rows, columns], [matrices, rows, columns], or a parameter's own dimensions
+    sides: Sequence[int],
+    group: Mapping[str, Any],
+    workspace: Workspace | None = None,
+) -> Tensor:  # as whole
     """Newton–Schulz with a group's settings, on a whole matrix seen as ``sides``; the shape is kept.
 
     ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the
@@ -140,6 +153,8 @@ def newton_schulz_update(
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    if (calls := CALLS.get()) is not None:
+        calls[sides[-2], sides[-1]] += math.prod(sides[:-2])
     if name == STOCK:
         update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
     else:

@@ -11,7 +11,7 @@ import torch
 from ..decay_and_add import ShardRange
 from ..orthogonalizers.workspace import Workspace
 from ..plan.bucket import Bucket, flat_frame
-from ..plan.exchange import BufferSlice, Exchange, LocalShards
+from ..plan.exchange import BufferSlice, Exchange, LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate
 from ..plan.matrix import BucketEntry, Index
 from .parameter_state import MomentumIndex, ParameterState
@@ -81,6 +81,12 @@ class RankBucket:
     def parameters_stay(self) -> bool:
         """Whether a step writes parameters where the model holds them: the parameter route is empty."""
         return not self.plan.parameter.hops
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether one dp position stores all of it: gradients are reduced to it, parameters broadcast."""
+        storage = self.plan.storage_layout
+        return isinstance(storage, SlicedBuffer) and storage.owner is not None
 
     @cached_property
     def stored(self) -> int:

@@ -30,9 +30,8 @@ def reduce_gradients(bucket: RankBucket) -> Walk:
 
 def send_gradients(bucket: RankBucket, flat: Tensor) -> Walk:
     """``reduce_gradients`` of what ``pack_gradients`` packed."""
-    summed = yield from travel(
-        flat, bucket.plan.gradient, bucket.at, Label("gradient reduce_scatter", bucket.name)
-    )
+    phase = "gradient reduce" if bucket.is_owned else "gradient reduce_scatter"
+    summed = yield from travel(flat, bucket.plan.gradient, bucket.at, Label(phase, bucket.name))
     return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
 
 

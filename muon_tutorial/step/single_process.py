@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import EllipsisType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.iterate import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
-from ..plan.matrix import Matrix, Parts, split_parts
+from ..plan.matrix import Index, Matrix, Parts, split_parts
 from .agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
@@ -67,7 +68,7 @@ class AloneStep:
         lr, momentum = group["lr"], group["momentum"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
-        keys = [(param.shape, param.grad.dtype, param.device) for param in params]  # type: ignore[union-attr]
+        keys = [(it.shape, self.state[it]["momentum_buffer"].dtype, it.device) for it in params]
         for places in runs_of_equals(keys, lambda key: _at_once(key[0], key[2], group)):
             its = [params[place] for place in places]
             sides = _sides(its[0].shape)
@@ -99,13 +100,12 @@ class AloneStep:
         """
         stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
         assert grad is not None
-        for matrix in split_parts(Matrix(0, "", tuple(param.shape)), parts, 0, transposed):
-            here = matrix.slices(_HERE)
+        for here, sides in matrices_in(tuple(param.shape), parts, transposed):
             momentum, part = stored[here], whole[here]
             ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
             stepped = part.contiguous()
-            update = newton_schulz_update(ns_input.contiguous(), matrix.sides, group, self.workspace)
-            apply_update(stepped, update, group, matrix.sides)
+            update = newton_schulz_update(ns_input.contiguous(), sides, group, self.workspace)
+            apply_update(stepped, update, group, sides)
             if not part.is_contiguous():
                 part.copy_(stepped)
             write_back(stored, here, momentum)
@@ -126,6 +126,17 @@ class AloneStep:
 
     def forget(self) -> None:
         """Nothing is kept between steps."""
+
+
+def matrices_in(
+    shape: tuple[int, ...], parts: Parts, transposed: bool
+) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
+    """Where each matrix lies in a parameter, and its rows and columns."""
+    if parts in (None, "flatten"):
+        yield ..., _sides(shape)
+    else:
+        for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed):
+            yield matrix.slices(_HERE), matrix.sides
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:

@@ -42,8 +42,8 @@ from .write_parameters import publish_parameters, update_parameters
 def step_bucket(
     bucket: RankBucket,
     present: Collection[int],
-    gradient: Tensor | None = None,
-    scale: Tensor | None = None,
+    gradient: Tensor | None = None,  # [elements that this rank stores of the bucket], the gradients' dtype
+    scale: Tensor | None = None,  # []
 ) -> Walk:
     """One step of the matrices in a bucket, in the blueprint's seven phases.
 
@@ -53,13 +53,13 @@ def step_bucket(
     """
     if gradient is None:
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp
-    inputs = update_momentum(bucket, gradient, present, scale)
+    inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient  # what is dropped here is free for what follows
     updates = yield from orthogonalize(
         bucket, inputs
     )  # 2 to 6: dp gather, tp gather, Newton–Schulz, and back
     del inputs
-    stepped = update_parameters(bucket, updates, present)
+    stepped = update_parameters(bucket, updates, present)  # [stored], the parameters' dtype
     del updates
     yield from publish_parameters(bucket, stepped)  # 7: all_gather over dp
 

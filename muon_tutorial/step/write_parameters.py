@@ -35,7 +35,11 @@ def update_parameters(
     return step_copies(bucket, updates, present)
 
 
-def step_copies(bucket: RankBucket, updates: Tensor, present: Collection[int]) -> Tensor:
+def step_copies(
+    bucket: RankBucket,
+    updates: Tensor,  # [stored], bf16
+    present: Collection[int],
+) -> Tensor:  # [stored], the parameters' dtype
     """Decay and step copies of the elements that this rank stores; returns them, flat, as ``updates`` is."""
     stepped = torch.zeros_like(updates, dtype=bucket.plan.parameter.dtype)
     for matrix in bucket.matrices:
@@ -66,8 +70,8 @@ def _step_run(matrix: RankMatrix, run: Tensor, update: Tensor) -> None:
 
 
 def apply_update(
-    parameter: Tensor,
-    update: Tensor,
+    parameter: Tensor,  # [rows, columns], or the elements of a shard in any shape
+    update: Tensor,  # as many elements
     group: Mapping[str, Any],
     sides: Sequence[int],
     shard: ShardRange | None = None,
@@ -92,7 +96,7 @@ def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
     """
     if stepped is None:
         return
-    label = Label("parameter all_gather", bucket.name)
+    label = Label("parameter broadcast" if bucket.is_owned else "parameter all_gather", bucket.name)
     whole = yield from travel(stepped, bucket.plan.parameter, bucket.at, label)
     write_parameters(bucket, whole)
 

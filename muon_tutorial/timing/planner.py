@@ -47,7 +47,7 @@ from .timed_world import TimedFlight
 
 ROUND_LIMIT = "round_bytes"
 """The option of strategies that limits a round's bytes."""
-GRADIENTS = ("gradient reduce_scatter", "gradient all_reduce")
+GRADIENTS = ("gradient reduce", "gradient all_reduce")
 """How the phases begin that average gradients."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""

@@ -22,16 +22,20 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ..engine.collective import Label
+from ..engine.travel import all_reduce
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..orthogonalizers.gram import DIFFERENCE
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, gather_objects
-from .exchange import collect, sum_over
 from .records import CheckVerdict
 
-LABEL = "built-in check"
+
+def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str = "built-in check") -> Tensor:
+    """The sum of the ranks' tensors along ``axis``; the same bits on all of them. All must call."""
+    return world.run(all_reduce(tensor, axis, world.at, Label(label)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +123,7 @@ def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
 
 
 def _sum_over_dp(world: LiveWorld, param: Tensor, local: Tensor) -> Tensor:
-    return _whole(param, sum_over(world, "dp", local, LABEL))
+    return _whole(param, sum_over(world, "dp", local))
 
 
 def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.optim.Muon:
@@ -196,15 +200,13 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard
 
 def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
     """A whole matrix from the pieces of all ranks; of ranks that hold the same element, the first counts."""
-    rows, columns = held.entry.matrix.sides
-    whole = torch.zeros(rows, columns, device=elements.device)
-    owned = torch.zeros(rows, columns, dtype=torch.uint8, device=elements.device)
     boxes = matrix_boxes(held, world.at)
-    for box, part in zip(boxes, elements.split([box.numel for box in boxes]), strict=True):
-        whole[box.slices] = part.view(box.shape)
-        owned[box.slices] = 1
-    first = collect(world, owned.flatten(), LABEL).argmax(0, keepdim=True)
-    return collect(world, whole.flatten(), LABEL).gather(0, first).view(rows, columns)
+    parts = elements.cpu().split([box.numel for box in boxes])
+    mine = [(box, part.view(box.shape).clone()) for box, part in zip(boxes, parts, strict=True)]
+    whole = torch.zeros(held.entry.matrix.sides)
+    for box, part in (piece for pieces in reversed(gather_objects(mine)) for piece in pieces):
+        whole[box.slices] = part
+    return whole.to(elements.device)
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:

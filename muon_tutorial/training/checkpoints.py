@@ -18,9 +18,12 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..checkpoint import CheckpointManager
+from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 
 KEPT = 2
+RUN = "run_name"
+"""Where ``settings.json`` and checkpoints say of which run they are."""
 SAVE, TIME = "save", "time"
 REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2")
 """Why a run saves, or stops, before its end."""
@@ -32,6 +35,7 @@ class Saving:
 
     Without ``every`` it saves only when it is asked to. ``begin`` is None for a run that starts anew.
     ``acts`` says what each signal asks for; at ``until``, in monotonic seconds of rank 0, the run stops.
+    ``run`` names the run, whose checkpoints say so; None for one whose settings do not.
     """
 
     folder: Path
@@ -39,6 +43,7 @@ class Saving:
     begin: int | None = None
     acts: Mapping[str, str] = field(default_factory=dict)
     until: float | None = None
+    run: str | None = None
 
     @property
     def checkpoints(self) -> Path:
@@ -57,7 +62,11 @@ class Saving:
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest whole checkpoint; damaged ones are put aside, and ``say`` is told."""
-        return CheckpointManager(self.checkpoints, KEPT).whole_step(say)
+        return self.manager().whole_step(say)
+
+    def manager(self) -> CheckpointManager:
+        """What saves and loads there."""
+        return CheckpointManager(self.checkpoints, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +83,24 @@ class Saver:
     """Saves what one rank trains. All ranks must make one, and call it alike."""
 
     saving: Saving
-    manager: CheckpointManager
     model: nn.Module
     optimizer: MuonWithAdamW
     scheduler: LRScheduler
-
-    @classmethod
-    def of(cls, saving: Saving, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler) -> Saver:
-        """A saver for what is trained here."""
-        return cls(saving, CheckpointManager(saving.checkpoints, KEPT), model, optimizer, scheduler)
+    manager: CheckpointManager
 
     def resume(self) -> dict[str, Any]:
         """Load the checkpoint of ``saving.begin``; returns what ``save`` was told.
 
         Raises:
-            CheckpointError: it cannot be read, on all ranks; nothing has changed.
+            CheckpointError: it cannot be read, or another run saved it; on all ranks.
         """
         assert self.saving.begin is not None
         extra = self.manager.load(self.model, self.optimizer, step=self.saving.begin)
+        own, its = self.saving.run, extra.get(RUN)
+        if None not in (own, its) and own != its:
+            raise CheckpointError(
+                f"another run saved the checkpoint of step {self.saving.begin} in {self.saving.checkpoints}"
+            )
         self.scheduler.load_state_dict(extra["scheduler"])
         torch.set_rng_state(extra["rng"])
         return extra["run"]
@@ -107,11 +116,8 @@ class Saver:
             CheckpointError: this save failed, or the one before it, on all ranks.
         """
         extra = {"scheduler": self.scheduler.state_dict(), "rng": torch.get_rng_state(), "run": run}
+        extra[RUN] = self.saving.run
         self.manager.save(done, self.model, self.optimizer, extra=extra, wait=wait)
-
-    def wait(self) -> None:
-        """Wait for the save that is under way."""
-        self.manager.wait()
 
     def asked(self, is_first: bool) -> set[str]:
         """What this rank sees the run asked for, of ``REASONS``; the clock is the first rank's."""

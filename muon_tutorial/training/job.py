@@ -43,11 +43,7 @@ class OneProcessRun:
 
 
 def check_inputs(settings: TrainSettings, processes_here: int) -> None:
-    """Refuse what can be refused before any rank starts. ``processes_here`` is how many this machine runs.
-
-    Raises:
-        UsageError: the strategy is unknown, the text is no text, or the backend has no devices here.
-    """
+    """Refuse what can be refused before any rank starts. ``processes_here`` is how many this machine runs."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if settings.backend == "nccl" and there < processes_here:
@@ -65,11 +61,7 @@ def run_launched(
     saving: Saving | None = None,
     name: str = METRICS,
 ) -> RunResult | StoppedRun:
-    """Start the ranks on this machine, train, and return what rank 0 reports.
-
-    Raises:
-        LaunchError: a rank failed; the message names the first.
-    """
+    """Start the ranks on this machine, train, and return what rank 0 reports."""
     earlier = _earlier_records(folder, saving, name, console)
     with _recording(settings, folder, console, name) as record:
 

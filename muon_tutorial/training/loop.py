@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,10 +23,10 @@ from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
 from ..step.parameter_state import local_part
+from ..step.reduce_gradients import average_others
 from ..worlds.live import LiveWorld, build_mesh, gather_objects
-from .check import Snapshot, compare
+from .check import Snapshot, compare, sum_over
 from .checkpoints import REASONS, SAVE, Saver, Saving, StoppedRun
-from .exchange import average_gradients, sum_over
 from .gpt import GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from .records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from .settings import TrainSettings, lr_share
@@ -83,7 +83,7 @@ def train_rank(
     trainer = build_trainer(settings)
     saver, begin = None, 0
     if saving is not None:
-        saver = Saver.of(saving, trainer.model, trainer.optimizer, trainer.scheduler)
+        saver = Saver(saving, trainer.model, trainer.optimizer, trainer.scheduler, saving.manager())
         begin = saving.begin or 0
     if saver and begin:
         run = saver.resume()
@@ -108,7 +108,7 @@ def train_rank(
                 say(f"saved after step {step + 1} in {saver.saving.checkpoints}")
     after = _finite(held_out_loss(trainer), "the held-out loss at the end", trainer)
     if saver is not None:
-        saver.wait()
+        saver.manager.wait()
     text = trainer.text
     return RunResult(
         settings=settings,
@@ -201,6 +201,12 @@ def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckV
     _, stepping = _timed(trainer, optimizer.step)
     verdict = compare(world, optimizer, snapshot, step) if snapshot is not None else None
     return readying + stepping, verdict
+
+
+def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
+    """Average the gradients over dp in place, as DDP would. Must be called by all ranks."""
+    given = [parameter for parameter in parameters if parameter.grad is not None]
+    world.run(average_others(given, world.at, "gradient all_reduce"))
 
 
 def _ready_gradients(trainer: Trainer) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunFolderError, UsageError
-from .checkpoints import Saving
+from .checkpoints import RUN, Saving
 from .run_folder import RunFolder
 from .settings import TrainSettings
 
@@ -25,11 +25,7 @@ SAVE_EVERY, RUN_ID = "save_every", "torchrun_run_id"
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of the run to go on with: the one given, or that of the newest checkpoint under ``runs/``.
-
-    Raises:
-        RunFolderError: there is none.
-    """
+    """The folder of the run to go on with: the one given, or that of the newest checkpoint under runs/."""
     if folder != NEWEST:
         return folder
     pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
@@ -53,16 +49,6 @@ def find_restarted(run_id: str | None) -> Path | None:
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-KINDS: Mapping[type, tuple[type, ...]] = {
-    bool: (bool,),
-    int: (int,),
-    float: (int, float),
-    str: (str,),
-    type(None): (str, type(None)),
-}
-"""What a setting may be, by the type of its default."""
-
-
 def resumed_settings(
     said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
 ) -> TrainSettings:
@@ -77,8 +63,8 @@ def resumed_settings(
     """
     own = {name: said[name] for name in asdict(TrainSettings()) if name in said}
     for name, value in own.items():
-        kinds = KINDS[type(getattr(TrainSettings(), name))]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        usual = type(getattr(TrainSettings(), name))
+        if type(value) not in {float: (int, float), type(None): (str, usual)}.get(usual, (usual,)):
             raise _damaged(name, value)
     for name in given:
         if name in own and name not in MAY_CHANGE and _differs(name, options[name], own[name]):
@@ -101,15 +87,12 @@ def saving_of(
     """How a run that goes on saves, and from where it begins: its newest checkpoint that is whole, if any.
 
     ``say`` is told of damaged ones, which are put aside.
-
-    Raises:
-        UsageError: its ``settings.json`` holds no number of steps to save after.
     """
     own = said.get(SAVE_EVERY)
     if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):
         raise _damaged(SAVE_EVERY, own)
-    saving = Saving(folder.path, every or own)
-    return Saving(saving.folder, saving.every, saving.whole_step(say))
+    saving = Saving(folder.path, every or own, run=said.get(RUN))
+    return replace(saving, begin=saving.whole_step(say))
 
 
 def _damaged(name: str, value: object) -> UsageError:

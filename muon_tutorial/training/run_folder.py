@@ -61,11 +61,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunFolder, dict[str, Any]]:
-        """A folder that a run made, and its settings.
-
-        Raises:
-            RunFolderError: it is none.
-        """
+        """A folder that a run made, and its settings."""
         try:
             settings = json.loads(read_file(path / "settings.json", _LARGEST_SETTINGS))
         except (OSError, ValueError, RecursionError):
@@ -75,11 +71,7 @@ class RunFolder:
         return cls(path), settings
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold the folder as the one job that trains in it.
-
-        Raises:
-            CheckpointError: another process does; says which.
-        """
+        """Hold the folder as the one job that trains in it."""
         return locked(self.path, "training in")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:

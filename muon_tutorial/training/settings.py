@@ -55,11 +55,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse settings, or options of the command line, that are out of range by themselves; None is in range.
-
-    Raises:
-        UsageError: names the option.
-    """
+    """Refuse settings, or options of the command line, that are out of range by themselves; None is not."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
         count = getattr(options, name)
         if count is not None and count < 1:

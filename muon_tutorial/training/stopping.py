@@ -46,9 +46,6 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
     """What each signal does, by its name: ``NAME=ACT``, as the command line has it, and the defaults.
 
     Signals that this process ignores, such as SIGHUP under ``nohup``, are left out.
-
-    Raises:
-        UsageError: there is no such signal, or act.
     """
     acts = dict(DEFAULT_ACTS)
     for word in words:

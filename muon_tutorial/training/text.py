@@ -67,11 +67,7 @@ def load_text(path: str | None, context: int) -> Text:
 
 
 def read_file(path: str) -> bytes:
-    """The first ``TEXT_LIMIT`` bytes of a UTF-8 text file.
-
-    Raises:
-        TextError: the file is missing, unreadable, empty, or not UTF-8 text.
-    """
+    """The first ``TEXT_LIMIT`` bytes of a UTF-8 text file."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise TextError(f"the text {path} is not a regular file, and every rank reads it anew")
     try:
@@ -91,11 +87,7 @@ def read_file(path: str) -> bytes:
 
 
 def read_standard_library() -> bytes:
-    """The sources of Python's standard library, sorted by path, joined, and cut at ``TEXT_LIMIT`` bytes.
-
-    Raises:
-        TextError: this Python keeps no source files.
-    """
+    """The sources of Python's standard library, sorted by path, joined, and cut at ``TEXT_LIMIT`` bytes."""
     pieces, size = [], 0
     for path in _library_files():
         pieces.append(path.read_bytes())

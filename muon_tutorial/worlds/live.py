@@ -162,6 +162,13 @@ def count_processes() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
+    """A collective under way; both of its buffers live as long as the ticket.
+
+    On NCCL a collective runs on a stream of its own, and ``wait`` makes the caller's stream wait for it, not
+    the host. A ticket is dropped only after that, so the allocator, which goes by the caller's stream, hands
+    its buffers out again behind the collective: nothing needs ``record_stream``. No GPU has shown it yet.
+    """
+
     request: Collective
     received: Tensor
     work: dist.Work | _Messages | None
@@ -365,7 +372,10 @@ def refuse(request: Collective, async_op: bool) -> _Ticket:
 
 
 def _call_backend(
-    request: Collective, received: Tensor, group: dist.ProcessGroup, async_op: bool
+    request: Collective,
+    received: Tensor,  # [request.receive]
+    group: dist.ProcessGroup,
+    async_op: bool,
 ) -> dist.Work | _Messages | None:
     """Hand a request to torch.distributed, which writes the answer to ``received``."""
     send, root = request.send, request.root
@@ -416,7 +426,9 @@ _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 def _send_and_receive(
-    leaving: Sequence[Tensor], coming: Sequence[Tensor], group: dist.ProcessGroup
+    leaving: Sequence[Tensor],  # [sends[p]] for each position p
+    coming: Sequence[Tensor],  # [receives[p]] from each
+    group: dist.ProcessGroup,
 ) -> _Messages:
     """Gloo's all_to_all of parts that lie anywhere: a message for each position that gives or gets anything.
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Muon needs a whole matrix, and no process here has one. How do they take the step together, and end with the
-# very bits that one process alone would have found?
+# Muon needs a whole matrix, and no process here has one. How do they take the step together, and end with exactly the
+# bits that a single process would have found?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -20,10 +20,10 @@ from muon_tutorial.learn import first_look as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Five minutes.** At the end you can say, for one matrix, which process holds which part of it before, during
-# and after a Muon step. And you have run that step on real processes, with a function of your own.
+# **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part of it before, during and
+# after a Muon step. And you have run that step on real processes, with a function of your own.
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #
@@ -59,18 +59,21 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer, as AdamW is. Before it steps, it *orthogonalizes* a matrix's update, and for that it needs the
-# whole matrix. Lesson 01 says why. Today, watch who holds what.
+# Muon is an optimizer, as AdamW is. What sets it apart is that it *orthogonalizes* a matrix's update before it steps.
+# Lesson 01 explains why that helps. For now it matters only that orthogonalizing needs the whole matrix at once,
+# because today you will watch who holds which part of it.
 #
-# A **process** is a running program whose memory no other can look into. Large models train on many, usually one
-# per GPU; today they share your processor. Each has a number, its **rank**.
+# A **process** is a running program whose memory no other program can look into. Large models train on many of them,
+# usually one for each GPU. Today they share your processor. Each process has a number, its **rank**, and people say
+# "rank 2" when they mean the process with that number.
 #
-# The ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns. Along **dp** (data
-# parallel) it is *copied*, and each copy sees other training data. We write this **layout** as `W[I, J_tp]`: I rows, which no
-# axis cuts, and J columns, which tp does; an axis that is not named holds copies. That is today's layout. Other layers
-# cut rows instead, and from lesson 05 on dp cuts as well.
+# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns, so each
+# rank along tp has a different piece. Along **dp** (data parallel) it is *copied*, and each copy sees different
+# training data. We write this **layout** as `W[I, J_tp]`: the matrix has I rows, which no axis cuts, and J columns,
+# which tp cuts. An axis that does not appear holds copies. That is today's layout. Other layers cut rows instead, and
+# from lesson 05 on dp cuts as well.
 #
-# `launch` starts real ones and runs your function in each:
+# `launch` starts real processes and runs your function in each of them:
 
 # %% tags=["volatile"]
 def greet(rank):
@@ -82,8 +85,8 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # %% [markdown]
 # ## Your turn: cut
 #
-# A rank's place along tp is `rank % tp`. Return the columns that it holds: replace the `...`, and run the next cell,
-# too.
+# A rank's place along tp is `rank % tp`. Return the columns that this rank holds. To answer, replace the `...` and
+# run the cell, and then the next one, which checks it.
 #
 # *Easy · 2 minutes · required*
 
@@ -107,11 +110,14 @@ cut.check(my_columns)
 # %% [markdown]
 # ## Predict
 #
-# Muon also keeps a **momentum**: a running average of past gradients, as large as the weight. With **ZeRO** (zero
-# redundancy), ranks stop keeping copies of it. tp has already cut it into columns. dp now writes each rank's columns
-# in one line, row after row, and cuts that line into equal parts. For this one matrix the cuts fall between rows, so
-# it looks as if dp cut rows: `M[I_dp, J_tp]`. (Lesson 05 shows cuts in the middle of a row.) Which ranks
-# keep the momentum's entry in the last row and column?
+# Muon also keeps a **momentum**, which is a running average of past gradients and as large as the weight itself. If
+# every rank along dp keeps a copy of it, that memory is wasted. With **ZeRO** (zero redundancy), ranks stop keeping
+# copies.
+#
+# Here is how. tp has already cut the momentum into columns. Each rank's columns are now written out in one line, row
+# after row, and dp cuts that line into equal parts. For this one matrix the cuts happen to fall between rows, so it
+# looks as if dp cut rows: `M[I_dp, J_tp]`. (Lesson 05 has cuts in the middle of a row.) Which ranks keep the bottom
+# right corner of the momentum, the entry in its last row and last column?
 #
 # *Easy · 1 minute · required*
 
@@ -136,8 +142,8 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # %% [markdown]
 # ## Take the step
 #
-# This is a rank's whole program. All ranks **must call** `step()`: inside, they send each other pieces and wait for
-# them.
+# This is the whole program that each rank runs. All ranks **must call** `step()`, because inside it they send each
+# other pieces and wait for them.
 
 # %%
 columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
@@ -153,7 +159,8 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# The rival: PyTorch's own Muon in one process, with the whole matrix and the mean of all gradients.
+# To see whether that is right, we need something to compare with. The rival is PyTorch's own Muon, in one process
+# that has the whole matrix and the mean of all gradients.
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -161,17 +168,17 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Press play: all ranks move at once. A colour is the rank that keeps a piece. Letters name the bytes of *your* run:
-# same letter, same bytes.
+# Now press play, and all ranks move at once. The colour of a piece says which rank keeps it. The letters stand for
+# the bytes of *your* run, so wherever you see the same letter, there are the same bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
-# For a moment each rank had the whole matrix, because **orthogonalizing**, the part that makes Muon Muon, needs all
-# of it.
+# For a moment each rank had the whole matrix, `X[I, J]`, because **orthogonalizing**, the part that makes Muon Muon,
+# needs all of it. Before and after that moment, each had only its share.
 #
-# Was it worth it, for so small a matrix? Compare the last two lines.
+# Was that worth the trouble for so small a matrix? Compare the last two lines.
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -181,14 +188,15 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 # %% [markdown]
 # ## Recap
 #
-# - Here tp *cuts* the weight and dp *copies* it. ZeRO makes dp cut the momentum.
-# - In the middle of a step, ranks put the whole matrix together.
-# - They end with the bits of one process.
-# - For so small a matrix one process is faster, by far. Ranks pay once matrices are large, or do not fit.
+# - Here tp *cuts* the weight and dp *copies* it. With ZeRO, dp cuts the momentum as well.
+# - In the middle of a step, the ranks put the whole matrix together.
+# - They end with the same bits as one process.
+# - For so small a matrix one process is faster by far. More ranks pay off once matrices are large, or no longer fit
+#   into one memory.
 #
-# You have just taken a distributed Muon step on real processes. Next: why orthogonalize at all?
+# You have just taken a distributed Muon step on real processes.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 1 minute · required*
 
@@ -211,5 +219,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# You have seen processes share one step. The next lesson asks what that step is for: why would anyone orthogonalize a
-# gradient?
+# You have seen processes share one step. But what is that step for? The next lesson asks why anyone would
+# orthogonalize a gradient.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Why orthogonalize a gradient?
 #
-# A gradient shouts in a few directions and whispers in all others, and Muon makes them equally loud before it
-# steps. Why should that help a model to learn, and does it?
+# A gradient shouts in a few directions and whispers in all the others. Muon makes them equally loud before it steps,
+# so why should that help a model to learn, and does it?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -20,10 +20,10 @@ from muon_tutorial.learn import why_muon as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: half an hour, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can write Muon's whole update, to the same bits as PyTorch's, say what
-# each line does, and say which matrices of a model it is for.
+# **Forty minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the same
+# bits as PyTorch's, say what each line does, and say which matrices of a model it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.
@@ -58,9 +58,9 @@ race = lesson.recorded_race()
 # %% [markdown]
 # ## Place your bet
 #
-# Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient. **Adam**
-# divides each entry by its usual size (AdamW shrinks weights, too). **Muon** makes all directions equally
-# loud.
+# Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient as it is. **Adam**
+# divides each entry by its usual size, and AdamW, the version used here, also shrinks the weights a little in each
+# step. **Muon** makes all directions of the gradient equally loud.
 
 # %%
 print(race)
@@ -68,7 +68,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Who wins? And at which step does the winner reach the loss that the *second* will end with?
+# Which one wins? And at which step has the winner already reached the loss that the *second* will end with?
 #
 # *Easy · 1 minute · required*
 
@@ -94,12 +94,13 @@ lesson.explore_race(race, live=widgets)
 # %% [markdown]
 # <details><summary>Was it fair?</summary>
 #
-# The lanes differ in who steps the *hidden* matrices, those of attention and MLP. Its first and last matrix
-# (embedding and head) and the small vectors between layers (norms) go to AdamW in all of them, at the rate that was
-# best for AdamW alone. Hidden rates were tried a factor of two apart, and the best was never the smallest or the
-# largest tried. SGD has the same momentum as Muon (0.95, Nesterov). All rates fall in a line to zero. Thin lines are
-# other seeds. One small model proves little; [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/)
-# reports long runs. `python -m muon_tutorial.learn.why_muon.race` records the race anew.
+# The three runs differ in one thing: which optimizer steps the *hidden* matrices, those of attention and MLP. In all
+# three, AdamW steps the rest (the embedding at the beginning, the head at the end, and the small vectors of the
+# norms), at the rate that was best for AdamW alone. For the hidden matrices we tried rates a factor of two apart, and
+# the best was never the smallest or the largest that we tried. SGD has the same momentum as Muon (0.95, Nesterov),
+# and all rates fall in a straight line to zero. The thin lines are other seeds. Still, one small model proves little.
+# [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) reports long runs, and `python -m
+# muon_tutorial.learn.why_muon.race` records this race again.
 #
 # </details>
 
@@ -109,10 +110,12 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`: far for some inputs, hardly for others. In the first
-# picture, the lengths of the ellipse's arrows are the **singular values** of the update.
+# A step moves a layer's output by `lr * update @ x`. For some inputs x that is far, and for others it is hardly at
+# all. In the first picture the inputs lie on a circle and the outputs on an ellipse. The lengths of the ellipse's
+# arrows are the **singular values** of the update.
 #
-# A real layer has as many directions as its shorter side. Train a GPT for a moment, and take a gradient:
+# That picture has two directions. A real layer has as many as its shorter side, so train a GPT for a moment and take
+# one of its gradients:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -121,8 +124,8 @@ svd, whole, table, quiz = lesson.all_exercises(run, G)
 print(lesson.say_run(run, steps, seconds))
 
 # %% [markdown]
-# The **SVD** (singular value decomposition) finds the directions. Each reads the input along a row of `Vt`,
-# scales it, and writes it along a column of `U`.
+# The **SVD** (singular value decomposition) finds the directions. Each direction reads the input along a row of `Vt`,
+# scales it by a singular value, and writes it along a column of `U`.
 
 # %%
 U, S, Vt = torch.linalg.svd(G, full_matrices=False)
@@ -132,7 +135,8 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# The **energy** of a direction is its singular value, squared. How many of the loudest carry half of it all?
+# The square of a direction's singular value is its **energy**. If you add up energies from the loudest direction
+# down, how many do you need until you have half of the total?
 #
 # *Easy · 1 minute · required*
 
@@ -153,13 +157,21 @@ compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gr
 # </details>
 
 # %% [markdown]
-# That curve is the **spectrum** of `G`. SGD moves along the first few directions and hardly touches the rest.
-# But quiet need not mean unimportant: a rare word is quiet, too.
+# The curve of all singular values is the **spectrum** of `G`. It tells you what SGD does: it moves along the first
+# few directions and hardly touches the rest. But a quiet direction need not be an unimportant one. A rare word is
+# quiet too, simply because it is rare.
 #
 # ## Make them equally loud
 #
-# Orthogonalizing keeps the directions and sets every singular value to 1. Muon first averages gradients: that
-# is momentum. Write both.
+# To orthogonalize a matrix is to keep its directions and set every singular value to 1. Before it does that, Muon
+# averages gradients over the steps, and that average is its momentum. Write both.
+#
+# <details><summary>Hint</summary>
+#
+# `a.lerp(b, w)` is `a + w * (b - a)`, and `lerp_` does the same in place. In an SVD the singular values stand in the
+# middle, as `U S Vᵀ`. If they are all 1, what is left to multiply?
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -187,8 +199,8 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What do the optimizers make of this gradient? "As it runs" is Newton–Schulz, lesson 02's subject: matrix
-# products alone, and only nearly flat.
+# What would the three optimizers make of this gradient? "As it runs" is Newton–Schulz, the subject of lesson 02. It
+# uses nothing but matrix products, and its spectrum comes out only nearly flat.
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -197,16 +209,19 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# No step should move any input too far. So scale all updates until their loudest directions are equally loud.
-# Who lowers the loss most? A gradient promises `(G * update).sum()`; the dark bars ran the model again.
+# Think of a limit first: no step should move any input too far. So scale the updates of all optimizers until their
+# loudest directions are equally loud, and then ask which one lowers the loss most. A gradient makes a promise about
+# that, `(G * update).sum()`. The dark bars show what really happened, because for them the model ran again with each
+# update applied.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
 
 # %% [markdown]
-# Nothing under that limit promises more than `U @ Vt`. A direction with singular value `s` lowers the loss by
-# `s` times the update's loudness there. So be as loud as allowed, everywhere:
+# Under that limit no update promises more than `U @ Vt`, and the reason fits in a sentence. A direction with singular
+# value `s` lowers the loss by `s` times the loudness of the update in that direction, so every direction that you
+# leave below the limit wastes some of its `s`. Be as loud as allowed, everywhere:
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -217,18 +232,26 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are left. The **size factor** is the root of rows / columns of `W`, and at least 1: it makes an
-# output move as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr * weight_decay`; it never
-# meets the gradient, hence *decoupled*. Then the update is added. Here is each stage of one matrix
-# (**RMS**, root mean square, is the usual size of an entry):
+# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1.
+# Thanks to it, an output moves as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr *
+# weight_decay`. It never touches the gradient, which is why it is called *decoupled*. And last, the update is added
+# to `W`. Here is each stage for one matrix (**RMS**, root mean square, is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Orthogonalizing forgets how long the gradient was. So the learning rate alone says how far a weight moves.
+# Notice what orthogonalizing does to the length of the gradient: it forgets it. So the learning rate alone decides
+# how far a weight moves.
 #
-# Write it all. You are compared with `torch.optim.Muon`, to the last bit.
+# Now write all of it. Your function is compared with `torch.optim.Muon`, to the last bit.
+#
+# <details><summary>Hint</summary>
+#
+# The first two lines are those of your last answer, and their result goes into `zeropower_via_newtonschulz`.
+# `W.add_(update, alpha=a)` adds `a * update`, so the sign, the learning rate and the size factor all go into `alpha`.
+#
+# </details>
 #
 # *Medium · 8 minutes · required*
 
@@ -260,7 +283,7 @@ whole.check(muon_step)
 # </details>
 
 # %% [markdown]
-# Now let your function train a model, beside PyTorch's:
+# Now let your function train a model, beside PyTorch's own:
 
 # %% tags=["volatile"]
 mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)
@@ -271,7 +294,7 @@ print("the same as torch's, to the last bit:", mine == torchs)
 # %% [markdown]
 # ## Who gets it, and who does not
 #
-# Muon takes the hidden matrices, AdamW the rest:
+# Muon takes the hidden matrices, and AdamW takes the rest:
 
 # %%
 split = split_parameters(run.model)
@@ -280,33 +303,42 @@ print("Muon, in each block:", *[name for name in split.hidden_names if "blocks.0
 print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
-# A norm's weight is a vector, so it has no directions to make equal. But the **embedding** and the **head**, first
-# and last, are matrices. Why not those?
+# A norm's weight is a vector, so it has no directions that could be made equal. But the **embedding** and the
+# **head**, the first and the last layer, are matrices. Why not those?
 #
-# The embedding is a table: a byte picks one row, and no input mixes rows. Adam keeps rows apart. Muon does
-# not. Erase the gradient of the most frequent byte, and see whose updates change:
+# The embedding is a table. Each byte of the text picks one row, and no input ever mixes rows. Adam respects that,
+# because it treats every entry on its own. Muon does not, because its update depends on all rows together. To see it,
+# erase the gradient of the most frequent byte, and look whose updates change:
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# With Muon, what one byte learns hangs on another. Does that hurt? We tried, at every learning rate:
+# With Muon, what the model learns about one byte depends on which other bytes are in the batch. Does that hurt? We
+# tried it, at every learning rate:
 
 # %%
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# Here it even helps! So this is a rule of thumb, not a law. (AdamW's rate for embedding and head was tuned where
-# AdamW steps everything, and not again beside Muon.) The reasons given are cost, as a table of 50,000 words is the
-# largest matrix of all, and [experience](https://kellerjordan.github.io/posts/muon/#empirical-considerations): in
-# long runs, AdamW did better on both.
+# Here it even helps! So "not the embedding" is a rule of thumb and not a law. (AdamW's rate for embedding and head
+# was tuned in a run where AdamW steps everything, and not again beside Muon.) People give two reasons for the rule.
+# One is cost, because a table of 50,000 words is the largest matrix of all. The other is
+# [experience](https://kellerjordan.github.io/posts/muon/#empirical-considerations): in long runs, AdamW did better on
+# both.
 #
 # ## What would suit a table?
 #
-# A hidden layer's limit was its loudest direction. A table's inputs pick rows, so let no *row* be longer than
-# 1. Which update promises most?
+# For a hidden layer, the limit was on the loudest direction. The inputs of a table pick rows, so the limit that suits
+# it is that no *row* is longer than 1. Which update promises most under that one?
 #
 # (**Par**, as in golf, is what a good answer needs. Less is better.)
+#
+# <details><summary>Hint</summary>
+#
+# Take one row at a time. The sum of `g * u` is largest when u points the same way as g and is as long as it may be.
+#
+# </details>
 #
 # *Hard · 8 minutes · optional · par 2 lines*
 
@@ -333,8 +365,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a CPU the SVD may well be faster. A GPU is built for products, and an SVD is a long chain of small steps:
-# [far too slow](https://kellerjordan.github.io/posts/muon/) there, says the post.
+# On a CPU the SVD may well be faster. A GPU is built for products, and an SVD is a long chain of small steps, which
+# makes it [far too slow](https://kellerjordan.github.io/posts/muon/) there, says the post.
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))
@@ -342,12 +374,12 @@ print(lesson.say_cost(G))
 # %% [markdown]
 # ## Recap
 #
-# - A gradient is loud in few directions. Muon makes all equally loud.
-# - Of all updates whose loudest direction is equally loud, Muon's promises the most.
-# - The update: momentum, Nesterov, orthogonalize, size factor, decay, add.
-# - It is for hidden matrices. AdamW has embedding, head and norms.
+# - A gradient is loud in a few directions. Muon makes all of them equally loud.
+# - Among all updates whose loudest direction is equally loud, Muon's promises the most.
+# - The update is momentum, Nesterov, orthogonalize, size factor, decay, add.
+# - It is for hidden matrices. AdamW has the embedding, the head and the norms.
 #
-# **Quiz.** One line measures each. 1% off is near enough.
+# **Quiz.** You can measure each answer with one line. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -374,5 +406,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# An SVD gives the right update, and is far too slow to run in every step. The next lesson does the same with a few
-# matrix products.
+# An SVD gives the right update, but it is far too slow to run in every step. The next lesson gets nearly the same
+# update from a few matrix products.

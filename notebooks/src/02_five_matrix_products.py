@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products
-# bring them there, nearly, without ever looking for one?
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products bring
+# them there, nearly, without ever looking for one?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -20,10 +20,10 @@ from muon_tutorial.learn import five_products as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: thirty-five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty-five minutes.** At the end you can write Newton–Schulz, say where it brings a singular value
-# without any matrix, bound where all of them end, and count its FLOPs.
+# **Forty-five minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
+# value, find bounds for where all of them end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
 #
@@ -33,8 +33,8 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
 #   nothing to install.
 #
-# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes
-# five), and `widgets`.
+# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes five),
+# and `widgets`.
 #
 # </details>
 
@@ -56,9 +56,9 @@ write, whole, bound, cost, quiz = lesson.all_exercises(steps)
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# **Newton–Schulz** multiplies a matrix with itself, and the quiet directions come up. First it lays the
-# matrix on its longer side and divides it by its **Frobenius norm**, the root of the sum of all squared
-# entries.
+# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. Before it
+# starts, it lays the matrix on its longer side and divides it by its **Frobenius norm**, which is the square root of
+# the sum of all squared entries.
 
 # %%
 recorded = recordings.real_gradient()
@@ -69,11 +69,12 @@ print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# The squares now add up to 1, so no singular value is above 1, whatever the matrix. That is what this start
-# guarantees.
+# After that division the squares of the singular values add up to 1, so none of them can be above 1, whatever the
+# matrix was. Keep that in mind, because the whole method rests on it.
 #
-# Look at the third power, `X @ X.T @ X`. With `U S Vᵀ` in place of `X` it is `U S Vᵀ · V S Uᵀ · U S Vᵀ`. In
-# between, `VᵀV` and `UᵀU` drop out, and `U S³ Vᵀ` is left: the same directions, each value cubed.
+# Now look at the third power, `X @ X.T @ X`. If you write `U S Vᵀ` in place of `X`, it becomes `U S Vᵀ · V S Uᵀ · U S
+# Vᵀ`. In between, `VᵀV` and `UᵀU` are identities and drop out, so `U S³ Vᵀ` is left: the same directions, with each
+# singular value cubed.
 
 # %%
 cubed = X @ X.T @ X
@@ -82,8 +83,9 @@ print("third power, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @
 print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @ Vt))
 
 # %% [markdown]
-# So `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` keeps the directions, too. A singular value `s` goes to `a s + b s³ + c
-# s⁵`. That is one **step**, with Muon's three numbers:
+# Sums of odd powers keep the directions as well, so `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` turns each singular value `s`
+# into `a s + b s³ + c s⁵` and changes nothing else. That is one **step** of Newton–Schulz. Here it is with Muon's
+# three numbers:
 
 # %%
 a, b, c = lesson.KELLER_JORDAN
@@ -92,8 +94,8 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow by `a`. And a value that is perfect already, exactly 1? Where is it after a step, and do
-# many steps bring it to rest?
+# Quiet values grow by a factor of about `a`. But what happens to a value that is perfect already, exactly 1? Where is
+# it after one step, and do many steps bring it to rest?
 #
 # *Easy · 2 minutes · required*
 
@@ -115,12 +117,20 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# A value stays at 1 only if `a + b + c` is 1, and comes to rest there only if the curve is flat enough.
-# Muon's numbers give up both, for a large `a` that lifts quiet values fast. So all land *near* 1.
+# A value stays at 1 only if `a + b + c` is 1, and it comes to rest there only if the curve is flat enough at that
+# point. Muon's numbers give up both, because that allows a large `a`, and a large `a` lifts quiet values fast. The
+# price is that all values land only *near* 1.
 #
 # ## Write one step
 #
-# Written as above, a step is six products. Three are enough.
+# Written as above, a step takes six products. Three are enough.
+#
+# <details><summary>Hint</summary>
+#
+# `X @ X.T` occurs in both of the longer terms. Compute it once, call it `A`, and write the step with `A` and `X`
+# alone. Can `X` be taken out on the right?
+#
+# </details>
 #
 # *Medium · 5 minutes · required · par 3 products*
 
@@ -147,20 +157,20 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# So the five of the title are steps. Five times three products: fifteen.
+# So the "five" in the title are steps, and five steps of three products make fifteen.
 #
 # ## Write all of it
 #
-# From here on you build an optimizer. An answer that passes is written, as source, into `my_muon.py` beside this
-# notebook, and later lessons add to it, until in lesson 16 it trains a GPT on real processes. Before a function goes
-# in, the whole optimizer takes two steps with it on real processes, and has to end with the bits of
-# `torch.optim.Muon`. In bfloat16 that takes PyTorch's own roundings: `torch.addmm(A, B, C, beta=b, alpha=c)` is
-# `b * A + c * B @ C`, rounded once.
+# From here on you are building an optimizer. An answer that passes is written, as source, into `my_muon.py` beside
+# this notebook. Later lessons add to that file, until in lesson 16 it trains a GPT on real processes. Before a
+# function goes in, the whole optimizer takes two steps with it on real processes and has to end with the bits of
+# `torch.optim.Muon`. In bfloat16 you only get those bits if you round where PyTorch rounds, so use `torch.addmm(A, B,
+# C, beta=b, alpha=c)`, which is `b * A + c * B @ C`, rounded once.
 #
 # <details><summary>Hint</summary>
 #
-# Write both lines of `step` with `torch.addmm`. The first makes `B` out of `A` alone, the second makes the new `X` out of
-# `X`, `B` and `X`.
+# Write both lines of `step` with `torch.addmm`. The first makes `B` out of `A` alone. The second makes the new `X`
+# out of `X`, `B` and `X`.
 #
 # </details>
 #
@@ -192,7 +202,8 @@ whole.check(newton_schulz)
 # </details>
 
 # %% [markdown]
-# Have only the singular values moved? Then `U.T @ Y @ Vt.T` is diagonal.
+# Have only the singular values moved? If so, then `U.T @ Y @ Vt.T` is diagonal, and it still has the old directions
+# in it.
 
 # %% tags=["volatile"]
 orthogonalize = whole.accepted_or(lesson.newton_schulz)
@@ -205,8 +216,9 @@ print("only singular values have moved:", lesson.only_values_moved(X, Y))
 # %% [markdown]
 # ## Under the microscope
 #
-# No matrix is needed to see what happens. The curve is the polynomial, put into itself once for each step.
-# Across: where a dot began. Up: where it is now. Quiet dots climb. Loud ones swing.
+# Since each singular value moves by itself, you need no matrix to see what happens. The curve below is the
+# polynomial, put into itself once for each step. Where a dot began is shown across, and where it is now is shown
+# upwards. Watch the quiet dots climb and the loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -214,8 +226,15 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. Between which two do they end, after `steps` steps? Compute
+# Take all values that begin between 0.01 and 1. Between which two values do they end, after `steps` steps? Compute
 # the tightest bounds, to two digits after the point.
+#
+# <details><summary>Hint</summary>
+#
+# The polynomial works on a whole tensor of starting values at once. `torch.linspace(0.01, 1, 100_001)` makes plenty
+# of them.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -239,7 +258,8 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# Does the real gradient keep the promise? (Open to see the bounds.) And what if the start were not at norm 1?
+# Does the real gradient keep to these bounds? (Open the output to see them.) And what would happen if the matrix did
+# not start at norm 1?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
@@ -248,12 +268,20 @@ print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A little above 1 is harmless. A little more, and it explodes.
+# A little above 1 is harmless. A little more, and it explodes, which is why the division comes first.
 #
 # ## What does it cost?
 #
-# A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**: one to multiply, one to add. Count all products
-# of Newton–Schulz for an `m × n` matrix, tall or wide. (The norm is nothing beside them.)
+# A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, because each of its terms needs one multiplication and
+# one addition. Count all the products of Newton–Schulz for an `m × n` matrix, tall or wide. (The norm costs nothing
+# beside them.)
+#
+# <details><summary>Hint</summary>
+#
+# Once the matrix lies on its longer side, call its sides s (short) and l (long). What are the shapes in each of the
+# three products of a step?
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -279,8 +307,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Muon runs it in **bfloat16**: 16 bits an entry in place of 32, two to three digits. Do more steps bring the
-# distance from `U @ Vt` to zero?
+# Muon runs all of this in **bfloat16**, a number format of 16 bits in place of 32, which leaves two to three decimal
+# digits. If that is all the precision there is, do more steps at least bring the distance from `U @ Vt` to zero?
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -289,35 +317,36 @@ rows = lesson.measure_steps(recorded.matrix, steps + 3)
 print(lesson.say_steps(rows, recorded.matrix))
 
 # %% [markdown]
-# They do not. After four steps the distance stays near 0.2: these three numbers never settle.
+# They do not. After four steps the distance stays near 0.2, because these three numbers never settle.
 #
 # ## Play: your numbers against theirs
 #
-# Set `a`, `b` and `c`, and press play. The dots are the gradient's values, in five steps. Others have
-# published their own numbers, some with new ones in each step. Can you come nearer to 1 than Keller Jordan,
-# on average?
+# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values on their way through the steps.
+# Other people have published numbers of their own, some of them with new ones for each step. Can you come nearer to 1
+# than Keller Jordan, on average?
 
 # %%
 lesson.duel(live=widgets)
 
 # %% [markdown]
-# Near is not all. Look where a very quiet value ends:
+# But near is not all. Look where a very quiet value ends:
 
 # %%
 print(lesson.say_published())
 
 # %% [markdown]
-# A triple that keeps loud values nearer to 1 has a smaller `a`, and leaves values below 0.01 behind. This gradient has
-# three of those; the one in lesson 01, after 40 steps, has about thirty of 64. So nearness is traded for the quiet ones,
-# because an update needs its directions only *about* equally loud.
+# Numbers that keep loud values nearer to 1 have a smaller `a`, so they leave values below 0.01 behind. This gradient
+# has three of those. The gradient of lesson 01, after 40 steps of training, has about thirty among its 64. So Muon
+# trades nearness for the quiet directions. It can afford to, because an update needs its directions only *about*
+# equally loud.
 #
 # ## Recap
 #
 # - Odd powers keep the directions. A step moves each singular value by itself, to `a s + b s³ + c s⁵`.
-# - At Frobenius norm 1, none begins above 1. Quiet ones grow by `a` a step; loud ones swing about 1.
-# - A step is three products, `4 s² l + 2 s³` FLOPs. Nobody looks for a direction.
+# - At Frobenius norm 1 no value begins above 1. Quiet values grow by `a` in each step, and loud ones swing about 1.
+# - A step is three products, `4 s² l + 2 s³` FLOPs, and it never looks for a direction.
 #
-# **Quiz.** One line measures each. 1% off is near enough.
+# **Quiz.** You can measure each answer with one line. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -343,5 +372,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# One matrix on one process is done. Before several processes can share the work they have to move bytes, and the next
-# lesson asks what that costs.
+# One matrix on one process is done. Before several processes can share that work they have to move bytes, and the
+# next lesson asks what moving costs.

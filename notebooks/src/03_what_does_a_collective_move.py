@@ -20,11 +20,11 @@ from muon_tutorial.learn import collectives as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: thirty minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say, for the calls that all of this course is made of, which messages they
-# send, and how many bytes, in any dtype and on any number of ranks. And you have written such calls yourself, run
-# them on real processes, and seen what a wrong one says.
+# **Sixty minutes.** At the end you can say, for the calls that all of
+# this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
+# you have written such calls yourself, run them on real processes, and seen what a wrong one says.
 #
 # *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
 #
@@ -61,24 +61,25 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # %% [markdown]
 # ## Follow a digit
 #
-# A call that all ranks make together, and after which all of them know something, is a **collective**. Inside are
-# only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1, rank 1 to
-# rank 2, the last one to rank 0 again. (An arrow that leaves on the right comes in on the left.) All messages of a
-# **round** can travel at the same time.
+# A call that all ranks make together, after which each of them knows something that it did not know before, is a
+# **collective**. Inside it there are only messages from one rank to another. In the picture they go round a **ring**:
+# rank 0 sends to rank 1, rank 1 sends to rank 2, and the last one sends to rank 0 again. (An arrow that leaves on the
+# right comes back in on the left.) All messages of one **round** can travel at the same time.
 #
-# The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
-# two halves, and each is a collective of its own. In a **reduce_scatter**, sums grow on their way until each rank
-# has *one* finished piece. In an **all_gather**, each rank brings one piece, and all leave with all pieces.
+# The collective in the picture is an **all_reduce**. Each rank brings a tensor, cut into pieces, and all of them
+# leave with the sum. It has two halves, and each half is a collective of its own. In a **reduce_scatter**, sums grow
+# on their way round the ring until each rank has *one* finished piece. In an **all_gather**, each rank brings one
+# piece, and all of them leave with every piece.
 #
 # ## Predict
 #
-# Twice as many ranks as in the parameters, and a larger tensor:
+# Take twice as many ranks as in the parameters, and a larger tensor:
 
 # %%
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In this all_reduce, how many messages does *one* rank send? And how many bytes, all in all?
+# In this all_reduce, how many messages does *one* rank send? And how many bytes is that altogether?
 #
 # *Easy · 3 minutes · required*
 
@@ -96,7 +97,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each half a rank sends one piece a round, and every piece but one passes through its hands.
+# In each half a rank sends one piece in each round, and every piece but one passes through its hands.
 #
 # ```python
 # messages = 2 * (many - 1)
@@ -108,8 +109,9 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# `dist.send(tensor, to)` sends a tensor to one rank, `dist.recv(tensor, source)` waits for one and writes it into
-# `tensor`. Here is one round of a ring. A list says what each rank does first.
+# Two calls are enough to build all of this. `dist.send(tensor, to)` sends a tensor to one rank. `dist.recv(tensor,
+# source)` waits for a tensor from one rank and writes it into `tensor`. Here is one round of a ring, where a list
+# says what each rank does first.
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -122,7 +124,7 @@ def exchange(mine, rank, ranks, first):
     return arrived
 
 # %% [markdown]
-# Most people let everybody send first. Real processes say:
+# Most people would let everybody send first. Here is what real processes say to that:
 
 # %% tags=["volatile", "raises-exception"]
 def everybody_sends_first(rank):
@@ -134,15 +136,16 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself". Each waits in `send` until its neighbour receives, and the neighbour waits in *its*
-# `send`. This is a **deadlock**. It has no end of its own; `launch` gave up after three seconds, and which rank it
-# names first is chance. (Some libraries put small messages aside and let `send` return. There the mistake passes every
-# small test.)
+# "No rank failed by itself", because none of them did anything wrong alone. Each rank waits in `send` until its
+# neighbour receives, and the neighbour is waiting in a `send` of its own. This is a **deadlock**. It would never end,
+# so `launch` gave up after three seconds, and which rank it names first is a matter of chance. (Some libraries put
+# small messages aside and let `send` return at once. With those, the mistake passes every small test and waits for
+# your first large tensor.)
 #
 # ## Four switches
 #
-# Now let each rank of a small ring, 0 to 3, send first or receive first. That makes 16 settings. In how many of them
-# does everybody wait for ever?
+# Now let each rank of a small ring, 0 to 3, choose whether to send first or to receive first. That makes 16 settings.
+# In how many of them does everybody wait for ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -163,23 +166,25 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 # stuck = 2
 # ```
 #
-# All send first, or all receive first. If one differs from its neighbour, a message passes between them, and that sets
-# the next one free.
+# The deadlocks are the settings in which all send first, or all receive first. As soon as one rank differs from its
+# neighbour, a message passes between them, and that sets the next rank free.
 #
 # </details>
 
 # %% [markdown]
-# Real processes ran each of these settings just now. Play with the switches: flip *one* of a deadlock, press
+# Real processes ran each of these settings just now. Play with the switches: flip *one* of them in a deadlock, press
 # play, and watch it dissolve. Which setting is fastest?
 
 # %%
 lesson.explore_switches(settings, live=widgets)
 
 # %% [markdown]
-# (Fastest are the two in which neighbours always differ: two moments. Most take three or four.)
+# (The fastest are the two in which neighbours always differ, because they take only two moments. Most settings take
+# three or four.)
 #
-# Nobody wants to deal out roles like that. The usual remedy is `dist.isend`: it *starts* to send and returns at once,
-# with a handle. Receive in the meantime. The handle's `wait()` returns once the message has left.
+# But you would not want to deal out such roles in a real program. The usual remedy is `dist.isend`, which *starts* to
+# send and returns at once, with a handle. In the meantime you receive, and the handle's `wait()` returns once your
+# message has left.
 
 # %%
 def pass_my_number(rank):
@@ -194,18 +199,19 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # %% [markdown]
 # ## Write an all_gather
 #
-# That was one round; you write all of them. Your function runs on every rank, with this rank's piece. It returns the
-# list of all pieces, in the order of ranks. Send to the next rank only. Where your messages go wrong, you
-# will see them as a ladder: red is what brings its receiver nothing new, a broken arrow is never received.
+# That was one round, and you write all of them. Your function runs on every rank, with this rank's piece, and returns
+# the list of all pieces in the order of ranks. It may send to the next rank only. If your messages go wrong, the
+# check draws them as a ladder, in which a red arrow brings its receiver nothing new and a broken arrow is never
+# received.
 #
-# In your optimizer some rings will hold only some of the ranks, a *group* (lesson 06), and `rank` is then a place in that
-# group. So name the other end by its place: `isend(…, group=group, group_dst=…)` and
-# `recv(…, group=group, group_src=…)`. Where `group` is None, as here, all ranks are in it.
+# In your optimizer some rings will hold only some of the ranks, a *group* (lesson 06), and `rank` then is a place in
+# that group. So name the other end by its place: `isend(…, group=group, group_dst=…)` and `recv(…, group=group,
+# group_src=…)`. If `group` is None, as it is here, all ranks are in it.
 #
 # <details><summary>Hint</summary>
 #
-# After each round you have one piece more, and the next rank lacks exactly the one that has just come to you. In which
-# round does a piece come that began two places to your left?
+# After each round you have one more piece, and the next rank lacks exactly the one that has just come to you. In
+# which round do you get the piece that began two places to your left?
 #
 # </details>
 #
@@ -239,18 +245,20 @@ ring.check(ring_all_gather)
 # %% [markdown]
 # ## Write the other half
 #
-# Training needs sums: each rank has the gradient of its own data, and all need the total. You get all pieces of
-# your rank's tensor. Return *one*, the one with your rank's number, summed over all ranks. Follow a digit in the first
-# picture backwards. You could also fetch everything and add it up at home, but then look at par.
+# Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
+# function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
+# over all ranks. To see how, follow a digit in the first picture backwards. (You could also fetch everything and add
+# it up at home. The result would be right, but look at par.) Both of your halves go into `my_muon.py`, because your
+# optimizer is made of them.
 #
 # <details><summary>Hint</summary>
 #
-# Piece 0 has to end at rank 0, after it has been everywhere. So it sets out from rank 1, and each rank on its way adds
-# its own piece 0 to what came.
+# Piece 0 has to end at rank 0 after it has been everywhere else. So it sets out from rank 1, and each rank on its way
+# adds its own piece 0 to what came.
 #
 # </details>
 #
-# *Hard · 12 minutes · optional · par 24576 bytes for the whole all_reduce, with the given parameters*
+# *Hard · 12 minutes · required · par 24576 bytes for the whole all_reduce, with the given parameters*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
@@ -277,7 +285,8 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Both halves together, yours wherever they passed. On every rank, is it the sum that PyTorch's own `all_reduce` finds?
+# Now put both halves together, yours where they passed. Is the result, on every rank, the sum that PyTorch's own
+# `all_reduce` finds?
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
@@ -294,19 +303,60 @@ def same_as_torchs(rank):
 print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# (The entries here are small whole numbers, so no sum is rounded.) Press play: cells fill up, then full ones are
-# handed on.
+# (The entries are small whole numbers here, so no sum is rounded.) Press play, and watch the cells fill up in the
+# first half and full ones being passed on in the second.
 
 # %% tags=["ranks"]
 total = lesson.run_sum(all_reduce, ranks, backend)
 lesson.explore_sum(total, live=widgets)
 
 # %% [markdown]
+# <details><summary>A build of an hour, without a stub: all the collectives of a ring</summary>
+#
+# Save the following as `test_ring.py` in an empty folder and run it with `python test_ring.py`. It fails, because
+# there is no `ring.py`. Write that file with `dist.isend`, `dist.send` and `dist.recv` alone, until the last line is
+# printed. Each function may send to the next rank only. (In `all_to_all`, rank r brings a list with one piece for
+# each rank, and leaves with the list of the pieces that were meant for it.)
+#
+# ```python
+# import sys, torch, torch.distributed as dist
+# from muon_tutorial import launch
+# sys.path.insert(0, ".")
+#
+# def compare(rank, ranks):
+#     import ring  # yours: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all
+#     pieces = [torch.tensor([float(10 * rank + n)]) for n in range(ranks)]
+#     whole, right = torch.cat(pieces), [torch.empty(1) for _ in range(ranks)]
+#     dist.all_gather(right, pieces[0])
+#     assert torch.equal(torch.cat(ring.all_gather(pieces[0], rank, ranks)), torch.cat(right)), "all_gather"
+#     total = whole.clone()
+#     dist.all_reduce(total)
+#     assert torch.equal(torch.cat(ring.all_reduce(pieces, rank, ranks)), total), "all_reduce"
+#     assert torch.equal(ring.reduce_scatter(pieces, rank, ranks), total[rank : rank + 1]), "reduce_scatter"
+#     assert ring.broadcast(whole, rank, ranks, root=1)[0] == 10, "broadcast"
+#     came = torch.empty(ranks)
+#     dist.all_to_all_single(came, whole)
+#     assert torch.equal(torch.cat(ring.all_to_all(pieces, rank, ranks)), came), "all_to_all"
+#
+# if __name__ == "__main__":
+#     for ranks in (2, 3, 5):
+#         launch(compare, ranks, args=(ranks,), timeout=5.0)
+#     print("all of them, on every ring that was tried")
+# ```
+#
+# </details>
+#
 # ## Bytes, for any ring
 #
-# Now in general. On a ring of P ranks, how many bytes does one rank send for `"all_gather"`, `"reduce_scatter"` or
-# `"all_reduce"`? `entries` counts the whole tensor, all pieces together. `itemsize` is the dtype's bytes: 4 for
-# float32, 2 for bfloat16.
+# Now in general: on a ring of P ranks, how many bytes does one rank send in an `"all_gather"`, a `"reduce_scatter"`
+# or an `"all_reduce"`? `entries` counts the whole tensor, all pieces together. `itemsize` is the number of bytes an
+# entry takes, 4 in float32 and 2 in bfloat16.
+#
+# <details><summary>Hint</summary>
+#
+# A piece has entries / P entries. How many pieces does a rank send in each half?
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -329,7 +379,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Hold it against bytes counted on real ranks, in both dtypes:
+# Compare it with bytes that were counted on real ranks, in both dtypes:
 
 # %% tags=["ranks"]
 formula = formulas.accepted_or(lesson.ring_formula)
@@ -338,20 +388,23 @@ for dtype in (torch.float32, torch.bfloat16):
     print(lesson.say_bytes(run, dtype, formula))
 
 # %% [markdown]
-# So all_reduce = reduce_scatter + all_gather, half the bytes each: (P − 1)/P of the tensor. Half as many bytes per
-# entry, half as many in all. And more ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P grows by a third.
+# So an all_reduce is a reduce_scatter and an all_gather, and each half costs (P − 1)/P of the tensor's bytes. If an
+# entry takes half the bytes, everything costs half. And more ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P
+# grows by only a third.
 #
-# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. It stops after the first half,
-# works on its *one* piece of the sum, and sends the result in the second half. Muon will do that, too, and pay for
-# one gather in between: it needs whole matrices (lesson 05).
+# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. In our notation, each rank begins
+# with a summand `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the first half it
+# has *one* piece of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights, and the second half
+# sends the result to all. Muon will do the same, but it pays for one gather in between, because it needs whole
+# matrices (lesson 05).
 #
-# <details><summary>Other collectives, and what is no ring</summary>
+# <details><summary>Other collectives, and what is not a ring</summary>
 #
 # With S for the bytes of the whole tensor, a rank sends:
 #
 # | collective | bytes |
 # |---|---|
-# | all_to_all | (P − 1)/P · S |
+# | all_to_all | (P − 1)/P of what it holds, and it holds S/P |
 # | broadcast | S; the last rank of the chain sends nothing |
 # | reduce | S; the root, which ends up with the sum, sends nothing |
 # | gather | S/P, and the root nothing |
@@ -359,17 +412,17 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # From here on the whole course counts bytes in this way: what *one rank sends* on a ring.
 #
-# GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they send along a **tree** instead:
-# about as many bytes, in fewer messages one after the other (lesson 14). Gloo, the library between your processes
-# here, takes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
+# GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they send along a **tree** instead,
+# which moves about as many bytes in fewer messages one after the other (lesson 14). Gloo, the library between your
+# processes here, goes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
 #
 # </details>
 #
 # ## And the clock?
 #
-# A message costs **latency**, the time it takes however small it is, and then time for each byte: **bandwidth** says
-# how many bytes pass in a second. To measure both, a ball goes from rank 0 to rank 1 and back, in many sizes. The
-# fastest of some throws counts.
+# A message first costs **latency**, the time that it takes however small it is. On top of that comes time for each
+# byte, and **bandwidth** says how many bytes pass in a second. To measure both, let a ball go from rank 0 to rank 1
+# and back, in many sizes. For each size the fastest of some throws counts.
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -390,24 +443,24 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left the line is flat: bytes are free there, and you pay latency. On the right only bytes count. A ring's
-# all_reduce of S bytes is 2 (P − 1) messages in a row, of S/P bytes each: with many ranks, a small tensor pays almost
-# nothing but latency.
+# On the left the line is flat. Bytes are free there, and you pay for latency alone. On the right only the bytes
+# count. Now remember that a ring's all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes. With many
+# ranks and a small tensor, it pays for almost nothing but latency.
 #
 # Why are two bandwidths printed? One belongs to the line, which has to fit all dots at once. The other is that of the
-# last dot alone, its bytes over its time. Messages that large no longer fit into the processor's caches, so on most
-# machines each of their bytes costs more than the line says, and the dot lies above it.
+# last dot alone, its bytes divided by its time. Messages as large as that no longer fit into the processor's caches,
+# so on most machines each of their bytes costs more than the line says, and the dot lies above it.
 #
-# The last two printed lines are why optimizers pack many small matrices into one large buffer, which lesson 05 is
-# about.
+# The last two printed lines are the reason why optimizers pack many small matrices into one large buffer, which is
+# the subject of lesson 05.
 #
 # ## Recap
 #
-# - If all send first, all wait for ever: a deadlock. Start to send, receive, then wait.
+# - If all ranks send first, all of them wait for ever: a deadlock. Start to send, receive, and then wait.
 # - all_reduce = reduce_scatter + all_gather. Each half sends (P − 1)/P of entries × bytes per entry.
 # - A message takes latency + bytes / bandwidth.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
@@ -433,5 +486,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# With these collectives, ranks can share out Newton–Schulz. The next lesson builds the first distributed Muon that was
-# published.
+# You have the collectives. With them, ranks can share the work of Newton–Schulz, and the next lesson builds the first
+# distributed Muon that was published.

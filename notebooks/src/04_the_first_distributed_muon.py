@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · How did the first distributed Muon work?
 #
-# After averaging, all ranks hold the same gradients, and each orthogonalizes the same matrices, for the same result.
-# Could they share that work, and what would sharing cost?
+# After averaging, all ranks hold the same gradients, so each of them orthogonalizes the same matrices and gets the
+# same result. Could they share that work, and what would sharing cost?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,12 +22,12 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed
-# Muon, what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a
-# bug in it that raises no error, on real processes.
+# **Sixty minutes.** At the end you can say who orthogonalizes which matrix in the first published distributed Muon,
+# what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a bug in it
+# that raises no error, on real processes.
 #
-# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. Of Newton–Schulz, only
-# that it is the costly part of Muon: it turns a gradient into an update of the same shape.
+# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. About Newton–Schulz you only need
+# to know that it is the costly part of Muon and turns a gradient into an update of the same shape.
 #
 # - *Previous:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
@@ -60,23 +60,25 @@ print(lesson.say_axes(dp, tp))
 # %% [markdown]
 # ## Compute once, share the update
 #
-# The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, which runs Newton–Schulz for
-# all. Matrix i, counted from 0, goes to rank i modulo dp. Dealing out in turn like this is called **round robin**.
+# The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, one rank that runs Newton–Schulz
+# on it for all the others. Matrix i, counted from 0, goes to rank i modulo dp. Dealing things out in turn like this
+# is called **round robin**.
 #
-# Now everybody needs the owners' updates. So each rank fills a **flat buffer** with a place for every matrix. It
-# writes its own updates into their places and leaves zeros elsewhere. One all_reduce adds up all buffers. In each
-# place only one rank has written, and x + 0 + 0 + … is x.
+# But every rank needs every update in the end. So each rank fills a **flat buffer** that has a place for every
+# matrix. It writes the updates that it owns into their places and leaves zeros everywhere else. Then one all_reduce
+# adds up all the buffers. In each place only one rank has written anything, and x + 0 + 0 + … is x. In our notation
+# the buffers are `y[B]{U_dp}`, summands of a whole, and the all_reduce turns them into `y[B]`.
 #
-# Play it, on buffers that real processes have just filled. The model is a small GPT: `q1` to `o1` are the attention
-# of layer 1, `up1` and `down1` its MLP.
+# Play it, on buffers that real processes have just filled. The model is a small GPT, in which `q1` to `o1` are the
+# attention matrices of layer 1, and `up1` and `down1` are its MLP.
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 
 # %% [markdown]
-# Suppose that one more rank joins. Who owns the last of the twelve matrices, `down2`? And what part of all buffers
-# together is zero, before the sum?
+# Suppose that one more rank joins. Who then owns the last of the twelve matrices, `down2`? And before the sum, what
+# part of all the buffers together is zero?
 #
 # *Easy · 3 minutes · required*
 
@@ -107,8 +109,8 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# The early code, retold, without momentum and weight decay. Every rank runs it. The buffer is bfloat16, 2 bytes an
-# entry: Newton–Schulz ends in bfloat16, so nothing is lost.
+# This is the early code in our words, without momentum and weight decay. Every rank runs it. The buffer is bfloat16,
+# 2 bytes an entry. That loses nothing, because Newton–Schulz ends in bfloat16 anyway.
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -129,16 +131,23 @@ early = lesson.run_share(early_share, dp, backend, seed)
 print(lesson.say_outcome(early))
 
 # %% [markdown]
-# The same bits as one process that does everything. Time to break it.
+# These are the same bits as those of one process that does everything. Time to break it.
 #
 # ## One gradient is missing
 #
-# In this step the gradient of `k1` is None on the rank that owns it, and only there. (Say that somebody froze the
-# layer on one rank alone.) The code above expects a None. Or does it?
+# Suppose that in this step the gradient of `k1` is None on the rank that owns it, and only there, say because
+# somebody froze that layer on one rank alone. The code above expects that a gradient may be None. Or does it?
 #
-# Follow `offset` through the loop: on the owner of `k1`, then on any other rank. Which matrices get a wrong update?
-# Here `up` and `down` have 4,096 entries, all others 1,024. Count `k1` as right if its place stays zero: it simply
-# does not move.
+# Follow `offset` through the loop, first on the owner of `k1` and then on any other rank. Which matrices get a wrong
+# update? (`up` and `down` have 4,096 entries here, all others 1,024. Count `k1` as right if its place stays zero,
+# because then it simply does not move.)
+#
+# <details><summary>Hint</summary>
+#
+# `continue` skips the rest of the loop's body, and the last line of the body is part of that. By how much is `offset`
+# too small from then on, and which matrices does this rank still have to write?
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -169,27 +178,34 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# No error, and all ranks agree to the last bit: they have added up the same buffers. A test that compares ranks
-# with each other passes. Only a comparison with *one process* finds it.
+# There is no error, and all ranks agree to the last bit, because they have all added up the same buffers. So a test
+# that compares ranks with each other passes. Only a comparison with *one process* finds the mistake.
 #
 # ## Be the saboteur
 #
-# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. Red marks what
-# differs from a training without a saboteur. Try the owner of a matrix, then another rank, and keep an eye on the
-# green box.
+# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. Whatever differs from a training
+# without a saboteur turns red. Try the owner of a matrix first, then another rank, and keep an eye on the green box.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# One spoilt gradient on one owner, and by step 2 everything is red: wrong weights give wrong gradients. The ranks
-# never disagree. On a rank that does not own the matrix, nobody reads the spoilt copy.
+# One gradient is spoilt on one owner, and by step 2 everything is red, because wrong weights give wrong gradients.
+# Still the ranks never disagree. On a rank that does not own the matrix, nothing happens at all, because the spoilt
+# copy is never read.
 #
 # ## Fix it
 #
-# Where something stands must follow from what all ranks know alike, here the shapes, and never from what one rank
-# happens to have. Write the function anew: a missing gradient leaves zeros in its own place, and nothing else
-# changes.
+# Where something stands in a buffer has to follow from what all ranks know, and here that is the shapes. It must
+# never follow from what one rank happens to have. Write the function again, so that a missing gradient leaves zeros
+# in its own place and changes nothing else.
+#
+# <details><summary>Hint</summary>
+#
+# Only the owner's two lines depend on the gradient. Which condition can you put around them, so that `offset` grows
+# in any case?
+#
+# </details>
 #
 # *Medium · 7 minutes · required*
 
@@ -223,8 +239,8 @@ fixed.check(fixed_share)
 # </details>
 
 # %% [markdown]
-# Good enough? `k1` stands still on all ranks, and nobody is told. The package's own Muon first asks who has which
-# gradient, in one tiny all_reduce, and refuses the step where ranks disagree.
+# Is that good enough? `k1` now stands still on all ranks, and no one is told. The package's own Muon first asks which
+# rank has which gradient, in one tiny all_reduce, and refuses to step if the ranks disagree.
 
 # %%
 def refused(rank):
@@ -241,18 +257,26 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# Nothing needs adding up here, as each entry has one owner. So an all_gather is enough. This is what rank 0 sends
-# in a step, in a ring; the package can do either:
+# If each entry has one owner, then nothing really needs adding up, so an all_gather is enough. This is what rank 0
+# sends in a step, on a ring. The package can do either:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
 print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
-# Write it yourself. Bring only your own updates, and return the whole flat buffer in the order of the matrices.
-# The segments of an all_gather must be equally long, so fill yours up to the longest. (No gradient is missing here.)
+# Write it yourself. Bring only the updates that this rank owns, and return the whole flat buffer in the order of the
+# matrices. The segments of an all_gather have to be equally long, so fill yours up to the longest. (No gradient is
+# missing here.)
 #
-# *Medium · 10 minutes · optional · par 36864 bytes*
+# <details><summary>Hint</summary>
+#
+# Two orders meet here. Segments arrive rank by rank, and the result goes matrix by matrix. While you walk over the
+# matrices, remember for each owner how much of its segment you have used.
+#
+# </details>
+#
+# *Medium · 10 minutes · required · par 36864 bytes*
 
 # %% tags=["stub"]
 def gathered_share(parameters, rank, ranks):
@@ -285,14 +309,14 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# Half the bytes, if all ranks own equally much, and less of a saving where they do not. So why an all_reduce in
-# the first place? One buffer, one offset, no thought.
+# You send half the bytes if all ranks own equally much, and save less if they do not. So why did the early code take
+# an all_reduce? It needs only one buffer and one offset, and you do not have to think about segments.
 #
 # ## The busiest rank sets the pace
 #
-# Nobody goes on before the last update has arrived, so the busiest rank sets the pace. Its work is called the
-# **makespan**. At best it is a *fair share*: all work, divided by the number of ranks. We count work in operations,
-# and need no clock:
+# A step cannot end before its last update has arrived, so the rank with the most work sets the pace for all. The work
+# of that rank is called the **makespan**. At best it is a *fair share*, which is all the work divided by the number
+# of ranks. We count work in operations, because that needs no clock:
 
 # %%
 def newton_schulz_cost(rows, columns, iterations=5):
@@ -303,24 +327,25 @@ for shape in ((768, 768), (768, 3072)):
     print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
 
 # %% [markdown]
-# These are the matrices of the smallest GPT-2: 12 layers, each with four square ones and two large ones. Left: dealt
-# out by index. Right: the costliest first, each to the rank that has least so far. Which numbers of ranks suit round
-# robin?
+# These are the matrices of the smallest GPT-2. It has 12 layers, each with four square matrices and two large ones.
+# On the left they are dealt out by index. On the right the costliest come first, and each goes to the rank that has
+# least so far. Which numbers of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# At 6, some ranks get all the large matrices. At 8 it comes out even: the early code was made for 8 GPUs. With more
-# ranks than matrices no order helps, as many ranks have nothing to do. At 128, the busiest has so many fair shares:
+# At 6, some ranks get all the large matrices. With 8 it comes out even, and 8 GPUs are what the early code
+# was made for. If there are more ranks than matrices no order helps, because many ranks have nothing to do. With 128,
+# the busiest has this many fair shares:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
-# Longest first, known as LPT, is never worse than 4/3 of the best. But is it always the best? Deal out matrices of
-# cost 8, 7, 6, 5 and 4 to just two owners, by hand. What is the makespan of longest first, and what is the least
-# possible?
+# Longest first, known as LPT, never takes more than 4/3 of the best possible makespan. But is it always the best?
+# Deal out matrices of cost 8, 7, 6, 5 and 4 to just two owners, by hand. What is the makespan of longest first, and
+# what is the least possible one?
 #
 # *Easy · 3 minutes · required*
 
@@ -337,7 +362,8 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# 8 | 7, then 6 to the 7, 5 to the 8: now both have 13, and somebody has to take the 4.
+# First 8 and 7 go to different owners. Then 6 goes to the one with 7, and 5 to the one with 8. Now both have 13, and
+# one of them has to take the 4.
 #
 # ```python
 # longest_first = 17
@@ -349,8 +375,8 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# Only one process and a pair: with more ranks than cores we would measure the cores. The matrices are larger
-# here, so that sharing can pay.
+# We time one process and a pair, because with more ranks than cores we would only measure the cores. The matrices are
+# larger here, so that sharing has a chance to pay.
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
@@ -358,11 +384,13 @@ pair = launch(lesson.time_steps, 2, args=(2, seed, steps), backend=backend)
 print(lesson.say_clock(alone, pair))
 
 # %% [markdown]
-# If each rank has a core of its own, a pair that does everything takes about as long as one process: all the work,
-# twice. Round robin does half of it on each rank, and sends a buffer. (Where the pair takes much longer than the single
-# process, its ranks share cores or memory: compare the last two lines only.)
+# If each rank has a core of its own, a pair in which both do everything takes about as long as one process, since the
+# whole work is done twice at the same time. With round robin each rank does half of it and sends a buffer. (If the
+# pair takes much longer than the single process on your machine, its ranks share cores or memory. Then compare the
+# last two lines only.)
 #
-# Last, momentum, weight decay and two steps of the package's Muon, beside `torch.optim.Muon` in one process:
+# Last, add momentum and weight decay, and take two steps with the package's Muon, beside `torch.optim.Muon` in one
+# process:
 
 # %%
 def two_steps(rank=None):
@@ -378,23 +406,24 @@ single, together = two_steps(), launch(two_steps, dp, backend=backend)
 print("the same bits on every rank:", all(all(map(torch.equal, each, single)) for each in together))
 
 # %% [markdown]
-# Only the work was shared. Every rank still keeps all of the momentum: that is for the next lesson.
+# Only the work was shared. Every rank still keeps all of the momentum.
 #
 # ## Recap
 #
 # - Compute once, share the update: each matrix has one owner.
-# - An all_reduce sends the flat buffer's zeros, too; an all_gather sends half the bytes at best.
-# - Offsets must not depend on what one rank has. A skipped one is silently wrong, on all ranks alike.
-# - The makespan is the busiest rank's work. By index it is even only by luck. Longest first comes close to the
-#   best, at most 4/3 of it.
+# - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes at best.
+# - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
+#   error.
+# - The makespan is the work of the busiest rank. Dealt out by index it is even only by luck. Longest first comes
+#   close to the best, within 4/3 of it.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 answers = {
-    "zeros": ...,  # how many zeros does rank 0 hand to the all_reduce?
+    "zeros": ...,  # how many zeros does rank 0 bring to the all_reduce?
     # on as many ranks as a layer has matrices, how many fair shares has the busiest one, by index?
     "busiest": ...,
     "bytes": ...,  # how many bytes does rank 0 send if updates are shared by all_gather?
@@ -414,5 +443,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Here every rank still keeps all of the momentum. The next lesson cuts that up as well, so that a rank owns a range of
-# a buffer and no longer a matrix.
+# The work is shared, but the memory is not: every rank still keeps all of the momentum. The next lesson cuts that up
+# as well, so that a rank owns a range of a buffer and no longer a matrix.

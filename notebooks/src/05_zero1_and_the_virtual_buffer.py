@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# Momentum is as large as the weights, and so far every rank keeps all of it. How can each keep only its share, and
-# still know where every entry is, without asking anybody?
+# Momentum is as large as the weights, and so far every rank keeps all of it. How can each rank keep only its share,
+# and still know where every entry is, without asking anybody?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can say, for any entry of any matrix, which rank keeps its momentum, and where
-# in its memory; which matrices straddle a boundary, who needs them, and what that costs. You will have found it with
-# functions of your own, on real processes.
+# **Forty minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any matrix,
+# which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary, which
+# ranks need them, and what that costs. You will have found it with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
@@ -34,8 +34,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
 #   nothing to install.
 #
-# *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp
-# hold.
+# *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp hold.
 #
 # </details>
 
@@ -62,17 +61,19 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# **ZeRO-1** keeps every entry of the momentum on one rank only. (The 1: only the optimizer's memory is cut. The
-# weights stay copies.) The picture above shows the same entries on three rulers:
+# With **ZeRO-1**, every entry of the momentum is kept on one rank only. (The 1 means that only the optimizer's memory
+# is cut. The weights remain copies.) The picture above shows the same entries on three rulers:
 #
-# 1. *Matrices*, A to G, each written out flat, row after row.
-# 2. *Buckets*, which travel as one. A **bucket** takes matrices until the next would exceed the limit (the parameter
-#    `bucket`, in entries here). A matrix that alone is larger than the limit gets a bucket of its own. Then comes
-#    **padding**, entries that mean nothing, until dp divides the length.
-# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, and so on.
+# 1. *Matrices*, A to G. Each is written out flat, row after row.
+# 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next one would exceed the limit
+#    (the parameter `bucket`, in entries here). A matrix that alone is larger than the limit gets a bucket of its own.
+#    At the end of a bucket comes **padding**, entries that mean nothing, until its length can be divided by dp.
+# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1 the
+#    second, and so on.
 #
-# So a rank owns a *range*, not a matrix: a flat buffer of B entries goes from `m[B]` to `m[B_dp]`. All shares are equal,
-# but a boundary may cut through a matrix, which then **straddles** it. In formulas, that is:
+# So a rank owns a *range* and not a matrix. In our notation, a flat buffer of B entries goes from `m[B]`, which every
+# rank has, to `m[B_dp]`, which dp has cut. All shares are equally large. The price is that a boundary may cut through
+# a matrix, which then **straddles** it. In formulas, that is:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -83,8 +84,8 @@ for each in plan.buckets:
     print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# Now one more rank joins: dp + 1. By hand: which matrices straddle a boundary then, and how many entries of padding
-# are there in all?
+# Now one more rank joins, so dp grows by one. Work it out by hand: which matrices straddle a boundary then, and how
+# many entries of padding are there altogether?
 #
 # *Easy · 4 minutes · required*
 
@@ -103,7 +104,8 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Follow the boundaries: multiples of the slice length. Or let the plan tell:
+# The boundaries are the multiples of the slice length, so look which matrices have one in their middle. Or let the
+# plan tell:
 #
 # ```python
 # joined = lesson.plan_of(dp + 1, tp, bucket)
@@ -117,20 +119,21 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# Nobody ever holds the second ruler. It is an address book, a **virtual buffer**: it says where each entry would be
-# if somebody did.
+# No rank ever holds the second ruler. It is an address book, a **virtual buffer**, which says where each entry would
+# be if somebody did hold it.
 #
 # ## Where is this entry?
 #
-# Pick a matrix, press play, and follow an entry down to the memory of the rank that keeps it.
+# Pick a matrix, press play, and follow one entry down to the memory of the rank that keeps it.
 
 # %%
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C changes hands in the middle of a row. So the picture of lesson 00, where dp seemed to cut rows, was a special case:
-# dp cuts the flat buffer, and it does not know where rows end. In code, with the package's master plan, `dist_meta`,
-# which has an item for each matrix:
+# C changes hands in the middle of a row. So the picture of lesson 00, where dp seemed to cut rows, was a special
+# case. What dp cuts is the flat buffer, and the buffer does not know where rows end.
+#
+# In code, the address book is the package's master plan, `dist_meta`, which has one item for each matrix:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
@@ -142,9 +145,17 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# `global_range` says which entries of its bucket a matrix takes; `local_range`, which entries of the slice hold this
-# rank's part of it. Compute the second from the first. `place` says which slice (0 is the first), `length` how long
-# slices are. Count from the start *of the slice*, and return `(0, 0)` where it has nothing of the matrix.
+# Each item has two ranges. `global_range` says which entries of its bucket a matrix takes. `local_range` says which
+# entries of this rank's slice hold this rank's part of it. Compute the second from the first. `place` says which
+# slice it is (0 is the first), and `length` says how long slices are. Count from the start *of the slice*, and return
+# `(0, 0)` if it has nothing of the matrix.
+#
+# <details><summary>Hint</summary>
+#
+# The slice is a range of the bucket, too. From where to where does it go? What two ranges have in common begins at
+# the larger of the two starts.
+#
+# </details>
 #
 # *Medium · 7 minutes · required*
 
@@ -176,8 +187,8 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Newton–Schulz needs a whole matrix. With your function, each rank cuts its part of C out of its slice, and all parts
-# go to all ranks.
+# Newton–Schulz needs a whole matrix. So each rank uses your function to cut its part of C out of its slice, and all
+# parts go to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
@@ -197,14 +208,21 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# A rank that keeps only a part of a matrix needs the rest, because each entry of the update depends on all entries of
-# the matrix. So every rank that keeps a part gathers the whole, orthogonalizes it, and uses its own part of the update.
-# The work is repeated, but then every rank already has the update it needs, and nothing has to be sent back. A matrix
-# that is whole in one slice need not travel.
+# A rank that keeps only a part of a matrix needs the rest of it, because each entry of the update depends on all
+# entries of the matrix. So every rank that keeps a part gathers the whole, orthogonalizes it, and uses its own part
+# of the update. That repeats some work. But in exchange, every rank already has the update that it needs, and nothing
+# has to be sent back. A matrix that is whole in one slice does not have to travel at all.
 #
-# The first published version of this step gathers *every* bucket on every rank, padding and all. The thrifty way
-# gathers only what straddles: each rank sends its part of such a matrix to the others that keep one. On the wire an
-# entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
+# The first published version of this step gathers *every* bucket on every rank, padding included. The thrifty way
+# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that keep one. On the wire
+# an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
+#
+# <details><summary>Hint</summary>
+#
+# When whole buckets are gathered on a ring, a rank sends one slice, dp − 1 times, for each bucket. For the thrifty
+# way, look in the picture which matrices rank 0 shares with others, and how many entries of each it keeps.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -222,8 +240,8 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends 3 · 147. Two of its matrices straddle:
-# its 92 entries of A go to one other rank, its 55 of E to two. Or ask the plan:
+# At the default parameters rank 0 keeps 92 + 55 entries, and on a ring it sends them 3 times. Two of its matrices
+# straddle. Its 92 entries of A go to one other rank, and its 55 of E go to two. Or ask the plan:
 #
 # ```python
 # everything, straddling = lesson.sent_for_momentum(dp, tp, bucket).values()
@@ -234,14 +252,16 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# One step of one rank, with whole buckets gathered. Filled: what it holds at that moment. The momentum stays
-# where it is for the whole training.
+# Here is one step of one rank, with whole buckets gathered. What is filled is what the rank holds at that moment. The
+# momentum, `m[B_dp]`, stays where it is for the whole training.
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# In a ring of dp ranks, each sends (dp − 1) / dp of a bucket. Gradients and weights take 4 bytes an entry here:
+# Read it as a chain of layouts: gradients go from `g[B]{U_dp}` to `g[B_dp]`, the inputs of Newton–Schulz from
+# `x[B_dp]` to `x[B]`, and the new weights from `w[B_dp]` to `w[B]`. Each of these arrows is a collective in which a
+# rank sends (dp − 1) / dp of a bucket on a ring. Gradients and weights take 4 bytes an entry here:
 
 # %%
 entries = sum(lesson.length_of(plan, each) for each in plan.buckets)
@@ -251,25 +271,33 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Measured with the package's own Muon, on matrices like those of a small GPT:
+# We measured that with the package's own Muon, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change. The number of collectives does, three a bucket, and each costs its latency. Then why
-# not one huge bucket? Nothing can be worked on until all of it has arrived.
+# The bytes hardly change. What changes is the number of collectives, three for each bucket, and each of them costs
+# its latency. Then why not take one huge bucket? Because nothing in it can be worked on until all of it has arrived.
 #
-# In a large model one matrix alone fills a bucket. If dp still cut every bucket, each rank would hold a part of every
-# matrix and would have to orthogonalize all of them. So for a large model the package cuts *one* long list of all
-# matrices (`zero1(cut="list")`, the default), as the paper does, and sends it in several buckets. Then a matrix lies on
-# one rank, or on two. This lesson uses `cut="bucket"`, because small matrices show the ranges better.
+# In a large model, a single matrix already fills a bucket. If dp still cut every bucket, each rank would hold a part
+# of every matrix and would have to orthogonalize all of them. So for a large model the package cuts *one* long list
+# of all matrices (`zero1(cut="list")`, the default), as the paper does, and sends it in several buckets. Then a
+# matrix lies on one rank, or on two. This lesson uses `cut="bucket"`, because small matrices show the ranges better.
 #
 # ## The plan of all ranks
 #
-# Now the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank, with
-# `(bucket, global_range, local_range)` for each matrix, even where the rank keeps nothing of it. No message, no tp.
+# Now write the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank,
+# with `(bucket, global_range, local_range)` for each matrix, even if the rank keeps nothing of it. It takes no
+# message, and there is no tp.
+#
+# <details><summary>Hint</summary>
+#
+# Go in two passes. First put the matrices into buckets, because the length of a slice depends on the whole bucket.
+# Then walk along each bucket and let your `local_range` find the rest.
+#
+# </details>
 #
 # *Hard · 15 minutes · optional · par 15 lines*
 
@@ -308,12 +336,12 @@ planned.check(all_ranges)
 # %% [markdown]
 # ## Recap
 #
-# - ZeRO-1 cuts momentum by *entry*, not by matrix: equal shares for all ranks, in every bucket.
-# - A rank's part is the intersection of two ranges, and finding it needs no message.
-# - Matrices that straddle a boundary have to be gathered. Momentum stays; gradients and weights travel.
-# - Fewer, larger buckets mean fewer collectives and less padding, and about the same bytes.
+# - ZeRO-1 cuts momentum by *entry* and not by matrix, so that every rank has an equal share of every bucket.
+# - A rank's part is the intersection of two ranges. Finding it needs no message.
+# - Matrices that straddle a boundary have to be gathered. The momentum stays, while gradients and weights travel.
+# - Fewer and larger buckets mean fewer collectives and less padding, and about the same bytes.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 4 minutes · required*
 
@@ -340,5 +368,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So far all ranks stood in one row. Real jobs cut the matrices, too, and for that ranks stand in a grid, which the next
-# lesson builds.
+# So far all ranks stood in one row. Real jobs cut the matrices as well, and for that ranks stand in a grid, which the
+# next lesson builds.

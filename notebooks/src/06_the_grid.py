@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say for any rank of any grid where it stands, which ranks are in its
-# groups, and under which number they know it there. Your own function has made all groups on real processes, and
-# you have seen ranks wait in a group to which one member never came.
+# **Forty minutes.** The optional exercises take twelve more. At the end you can say for any rank of any grid where it
+# stands, which ranks are in its groups, and under which number they know it there. Your own function has made all
+# groups on real processes, and you have seen ranks wait in a group to which one member never came.
 #
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range).
 #
@@ -61,18 +61,19 @@ mine = my_muon.so_far("06")
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
 #
-# Many ranks help in two ways. With dp, each sees its own share of the data. With tp, each holds a piece of every
-# matrix. Large models need both, so ranks stand in a grid: dp goes down, tp goes right, and a rank's **coordinates**
-# say where it is. Press one!
+# More ranks help in two ways. Along dp, each rank sees its own share of the data. Along tp, each rank holds its own
+# piece of every matrix. Large models need both, so their ranks stand in a grid: dp goes down, tp goes right, and a
+# rank's **coordinates** say where it stands. Press one of them!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# A **group** is a set of ranks that call a collective together. Every rank is in two:
+# A **group** is a set of ranks that call a collective together. Every rank is in two of them:
 #
-# - Its row is its **tp group**: only tp changes. These ranks hold different pieces, which make one matrix.
-# - Its column is its **dp group**: only dp changes. These ranks hold the same piece, and see different data.
+# - Its row is its **tp group**, in which only tp changes. These ranks hold different pieces, which together are one
+#   matrix.
+# - Its column is its **dp group**, in which only dp changes. These ranks hold the same piece, and see different data.
 #
 # Now without the buttons: which ranks are in the groups of the *last* rank?
 #
@@ -98,8 +99,15 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Now for every rank at once. `dp_groups` lists the ranks of each column, `tp_groups` those of each row. If yours go
-# wrong, the check draws them.
+# Now do it for every rank at once. `dp_groups` lists the ranks of each column, and `tp_groups` those of each row. If
+# yours go wrong, the check draws them.
+#
+# <details><summary>Hint</summary>
+#
+# Ranks are numbered row by row. How far apart are neighbours in a row, and how far apart are neighbours in a column?
+# `range` takes a step.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -127,12 +135,20 @@ grouping.check(groups)
 # %% [markdown]
 # ## Who answers?
 #
-# So far these are lists. On real processes, `dist.new_group(ranks)` makes a group, and
+# So far your groups are lists of numbers. On real processes, `dist.new_group(ranks)` makes a group that can talk, and
 # `dist.all_gather_object(found, rank, group=group)` fills a list `found` with what each member brought.
 #
-# Every rank runs your function, with the list of *all* groups. Make each. In those that you are in, find out who is
-# there. Return what you heard: one list for each group of yours. *Making* a group is a call for all ranks, members
-# or not; *gathering* is for members alone. A rank that waits in vain gives up soon.
+# Every rank runs your function, with the list of *all* groups. Make each of them, and in those that contain this
+# rank, find out who is there. Return what you heard, one list for each group of this rank. One thing is easy to get
+# wrong: *making* a group is a call for all ranks, members or not, while *gathering* is for members alone. A rank that
+# waits for others too long gives up.
+#
+# <details><summary>Hint</summary>
+#
+# One loop over all groups is enough. `new_group` stands in the loop itself, and everything else behind `if rank in
+# ranks`. `found` needs a place for each member before the call, such as `[None] * n`.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -164,8 +180,8 @@ answering.check(who_answers)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, all of them at once, with
-# `ring_all_gather` out of `my_muon.py`:
+# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, all of them at the same time,
+# with the `ring_all_gather` that is in your `my_muon.py`:
 
 # %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
@@ -173,7 +189,8 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# Here are your groups and your function, on real ranks (ours, where you have passed on one):
+# And here are your groups and your function together, on real ranks (with ours in the place of any that you passed
+# on):
 
 # %%
 groups = grouping.accepted_or(lesson.groups)
@@ -183,8 +200,8 @@ answers = launch(who_answers, dp * tp, args=([*dp_groups, *tp_groups],), backend
 print(lesson.say_answers(answers))
 
 # %% [markdown]
-# You will seldom make groups by hand. PyTorch's **device mesh** makes all groups of a grid at once; `build_mesh` is
-# this package's way to call it. Does it agree with you?
+# You will seldom make groups by hand, because PyTorch's **device mesh** makes all groups of a grid at once.
+# `build_mesh` is this package's way to call it. Does it agree with you?
 
 # %%
 def ask_the_mesh(rank):
@@ -196,11 +213,11 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # %% [markdown]
 # ## Predict: which 1?
 #
-# A rank has its number in the world, the **global rank**, and a number in each of its groups, the **group rank**.
-# In the dp group that is its coordinate along dp.
+# A rank has one number in the world, its **global rank**, and another number in each of its groups, its **group
+# rank**. In the dp group that second number is its coordinate along dp.
 #
-# In each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast` in its dp
-# group with `src=1`. What does the last rank get?
+# Suppose that in each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast`
+# in its dp group with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -231,8 +248,8 @@ print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
-# `src` means the *global* rank, whatever the group. Its twin `group_src` means the number in the group. In a small
-# test on one axis both are the same, and so this bug waits for the larger grid.
+# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. In a
+# small test on one axis the two are the same, so this bug waits for the larger grid.
 
 # %%
 def from_group_rank(rank, number):
@@ -246,8 +263,14 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# Each rank calls its row first, then its column, and passes on everybody it has heard of. That is the picture at the
-# top. But now rank 0 leaves its row's call out, and goes straight on to its column. Which ranks return?
+# In the picture at the top, each rank calls its row first and its column second, and passes on everything that it has
+# heard. Now rank 0 leaves out the call in its row and goes straight on to its column. Which ranks return?
+#
+# <details><summary>Hint</summary>
+#
+# A call returns once all members of that group have made it. Which ranks can then still come to their column?
+#
+# </details>
 #
 # *Medium · 3 minutes · required*
 
@@ -257,8 +280,8 @@ returned = ...  # a list of ranks, such as [1, 2]
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Its row waits for rank 0, for ever. Every other column waits for its member of that row. Only in rank 0's column
-# does everybody come.
+# Rank 0's row waits for it for ever, and every other column waits for its member of that row. Only in rank 0's own
+# column does everybody come.
 #
 # ```python
 # returned = list(range(0, dp * tp, tp)) if tp > 1 else list(range(dp))
@@ -287,7 +310,7 @@ compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not i
 
 # %% [markdown]
 # Look again at who returned. The guilty rank is content! It and its column have heard too little, and no error tells
-# them. All complaints come from the others. Now play it: let any rank skip, or let the columns go first.
+# them so. All complaints come from the others. Now play it: let any rank skip its call, or let the columns go first.
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -295,11 +318,12 @@ lesson.play_calls(dp, tp, live=widgets)
 # %% [markdown]
 # ## The same calls, in the same order
 #
-# Even *making* groups goes wrong like that. A group has a number, and each rank finds it by counting its own calls
-# of `new_group`. Suppose that rank 0 begins its list from the end. It would wait under a number where others make
-# something else, by default for half an hour.
+# Even *making* groups can go wrong like that. A group has a number, and each rank finds that number by counting its
+# own calls of `new_group`. Suppose that rank 0 begins with the end of its list. It would wait for a group under a
+# number that means another group to everybody else, by default for half an hour.
 #
-# So compare before you make anything. `work.agree` sends every rank's list to all: one collective, once.
+# So compare before you make anything. `work.agree` sends every rank's list to all others, which takes one collective,
+# once.
 
 # %%
 def agree_first(rank):
@@ -314,15 +338,24 @@ except RankFailedError as error:
     print(type(error.original).__name__, error.original, sep="\n")
 
 # %% [markdown]
-# The package's optimizer does so with its whole plan, before the first step.
+# The package's optimizer does the same with its whole plan before the first step.
 #
 # ## More axes
 #
-# Big runs have more: pp cuts the model into stages of layers. And some calls go along two axes at once: the norm
-# of a gradient that dp and tp have cut is a sum over both. So write it once for all.
+# Big runs have more than two axes. With pp, for example, the model is cut into stages of layers. And some calls go
+# along several axes at once: the norm of a gradient that dp and tp have cut is a sum over both. So write a function
+# that serves all of them.
 #
-# `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`; the last one counts fastest. `along` lists the axes
-# that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6, 7]]`.
+# `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`, and the last one counts fastest. `along` lists the
+# axes that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6,
+# 7]]`.
+#
+# <details><summary>Hint</summary>
+#
+# Put all ranks into a tensor with one dimension for each axis, `torch.arange(…).reshape(…)`. If the axes of `along`
+# were the last dimensions, a reshape would give you the groups. `permute` puts them there.
+#
+# </details>
 #
 # *Hard · 12 minutes · optional · par 4 lines*
 
@@ -347,8 +380,8 @@ any_axes.check(groups_along)
 # </details>
 
 # %% [markdown]
-# Why does tp come last? Ranks are dealt out machine by machine, so the last axis has neighbours. They share the
-# fastest links, and tp talks in every layer.
+# Why does tp come last? Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and
+# its fastest links. And tp is the axis that talks in every layer.
 
 # %%
 groups_along = any_axes.accepted_or(lesson.groups_along)
@@ -360,12 +393,12 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # %% [markdown]
 # ## Recap
 #
-# - `rank = dp_rank · tp + tp_rank`; back again, `rank // tp` and `rank % tp`.
-# - A row is a tp group: different pieces. A column is a dp group: same piece, different data.
-# - All ranks make all groups, in the same order. Compare first.
-# - Two calls, one in the row and one in the column, and everybody has heard of everybody.
-# - A rank has a number in the world and one in each group. Ask which one a call wants.
-# - The rank that skips a call returns happily. Those that wait are witnesses.
+# - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
+# - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
+# - All ranks make all groups, in the same order. Compare before you make them.
+# - After one call in the row and one in the column, everybody has heard of everybody.
+# - A rank has a number in the world and one in each group. Ask which of them a call wants.
+# - A rank that skips a call returns without an error. The ranks that wait are witnesses.
 #
 # **Quiz.** You can measure each number with one line.
 #
@@ -392,4 +425,4 @@ quiz.check(measured)
 # </details>
 
 # %% [markdown]
-# The groups stand. The next lesson asks what each of them cuts: tp a matrix, and dp the buffer.
+# The groups stand. The next lesson asks what each of them cuts, because tp cuts a matrix and dp cuts the buffer.

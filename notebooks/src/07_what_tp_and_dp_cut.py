@@ -2,7 +2,7 @@
 # # 07 · What do tp and dp cut?
 #
 # A model's weights and its optimizer's memory lie in pieces on a grid. Point at any single entry: which ranks hold
-# it, and in a piece of which shape?
+# it, and what shape has the piece that it is in?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,8 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can say, for any Linear, any grid and either cut, the shape that a rank holds and
-# who holds which entries. Your own cuts have moved bytes on real ranks, and you know why q, k and v want a cut each.
+# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
+# and either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
+# ranks, and you know why q, k and v want a cut each.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid and its groups).
 #
@@ -58,19 +59,21 @@ _ = my_muon.so_far("07")
 # %% [markdown]
 # ## Outputs, or inputs?
 #
-# A Linear keeps its weight W as a matrix of shape `(out, in)`, and calculates y = x Wᵀ. tp can cut W in two ways:
+# A Linear keeps its weight W as a matrix of shape `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways:
 #
-# - **Column parallel**: each rank makes *some outputs*, so it needs *rows* of W. Dimension 0 is cut.
-# - **Row parallel**: each rank takes *some inputs*, so it needs *columns* of W. Dimension 1 is cut.
+# - **Column parallel**: each rank computes *some of the outputs*, so it needs *rows* of W. Dimension 0 is cut,
+#   `W[I_tp, J]`.
+# - **Row parallel**: each rank takes *some of the inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I,
+#   J_tp]`.
 #
 # Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. Everybody mixes
-# this up once. Ask instead: outputs, or inputs?
+# this up once. The question that helps is: outputs, or inputs?
 
 # %%
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# W is 10 × 8. Cut each way, what shape is the last rank's piece?
+# W is 10 × 8. If you cut it each way, what shape is the last rank's piece?
 #
 # *Easy · 2 minutes · required*
 
@@ -94,9 +97,16 @@ guess.check(column_parallel, row_parallel)
 # %% [markdown]
 # ## Any piece of any Linear
 #
-# tp need not divide a size. PyTorch cuts as `torch.chunk` does: each gets n / tp, rounded up, until nothing is left.
-# So the last ones get less, perhaps nothing. You get the whole weight's shape, `"column"` or `"row"`, a coordinate and
-# `tp`. Return the shape of the piece.
+# tp does not have to divide a size. PyTorch then cuts as `torch.chunk` does: each rank gets n / tp, rounded up, until
+# nothing is left. So the last ranks get less than the others, or even nothing. Your function gets the shape of the
+# whole weight, `"column"` or `"row"`, a coordinate and `tp`. Return the shape of the piece.
+#
+# <details><summary>Hint</summary>
+#
+# `-(-n // tp)` rounds up. How many entries are left when the ranks before this one have taken theirs? It may be a
+# negative number, and a piece has at least 0.
+#
+# </details>
 #
 # *Medium · 7 minutes · required*
 
@@ -125,12 +135,19 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Two layers, one message
 #
-# Both cuts fit together. `up`, 10 × 8, is column parallel: each rank makes some hidden features. They are finished, so
-# relu can come at once. `down`, 6 × 10, is row parallel, and a rank's piece needs just those features. No message in
-# between! Only in the end, each rank has a part of every sum.
+# The two cuts fit together. `up`, 10 × 8, is column parallel, so each rank computes some of the hidden features.
+# Those are finished, and relu can be applied at once. `down`, 6 × 10, is row parallel, and a rank's piece of it needs
+# exactly the features that this rank has just computed. So between the layers there is no message at all. Only at the
+# end does each rank have just a part of every sum, `y{U_tp}`: the sum over tp is still to be taken.
 #
 # Write the forward pass of one rank, with its own pieces. It returns the whole y. Each row of the grid has its own
 # batch x.
+#
+# <details><summary>Hint</summary>
+#
+# Both layers are `x @ W.T`, whether W is whole or a piece. Which collective of lesson 03 gives every rank the sum?
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -157,8 +174,8 @@ layers.check(both_layers)
 # </details>
 
 # %% [markdown]
-# The check used small whole numbers, which need no rounding. Now take ordinary ones. The output is that of one process
-# with the whole weights, of course. But to the last bit?
+# The check used small whole numbers, which need no rounding. Now take ordinary numbers. Of course the output is that
+# of one process with the whole weights. But is it the same to the last bit?
 #
 # *Easy · 1 minute · required*
 
@@ -195,21 +212,28 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers agree to the bit, so nothing
-# was lost or counted twice.
+# The ranks add the same products in another order, and each addition rounds. Whole numbers do agree to the bit, which
+# shows that nothing was lost and nothing was counted twice.
 #
 # ## What dp cuts
 #
-# dp copies the weights. It cuts what nobody needs twice, the momentum, and never asks where a matrix begins. tp cuts
-# a *matrix*; dp cuts the *buffer*. A smaller tp piece leaves a gap behind it, so that offsets are the same on every
-# tp rank.
+# dp copies the weights. What it cuts is the momentum, of which copies would be a waste, and it never asks where a
+# matrix begins. So tp cuts a *matrix*, and dp cuts the *buffer*. If a rank's tp piece is smaller than the others, it
+# leaves a gap behind it in the buffer, so that offsets are the same on every tp rank.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
 
 # %% [markdown]
-# Now say it for any entry: who holds the weight `up[row, column]`, and who keeps its momentum? In a buffer, the piece
-# of `up` comes first, row by row. Each rank keeps `length` entries of it.
+# Now say it for any entry: which ranks hold the weight `up[row, column]`, and which one keeps its momentum? In the
+# buffer the piece of `up` comes first, row by row, and each rank keeps `length` entries of it.
+#
+# <details><summary>Hint</summary>
+#
+# First find the tp coordinate and the row within the piece, with one `divmod`. The weight is on all ranks with that
+# coordinate. For the momentum, how many entries of the piece stand before this one?
+#
+# </details>
 #
 # *Medium · 8 minutes · required*
 
@@ -238,7 +262,7 @@ holders.check(who_holds)
 
 # %% [markdown]
 # Is it true? Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes
-# on each piece how it was cut: Muon must know.
+# on each piece how it was cut, because Muon must know.
 
 # %%
 def train(rank):
@@ -255,8 +279,8 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# A letter stands for the bytes on a rank. The weights repeat along dp to the bit, in spite of different data. The
-# momentum is nowhere twice. Look up one entry with your function:
+# A letter stands for the bytes on a rank. Along dp the weights repeat to the bit, although the data were different.
+# The momentum occurs nowhere twice. Look up one entry with your function:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -268,14 +292,15 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# So Muon, which wants whole matrices, needs two gathers: one over dp joins the slices of a buffer, one over tp joins
-# the pieces of a matrix. Leave out the second, and you are in the next lesson.
+# So Muon, which wants whole matrices, needs two gathers. The one over dp joins the slices of a buffer, `m[B_dp]` to
+# `m[B]`. The one over tp joins the pieces of a matrix, such as `M[I, J_tp]` to `M[I, J]`. If you leave out the
+# second, you are in the next lesson.
 #
 # ## Three matrices in one
 #
-# Many models stack attention's weights, q above k above v, to multiply once: a **fused QKV**. Its rows belong to
-# **attention heads**. To attend, a head needs its rows of q, of k and of v on *one* rank. Ours has 4 heads. Suppose
-# that tp = 2 cuts it as any other weight. How many heads are torn?
+# In many models, attention's weights are stacked, q above k above v, so that one product does for all three. That is
+# a **fused QKV**. Its rows belong to **attention heads**, and to attend, a head needs its rows of q, of k and of v on
+# *one* rank. Ours has 4 heads. Suppose that tp = 2 cuts it like any other weight. How many heads are torn?
 #
 # *Easy · 2 minutes · required*
 
@@ -285,7 +310,7 @@ torn = ...  # a number from 0 to 4
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The upper half ends in the middle of k. No head has its q and its v on the same side.
+# The upper half ends in the middle of k, so no head has its q and its v on the same side.
 #
 # ```python
 # torn = 4
@@ -297,28 +322,35 @@ torn = ...  # a number from 0 to 4
 compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
 
 # %% [markdown]
-# Play it! On the left the weight is cut as one, on the right q, k and v are each cut. (Here dp is 1.)
+# Play it! On the left the weight is cut as one matrix. On the right q, k and v are cut one by one. (Here dp is 1.)
 
 # %%
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# The shapes are right all along, and no error is raised. And even on the right, some tp tear heads.
+# All along the shapes are right, and no error is raised. And even on the right, some values of tp tear heads.
 #
 # <details><summary>This has happened</summary>
 #
 # Code that looks for q, k and v in a *piece*, by its number of rows, goes wrong without an error. Pull request 7117
 # of NVIDIA/Megatron-LM (2026) repaired such a case: with the weight cut over many ranks, Muon orthogonalized q, k and
-# v as one matrix. Its update was 26 percent off, that of k and v 95. On 256 GPUs the training loss ended 0.17 percent
-# higher, and a line in the debug log was all that told of it.
+# v as one matrix. Its update was 26 percent off, and that of k and v 95. On 256 GPUs the training loss ended 0.17
+# percent higher, and the only sign of it was a line in the debug log.
 #
 # </details>
 #
 # ## Keep every head whole
 #
-# Now under tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece: again q above k above v, of
-# whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. The check
-# draws a wrong cut.
+# Now take tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece, again q above k above v,
+# made of whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. If
+# a cut is wrong, the check draws it.
+#
+# <details><summary>Hint</summary>
+#
+# `W.reshape(3, heads, -1, W.shape[1])` has a dimension for q, k and v and one for the heads. `tensor_split` deals out
+# heads as evenly as possible. On the way back, each piece splits into three again.
+#
+# </details>
 #
 # *Hard · 15 minutes · optional · par 144 entries on the busiest rank*
 
@@ -367,13 +399,13 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # %% [markdown]
 # ## Recap
 #
-# - Column parallel cuts the rows of W, its out features. Row parallel cuts its columns, its in features.
-# - tp cuts a *matrix*. The first pieces are rounded up; the last may be a sliver, or nothing.
+# - Column parallel cuts the rows of W, which are its outputs. Row parallel cuts its columns, which are its inputs.
+# - tp cuts a *matrix*. The first pieces are rounded up, and the last may be a sliver, or nothing.
 # - dp copies the weights and cuts the *buffer* of the momentum, wherever a matrix begins.
-# - Column, then row parallel: one all_reduce for both.
-# - A fused QKV is three matrices. Cut each, and by whole heads.
+# - A column parallel layer and then a row parallel one need one all_reduce together.
+# - A fused QKV is three matrices. Cut each of them, and by whole heads.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 2 minutes · required*
 
@@ -398,5 +430,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Each rank now has a piece of every matrix. Why not orthogonalize the piece alone, and save the messages? The next
+# Each rank now has a piece of every matrix. Why not orthogonalize that piece alone, and save the messages? The next
 # lesson tries it.

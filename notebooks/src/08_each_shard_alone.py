@@ -22,12 +22,12 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Thirty minutes.** At the end you can say what goes wrong if every rank orthogonalizes only what it holds, why
-# no learning rate repairs it, and why a test with random matrices does not notice. You will have written the
-# gather that repairs it, and run it on real processes.
+# **Thirty-five minutes.** The optional exercises take twelve more. At the end you can say what goes wrong if every
+# rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
+# not notice. You will have written the gather that repairs it, and run it on real processes.
 #
-# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and
-# how tp cuts a matrix.
+# *You need* lesson 01: singular values, and UVᵀ, the orthogonalized matrix. Lesson 07: the grid of ranks, and how tp
+# cuts a matrix.
 #
 # - *Previous:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
@@ -37,8 +37,8 @@ lesson.hero()
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #
-# *The heat maps:* each square stands for 4 × 4 entries, the darker the larger, on a square-root scale, so that you see
-# what is faint.
+# *The heat maps:* each square stands for 4 × 4 entries. The darker it is, the larger they are, on a square-root
+# scale, so that you also see what is faint.
 #
 # </details>
 
@@ -63,9 +63,9 @@ _ = my_muon.so_far("08")
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. So look at any update in these
-# directions: row i, column j of `Uᵀ · update · V` says how strongly it takes input j to output i. UVᵀ has ones on the
-# diagonal, and nothing else. Try it:
+# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. So look at an update in these
+# directions: row i, column j of `Uᵀ · update · V` says how strongly the update takes input j to output i. For UVᵀ
+# that is ones on the diagonal and nothing else. Try it:
 
 # %%
 gradient = lesson.gradient()
@@ -74,10 +74,11 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# Grey off the diagonal: an input moves an output which the gradient never paired with it. Right of the square: inputs
-# for which the gradient is exactly zero.
+# Now you can read the heat maps. Grey off the diagonal means that an input moves an output which the gradient never
+# paired with it. And to the right of the square are inputs for which the gradient is exactly zero, so nothing should
+# be there.
 #
-# tp can cut the matrix in two ways. The piece that a rank holds is its **shard**:
+# tp can cut the matrix in two ways, `G[I, J_tp]` and `G[I_tp, J]`. The piece that a rank holds is its **shard**:
 
 # %%
 lesson.picture_of_cuts(tp)
@@ -85,8 +86,9 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns. Each shard, orthogonalized alone, has only singular values of 1. Put the results side by side: what is
-# the largest singular value of the whole? And would the spectrum be just as flat if the gradient were pure noise?
+# Cut by columns. Each shard is orthogonalized alone, and then has only singular values of 1. Put the results side by
+# side: what is the largest singular value of the whole? And would its spectrum be just as flat if the gradient were
+# pure noise?
 #
 # *Easy · 2 minutes · required*
 
@@ -100,8 +102,8 @@ guess.check(largest, noise_too)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A row of the whole consists of one row from each shard. Squares of lengths add, so the square of each singular
-# value becomes tp. Nothing in this depends on the gradient.
+# A row of the whole consists of one row from each shard. Squares of lengths add up, so the square of each singular
+# value becomes tp. Nothing in this depends on the gradient, so noise does the same.
 #
 # ```python
 # largest = round(tp**0.5, 2)
@@ -111,7 +113,8 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard; `orthogonal` is the exact UVᵀ, so don't blame Newton–Schulz.
+# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, so you cannot blame
+# Newton–Schulz for what follows.
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -127,16 +130,17 @@ print(alone)
 compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# **Cosine** is 1 where two matrices point the same way, and 0 at right angles. **Distance** is the size of the
-# difference over the size of UVᵀ; in brackets, how much is left with the best learning rate. It stays large.
+# **Cosine** is 1 if two matrices point the same way, and 0 if they are at right angles. **Distance** is the size of
+# their difference over the size of UVᵀ. In brackets is how much of it is left with the best learning rate, and it is
+# still a lot.
 #
-# Yet all singular values are equal, *whatever the gradient was*: `update @ update.T` is tp times the identity. A flat
-# spectrum proves nothing.
+# Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
+# identity. So a flat spectrum proves nothing.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
-# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, one summand for each shard. Every
-# summand is the identity, as long as no shard is taller than wide.
+# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, with one summand for each shard.
+# Every summand is the identity, as long as no shard is taller than wide.
 #
 # </details>
 
@@ -146,13 +150,13 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# That last share moves weights for inputs about which the gradient said nothing.
+# That last share of the energy moves weights for inputs about which the gradient said nothing.
 #
 # ## Find the harmless one
 #
-# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent entries),
-# and a *power law* (few loud directions, many quiet ones). In one of the six cases, shards alone are nearly right. Bet
-# first, then play.
+# There are two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent
+# entries), and a *power law* (a few loud directions and many quiet ones). That makes six cases, and in one of them
+# the shards alone are nearly right. Bet first, then play.
 #
 # *Easy · 3 minutes · required*
 
@@ -168,9 +172,9 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Its rows share hardly any direction, so it makes little difference whether they are orthogonalized together.
-# Rows of a real gradient share loud directions. Each shard makes those loud by itself, and together they make them
-# too loud. The quiet ones nearly die.
+# The rows of a Gaussian matrix share hardly any direction, so it makes little difference whether they are
+# orthogonalized together. The rows of a real gradient share its loud directions. Each shard makes those loud by
+# itself, so together they become too loud, and the quiet ones nearly die.
 #
 # ```python
 # harmless = ("Gaussian", "rows")
@@ -179,19 +183,28 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# (For a tall matrix, exchange rows and columns.) A unit test with `torch.randn` may meet the harmless case, and pass.
+# (For a tall matrix, exchange rows and columns.) This is why the mistake can live long: a unit test with
+# `torch.randn` may meet exactly the harmless case, and pass.
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor of the shape m × n: Keller Jordan's is `sqrt(max(1, m/n))`, that of Moonshot
-# AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Both mean the *whole* matrix; `shard.shape`
-# gives another factor, even after a perfect gather. For example, cut by rows:
+# Muon multiplies its update by a factor that depends on the shape m × n. Keller Jordan's is `sqrt(max(1, m/n))`, and
+# that of Moonshot AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Both mean the *whole*
+# matrix. If you take `shard.shape` you get another factor, even after a perfect gather. An example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write that for every shape and cut: for both formulas, in this order, the whole's factor divided by the shard's.
+# Write that for every shape and cut. Your function returns, for both formulas in this order, the whole matrix's
+# factor divided by the shard's.
+#
+# <details><summary>Hint</summary>
+#
+# Write one small function that returns both factors for a shape. Then call it twice, once with the whole shape and
+# once with the shape in which `dim` is tp times shorter.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -224,13 +237,22 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Below 1 the factor is too *large*. The first line is our matrix: the shards' update was √tp too large, and Moonshot's
-# factor makes it √tp too small again. A wrong update whose entries have just the right size!
+# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, and it holds a surprise.
+# The shards' update was √tp too large, and Moonshot's factor makes it √tp too small again, so a wrong update has
+# entries of just the right size!
 #
 # ## Repair it: gather first
 #
-# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the group's shards together.
-# `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors with everybody's `tensor`.
+# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the group's shards together
+# again, from `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()`
+# empty tensors with everybody's `tensor`.
+#
+# <details><summary>Hint</summary>
+#
+# `torch.empty_like(shard)` makes one place for the list. The shards arrive in the order of the group, and `torch.cat`
+# joins them along a dimension.
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -239,8 +261,8 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Real ranks run it, on a matrix whose entries say where they belong. Colours say which rank an entry came from; a red
-# cross marks the first in a wrong place.
+# Real ranks run it, on a matrix whose entries say where they belong. The colours say which rank an entry came from,
+# and a red cross marks the first one in a wrong place.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -262,8 +284,8 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe: gather, orthogonalize, keep your own columns. This time with Newton–Schulz, held against one
-# process with the whole gradient.
+# Now the whole recipe: gather, orthogonalize, keep your own columns. This time it uses Newton–Schulz, and we compare
+# it with one process that has the whole gradient.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -277,28 +299,37 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# The same bits, for any gradient and any cut. You pay with messages, and with work that the whole group repeats. The
-# last line is a part of the one above it, measured in the same run:
+# These are the same bits, for any gradient and any cut. What you pay with is messages, and work that every rank of
+# the group repeats. (In what the next cell prints, the last line is a part of the one above it, measured in the same
+# run.)
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
 print(lesson.say_cost(costs, tp))
 
 # %% [markdown]
-# Who should orthogonalize what, so that it is done once and little travels? That is the rest of the course.
+# Which rank should orthogonalize which matrix, so that it is done once and little travels? That is the rest of the
+# course.
 #
 # ## An update that survives its shards
 #
-# Cut by columns, you can have the exact update without gathering the matrix. Write a function that turns a rank's
-# columns of G into its columns of the *whole* UVᵀ. The budget is counted as a ring sends (lesson 03). You may call
-# `dist.all_gather` and `dist.all_reduce`; `torch.linalg.eigh` may help.
+# If a matrix is cut by columns, you can even have the exact update without gathering it. Write a function that turns
+# a rank's columns of G into its columns of the *whole* UVᵀ. The budget counts what one rank sends on a ring (lesson
+# 03). You may call `dist.all_gather` and `dist.all_reduce`, and `torch.linalg.eigh` may help.
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and the power law. Where it fails, you see *your* update's heat
-# map.
+# Real ranks try it in float32, on the real gradient and on the power law. If it fails, you see the heat map of *your*
+# update.
+#
+# <details><summary>Hint</summary>
+#
+# UVᵀ is (GGᵀ)^(-1/2) G. Your rank has its columns of the last G. How large is GGᵀ, and how does it follow from the
+# shards?
+#
+# </details>
 #
 # *Hard · 12 minutes · optional · par 24576 bytes*
 
@@ -312,8 +343,9 @@ surviving.check(surviving_update)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. It lacks only GGᵀ, which is a
-# sum over ranks, and small. (It is symmetric, too: send one triangle of it, and you are below par.)
+# With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. All that it lacks is GGᵀ,
+# which is small, and a sum over ranks. (It is symmetric, too, so if you send only one triangle of it you are below
+# par.)
 #
 # ```python
 # def surviving_update(shard, group):
@@ -328,13 +360,13 @@ surviving.check(surviving_update)
 # %% [markdown]
 # ## Recap
 #
-# - Orthogonalizing shards is not orthogonalizing the matrix.
-# - Cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no shard is
-#   longer the other way. Here the update then acts where the gradient is zero.
-# - Cut along the short side, random entries hide the mistake. Test with real gradients.
-# - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole's shape.
+# - To orthogonalize the shards is not to orthogonalize the matrix.
+# - If you cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no
+#   shard is longer the other way. In our case the update then acts where the gradient is zero.
+# - If you cut along the short side, random entries hide the mistake. Test with real gradients.
+# - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 2 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The mirror: how does every matrix find its way back?
 #
-# Every rank keeps a slice, but Newton–Schulz wants whole matrices, so seven phases fetch everything together and take
-# it home again. Which of them send something, and which one cannot be taken back?
+# Every rank keeps a slice, but Newton–Schulz wants whole matrices, so a step of seven phases fetches everything
+# together and takes it home again. Which phases send something, and which one cannot be taken back?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The hard exercise takes twenty more. At the end you can name the seven phases of a
-# distributed Muon step, say what each of them sends, and write them from a blank cell. What you wrote will have run
-# on real processes, with the bits of a single one.
+# **Sixty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them sends,
+# and write them from a blank cell. What you wrote will have run on real processes, with the bits of a single one.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
 # reduce_scatter and all_gather are from lesson 03.
@@ -61,16 +60,16 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# One real step of one matrix. Each row is a rank, each column a moment, each arrow one of seven **phases**. Colour and
-# number say which rank *brought* that part; grey means: not here. After Newton–Schulz the parts are hatched, because
-# each entry then depends on the whole matrix.
+# The picture shows one real step of one matrix. Each row is a rank, each column is a moment, and each arrow is one of
+# seven **phases**. Colour and number say which rank *brought* that part, and grey means that it is not here. After
+# Newton–Schulz the parts are hatched, because from then on each entry depends on the whole matrix.
 #
 # ## Predict
 #
-# Fold the film at the dashed line. Phase 5 comes to lie on 3, 6 on 2 and 7 on 1, and each leads back to the layout that
-# the other left. In two of these pairs, the one really undoes the other. In the third, ranks have lost something
-# for good. Which phase of the way out cannot be taken back? And which phases send nothing? (Along an axis of length 1
-# there is nobody to send to.)
+# Fold the film at the dashed line. Phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1, and each leads back to the
+# layout that the other left. In two of these pairs, one phase really undoes the other. In the third, ranks have lost
+# something for good. Which phase of the way out cannot be taken back? And which phases send nothing? (Along an axis
+# of length 1 there is no other rank to send to.)
 #
 # *Easy · 3 minutes · required*
 
@@ -91,7 +90,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # <details><summary>Solution</summary>
 #
 # Phase 1 adds gradients up, and a sum cannot be taken apart. As for the messages: a rank that lacks something has to
-# ask for it, and a rank that has too much just drops it.
+# ask for it, while a rank that has too much just drops it.
 #
 # ```python
 # lost = 1
@@ -101,7 +100,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # </details>
 
 # %% [markdown]
-# In the notation of lesson 00, with a small letter for the flat buffer of B entries, the step reads:
+# In our notation, with a small letter for the flat buffer of B entries, the whole step reads:
 #
 # | phase | from | to |
 # |---|---|---|
@@ -113,9 +112,10 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # | 6 dp slice | `y[B]` | `y[B_dp]` |
 # | 7 all_gather | `w[B_dp]` | `w[B]` |
 #
-# `{U_dp}` is new: the sum over dp is still to be taken (*unreduced*). Phases 5 and 6 undo 3 and 2. Phase 7 does not undo
-# phase 1: it leads back to the same layout, with weights in place of gradients. Each rank's own gradient is gone, and
-# no rank needs it any more.
+# `{U_dp}` means *unreduced*: each rank along dp has a summand of the whole shape, and the sum is still to be taken.
+# PyTorch calls that layout `Partial`. Phase 1 takes that sum. Phases 5 and 6 undo 3 and 2, so you can read the lower
+# half of the table upwards. Phase 7 does not undo phase 1, though. It leads back to the same layout, but with weights
+# in place of gradients. The gradient that each rank had on its own is gone, and no rank needs it any more.
 #
 # Now on your grid:
 
@@ -123,12 +123,13 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum? Each rank keeps its own range of it (lesson 05), updated between phases 1 and 2.
+# And where is the momentum? Each rank keeps its own range of it, `m[B_dp]` (lesson 05), and updates it between phases
+# 1 and 2.
 #
 # ## Meet the objects
 #
-# You will write this step soon, so shake hands with what you will hold. The matrices in the bucket, with offset and
-# size:
+# Soon you will write this step yourself, so get to know what you will hold in your hands. These are the matrices in
+# the bucket, with offset and size:
 
 # %%
 bucket = plan.buckets[0]
@@ -136,17 +137,18 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# An entry of the master plan, as rank 0 reads it. `shape` is its tp piece, `global_shape` the whole matrix,
-# `global_range` the piece's place in the bucket:
+# This is an entry of the master plan, as rank 0 reads it. `shape` is its tp piece, `global_shape` the whole matrix,
+# and `global_range` the place of the piece in the bucket:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor: `Shard(1)` is cut along dimension 1, `Replicate()` whole on every rank,
-# `Owned(0)` whole on one, and under `Partial()` each rank holds a summand of the whole shape, and their sum is the
-# tensor. Each hop knows its opposite, and prints both ends in our notation (`@tp=0`: owned by the rank at place 0):
+# **Hops** change how *one* axis holds a tensor. `Shard(1)` means cut along dimension 1, `Replicate()` whole on
+# every rank, and `Owned(0)` whole on one. Under `Partial()` each rank holds a summand of the whole shape, and their
+# sum is the tensor. Each hop knows its opposite, and prints both ends in our notation (`@tp=0` is: owned by the rank
+# at place 0):
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -154,14 +156,14 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# What each asks for, tried just now on a pair of ranks. The first three have a way back. The last three add, and after an
-# addition the summands are gone, so there is none. Only their sum can travel on:
+# And this is what each hop asks for, tried just now on a pair of ranks. The first three have a way back. The last
+# three add, and after an addition the summands are gone, so only their sum can travel on:
 
 # %%
 lesson.draw_hops()
 
 # %% [markdown]
-# A **route** is hops in order, and the dtype that travels. This one leads a matrix to where it is whole:
+# A **route** is a list of hops in order, and the dtype that travels. This one leads a matrix to where it is whole:
 
 # %%
 print(bucket.entries[1].route)
@@ -169,9 +171,9 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# The blueprint of this course is Jen Wei's tutorial script (2025), published with a list of its own bugs. Here is one.
-# In a bucket everything is flat. The script cut out its part with `.view(-1)`, which leaves it flat. Newton–Schulz
-# answers:
+# The blueprint of this course is a tutorial script by Jen Wei (2025), who published it with a list of its own bugs.
+# Here is one. In a bucket everything is flat, and the script cut out its part with `.view(-1)`, which leaves it flat.
+# Newton–Schulz answers:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -205,15 +207,22 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# The package's own way out. `take` carries a tensor over one hop, `at` is where this rank stands, `label` names the
-# request. `yield from` means: ask, and wait for the answer.
+# Here is the package's own way out. `take` carries a tensor over one hop, `at` says where this rank stands, and
+# `label` names the request. Read `yield from` as: ask, and wait for the answer.
 
 # %%
 print(inspect.getsource(travel))
 
 # %% [markdown]
-# Write the way back. The hole is not all that has to change. Think of shoes and socks: what you put on last, you take
-# off first.
+# Write the way back. You will have to change more than the hole. Think of shoes and socks: what you put on last, you
+# take off first.
+#
+# <details><summary>Hint</summary>
+#
+# `travel` goes over `route.hops` from first to last. On the way back the last hop comes first, and each hop goes the
+# other way, which is its `.inverse`.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -243,29 +252,29 @@ back.check(way_back)
 # %% [markdown]
 # ## You are the network
 #
-# In a **stepping world** all ranks live in this notebook, each a Python generator. A rank that needs something *yields*
-# a request and stands still until somebody answers. That somebody is you.
+# In a **stepping world** all ranks live in this notebook, and each is a Python generator. A rank that needs something
+# *yields* a request and stands still until somebody answers. That somebody is you.
 #
-# Each button is a group whose members all wait. Be unfair! Let one race ahead while another starves. Finish several
-# runs, and watch the hash of the final weights.
+# Each button is a group whose members are all waiting. Be unfair! Let one group race ahead while another starves.
+# Finish several runs, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# You cannot break it: a rank sees only the answers of its own groups, and those come in the same order every time. (In
-# phase 3 a rank asks only for matrices of which its range has a part. One that a boundary cuts is orthogonalized on
-# both sides.)
+# You cannot break it, because a rank sees only the answers of its own groups, and those come in the same order every
+# time. (In phase 3 a rank asks only for the matrices of which its range has a part. A matrix that a boundary cuts is
+# orthogonalized on both sides of it.)
 #
 # ## Another trap: the lost line
 #
-# The blueprint's second loop lacked a line. After another loop, that raises no error:
+# In the blueprint, the second of two loops lacked a line. Since it comes after another loop, that raises no error:
 
 # %%
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# Group one holds up and o, group two holds down. How often does the second loop update each?
+# Group one holds up and o, and group two holds down. How often does the second loop update each of them?
 #
 # *Easy · 2 minutes · required*
 
@@ -278,8 +287,8 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `params` still holds the last group's parameters. So they are updated once for each group, with each group's learning
-# rate, and all others stand still. No error, and a loss that still falls a little.
+# `params` still holds the last group's parameters. So these are updated once for each group, with each group's
+# learning rate, and all others stand still. There is no error, and the loss still falls a little.
 #
 # ```python
 # updates = {"up": 0, "o": 0, "down": 2}
@@ -290,14 +299,14 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# Now all seven phases, from a blank. `job` does the arithmetic, you do everything that moves. Between phases 5 and 6,
-# collect the pieces in a flat buffer of zeros. The check compares every request of every rank with the package's, and
-# shows the first that differs.
+# Now write all seven phases, from a blank cell. `job` does the arithmetic, and you do everything that moves. Between
+# phases 5 and 6, collect the pieces in a flat buffer of zeros. The check compares every request of every rank with
+# the package's, and shows the first one that differs.
 #
 # <details><summary>Hint</summary>
 #
-# Each phase that sends is one `yield from travel(…)`, on the route that the comments name. Phases 5 and 6 are
-# `yield from way_back(…)`, on the routes of 3 and 2. Only phases 3 to 5 stand in the loop over matrices.
+# Each phase that sends is one `yield from travel(…)`, on the route that the comments name. Phases 5 and 6 are `yield
+# from way_back(…)`, on the routes of 3 and 2. Only phases 3 to 5 stand in the loop over matrices.
 #
 # </details>
 #
@@ -345,7 +354,7 @@ stepped.check(my_step)
 # %% [markdown]
 # ## On real processes, to the bit
 #
-# The same function on real ranks. For the film, they first send their rank numbers along the routes.
+# Now the same function runs on real ranks. For the film, they first send their rank numbers along the routes.
 
 # %%
 my_step = stepped.accepted_or(lesson.reference_step)
@@ -357,7 +366,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# Is it right? Give the mean gradients to PyTorch's own `torch.optim.Muon`, in one process:
+# Is it right? Give the mean of the gradients to PyTorch's own `torch.optim.Muon`, in one process:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -365,17 +374,18 @@ alone = lesson.step_alone(gradients, seed)
 print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% [markdown]
-# Every matrix was whole when Newton–Schulz met it.
+# They agree because every matrix was whole when Newton–Schulz met it.
 #
 # ## Recap
 #
-# - Seven phases: reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
-# - The way back is the way out, read backwards: the last hop first, each the other way. Only a sum has no way back.
-# - A gather asks, a slice only drops. With an owner, both directions send.
-# - In which order groups are answered changes nothing. For the same gradient, all weights are the same bits as in one
-#   process.
+# - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
+# - The way back is the way out, read backwards: the last hop first, and each the other way. Only a sum has no way
+#   back.
+# - A gather has to ask, and a slice only drops. With an owner, both directions send.
+# - The order in which groups are answered changes nothing. For the same gradient, all weights have the same bits as
+#   in one process.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
@@ -403,8 +413,9 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your optimizer takes a step
 #
-# `my_muon.py` now has all that a step needs. This completes the file where you skipped something, takes its optimizer
-# through two steps on four real processes, on each of three grids, and compares with `torch.optim.Muon`:
+# `my_muon.py` now has everything that a step needs. The next cell completes the file in the places that you skipped,
+# takes its optimizer through two steps on four real processes, on each of three grids, and compares the result with
+# `torch.optim.Muon`:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())

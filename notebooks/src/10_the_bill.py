@@ -2,7 +2,7 @@
 # # 10 · The bill: what does a step cost?
 #
 # What does a step of Muon send, on which rank and in which phase, and what does a rank have to remember? Can you work
-# all of it out with a pencil, before anything runs?
+# all of it out with a pencil before anything runs?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The hard exercise takes twenty more. At the end you can write the bill of a step by hand, for any
-# matrices on any grid: bytes by phase, who runs Newton–Schulz how often, state beside AdamW's. You have checked it
-# against the bytes that real ranks counted.
+# **Forty minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes of
+# each phase, which ranks run Newton–Schulz how often, and the state beside AdamW's. You will have checked it against
+# the bytes that real ranks counted.
 #
 # *You need* lesson 05 (buckets and slices) and lesson 09 (the seven phases).
 #
@@ -55,13 +55,14 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# Those bars come from plans alone: nothing ran. Now the three matrices of lesson 09, in a bucket on your grid:
+# The bars in the picture come from plans alone, so nothing ran for them. Now take the three matrices of lesson 09, in
+# a bucket on your grid:
 
 # %%
 lesson.draw_boundary(dp, tp)
 
 # %% [markdown]
-# How many ranks run Newton–Schulz on o, under each strategy?
+# How many ranks run Newton–Schulz on o, under each of these strategies?
 #
 # *Easy · 3 minutes · required*
 
@@ -83,7 +84,7 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Each slice that has a part of o counts with all its tp ranks.
+# Under `zero1`, look which slices have a part of o. Each of them counts with all its tp ranks.
 #
 # ```python
 # replicated, round_robin, zero1, owner = lesson.runs_of(lesson.plans_of(dp, tp), "o").values()
@@ -94,8 +95,23 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out. In a ring of D ranks (lesson 03), a
-# reduce_scatter or all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both.
+# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out yourself. On a ring of D ranks (lesson
+# 03), a reduce_scatter or an all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both,
+# one after the other.
+#
+# | phase | from | to | the whole tensor |
+# |---|---|---|---|
+# | gradient reduce_scatter | `g[B]{U_dp}` | `g[B_dp]` | `total` entries |
+# | dp gather | `x[B_dp]` | `x[B]` | `total` entries |
+# | tp gather | `X[I, J_tp]` | `X[I, J]` | `tp · touched` entries |
+# | parameter all_gather | `w[B_dp]` | `w[B]` | `total` entries |
+#
+# <details><summary>Hint</summary>
+#
+# Along dp, one rank's share is `total // dp`. Along tp, a rank's share of the matrices that it works on is the pieces
+# that it already has, `touched`. Each line is bytes an entry, times D − 1, times a share.
+#
+# </details>
 #
 # *Medium · 8 minutes · required*
 
@@ -130,8 +146,8 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Does reality agree? Real ranks take a step with each strategy, and a **ledger** notes every request. Rank 0's bytes,
-# then yours:
+# Does reality agree? Real ranks take a step with each strategy, and a **ledger** notes every request. First rank 0's
+# bytes, then yours:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -143,21 +159,23 @@ at = plans["zero1"].grid.at(0)
 print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
 
 # %% [markdown]
-# It works for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries,
-# and a slice a quarter of that, 524,288. Phase 1: 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 is half of it, phase 7
-# the same again. Phase 3: 2 · 1 · 2,097,152, about 4.2 MB. All slices have a part, so all ranks run Newton–Schulz.
+# The formulas work for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152
+# entries, and a slice is a quarter of that, 524,288. Phase 1 sends 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 sends
+# half of that, because its entries are bfloat16, and phase 7 sends as much as phase 1. Phase 3 sends 2 · 1 ·
+# 2,097,152 bytes, about 4.2 MB. Every slice has a part of the matrix, so all ranks run Newton–Schulz on it.
 #
-# All but `zero1` expect gradients that are averaged already. That all_reduce is not in their ledgers, but somebody
-# pays. With it, and beside AdamW:
+# To be fair, we have to add something. All strategies but `zero1` expect gradients that are already averaged. That
+# all_reduce is not in their ledgers, but somebody pays for it. With it included, and beside AdamW:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes: the bound of Liu et al. (2025).
-# All in bfloat16, 6 / 4.
+# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, which is the bound of Liu et al. (2025).
+# If everything is bfloat16, it is 6 / 4.
 #
-# And the state? AdamW keeps two moments for each entry, Muon one momentum. ZeRO-1 divides either by dp:
+# And what about state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either of
+# them by dp:
 
 # %%
 for name, found in counted[0].items():
@@ -167,8 +185,16 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But only a matrix that straddles a boundary is incomplete anywhere.
-# `gather="boundary"` moves nothing else. Write it for one matrix: how many entries do you send to each place along dp?
+# Wei's script gathers the *whole* bucket. But the only matrices that are incomplete anywhere are those that straddle
+# a boundary, and `gather="boundary"` moves only those. Write it for one matrix: how many entries do you send to each
+# place along dp?
+#
+# <details><summary>Hint</summary>
+#
+# First find out how many entries of the matrix each place holds, with the intersection of lesson 05. A place that
+# holds none needs nothing, and you do not send to yourself.
+#
+# </details>
 #
 # *Medium · 8 minutes · required*
 
@@ -192,7 +218,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Your counts, as the splits of one `all_to_all_single` on real ranks:
+# Here are your counts, as the splits of one `all_to_all_single` on real ranks:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -205,8 +231,8 @@ print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
 # %% [markdown]
 # ## Play with the bill
 #
-# A GPT of width 768. When is Muon closest to AdamW? And when do so many ranks repeat Newton–Schulz that bytes are no
-# longer your trouble?
+# This is a GPT of width 768. When is Muon closest to AdamW? And when do so many ranks repeat Newton–Schulz that bytes
+# are no longer your problem?
 
 # %%
 lesson.explore_bills(live=widgets)
@@ -214,19 +240,20 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW: nothing straddles.
-# In small buckets on many ranks, each matrix straddles all of them, and up to a dozen ranks orthogonalize it.
+# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW, because nothing
+# straddles. In small buckets on many ranks each matrix straddles all of them, and up to a dozen ranks orthogonalize
+# it.
 #
 # </details>
 
 # %% [markdown]
 # ## The phase that rounds
 #
-# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, and each addition
-# rounds. Another grid adds in another order. Does that matter?
+# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
+# and another grid adds in another order. Does that matter?
 #
-# Move one entry of the gradient of o by about 10⁻⁷, over the edge where bfloat16 rounds the other way. How many weights
-# change?
+# To find out, move one entry of the gradient of o by about 10⁻⁷, just over the edge where bfloat16 rounds the other
+# way. How many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -241,7 +268,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Newton–Schulz multiplies the matrix by itself: every entry of the update depends on every entry of the input.
+# Newton–Schulz multiplies the matrix by itself, so every entry of the update depends on every entry of the input.
 #
 # ```python
 # followed = "hundreds"
@@ -250,18 +277,19 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most changes of order cross no such edge: bfloat16 keeps 8 bits. Here texts are added in several orders:
+# Most changes of order cross no such edge, because bfloat16 keeps only 8 bits. Here texts are added in several
+# orders:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for some steps, then suddenly not. That is no bug.
+# So two grids may agree for some steps, and then suddenly not. That is no bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
-# A mean over dp takes dp − 1 additions and one division. Each is off by at most a part u of its result, and in fp32 u
-# is 2⁻²⁴. No partial sum is larger than the sum of the absolute values. So
+# A mean over dp takes dp − 1 additions and one division. Each of them is off by at most a part u of its result, and
+# in fp32 u is 2⁻²⁴. No partial sum is larger than the sum of the absolute values. So
 #
 # `error ≤ γ · (|g₀| + |g₁| + …) / dp`, with `γ = dp · u / (1 − dp · u)`
 #
@@ -275,12 +303,12 @@ print(lesson.say_sum(seed, texts=8))
 # %% [markdown]
 # ## Recap
 #
-# - A phase's bill: bytes an entry × entries of a piece × (ranks − 1).
-# - To ZeRO-1 AdamW's bill Muon adds the dp gather and the tp gather. It keeps half the state.
-# - Under `zero1` a matrix is worked on wherever a part of it is kept. Boundaries cost bytes, and work.
-# - The same gradient gives the same bits. The sum that makes it may not.
+# - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
+# - Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
+# - Under `zero1` a matrix is worked on wherever a part of it is kept, so boundaries cost bytes and work.
+# - The same gradient gives the same bits. The sum that makes the gradient may not.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
@@ -307,4 +335,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The bill assumed that this package knows how your matrices are cut. In the next lesson you plug in a cut of your own.
+# The bill takes for granted that this package knows how your matrices are cut. In the next lesson you plug in a cut
+# of your own.

@@ -20,10 +20,10 @@ from muon_tutorial.learn import own_sharding as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: forty-five minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can plug any sharding into Muon with three functions of your own, deal
-# out the work. Your code moves the bytes, on real processes.
+# **Fifty minutes.** At the end you can plug any sharding into Muon with three functions of your own, and deal out the
+# work so that no owner holds up the rest. Your code will have moved the bytes, on real processes.
 #
 # *You need* lesson 03 (collectives), lesson 04 (owners, makespan) and lesson 06 (groups).
 #
@@ -58,9 +58,10 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Read the picture from the top: four colours flow into one matrix, then one colour flows back. The layouts differ in
-# who brings what, and Muon need not know. It asks a `DistributedConfig`. Here is the whole loop, run on real ranks
-# with three functions for rows:
+# Read the picture from the top. Four colours flow together into one matrix, and then one colour flows back. The
+# layouts differ in which rank brings what, but Muon does not need to know any of that, because it asks a
+# `DistributedConfig`. Here is the whole loop, run on real ranks with three functions for a matrix that is cut by
+# rows:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -75,11 +76,12 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` was asked beforehand, once: it returned `owners`. The other two are collectives. Only the owner gets the
-# matrix, yet everybody calls.
+# `assign_fn` was asked once, beforehand, and it returned `owners`. The other two are collectives. `gather_fn` takes a
+# matrix from `M[I_dp, J]` to `M[I, J]@dp=k`, which reads "owned by the rank at place k of dp", and `redistribute_fn`
+# takes the update back. Only the owner gets the matrix, and yet everybody has to call.
 #
-# **FSDP2**, PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose the *last* rank is the owner of this
-# matrix:
+# **FSDP2**, which is PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose that the *last* rank is the
+# owner of this matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
@@ -111,10 +113,11 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# An **empty shard** is nothing special: its rank calls, with nothing in hand. Now play the layouts. **HSDP** is FSDP2
-# within each *replica*, ranks that hold the whole model between them. Some models have many small MLPs side by side,
-# the *experts*, and send each token through a few; all their other matrices are *dense*. Under **expert parallel**
-# (EP), each rank has experts of its own. When do arrows cross to another replica?
+# So an **empty shard** is nothing special: its rank makes the call, with nothing in hand. Now play the layouts.
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that hold the whole model between them. Some models have
+# many small MLPs side by side, the *experts*, and send each token through a few of them, while all their other
+# matrices are *dense*. Under **expert parallel** (EP), each rank has experts of its own. When do arrows cross to
+# another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -122,11 +125,11 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # %% [markdown]
 # ## Yours, on real ranks
 #
-# Now write them, for rows. The ranks along dp share matrices. To have several groups, each place along tp here gets
-# matrices of its own, as experts would. Your `state` holds `"group"`, your process group, and `"shapes"`, all full
-# shapes. `params` are this rank's shards.
+# Now write the three functions, for rows. The ranks along dp share their matrices. So that there are several groups,
+# each place along tp gets matrices of its own here, as experts would. Your `state` holds `"group"`, your process
+# group, and `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
 #
-# `assign` returns the same dict on all ranks of a group. Owners are global ranks, not places in the group.
+# `assign` has to return the same dict on all ranks of a group. Owners are global ranks, and not places in the group.
 #
 # *Easy · 3 minutes · required*
 
@@ -149,8 +152,9 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# Shards are uneven, one matrix has a single row, and `dist.gather` wants equal pieces. But `dist.all_to_all_single`
-# takes split sizes, zero among them. Try it: rank r brings r entries, and rank 0 takes all.
+# Shards are uneven, and one matrix has just a single row, but `dist.gather` wants equal pieces.
+# `dist.all_to_all_single`, however, takes split sizes, and they may be zero. Try it. Here rank r brings r entries,
+# and rank 0 takes all of them:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -164,14 +168,14 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Rank 0 brings nothing, and calls. Now `gather`: Muon adds to `state` the `"param_idx"` and this rank's
-# `"local_shape"`. How long is each shard? Rows are cut as a column parallel matrix is, so `local_shape` of lesson 07 says
-# it: `local_shape(shape, "column", place, ranks)`.
+# Rank 0 brings nothing, and still makes the call. Now write `gather`. Muon adds `"param_idx"` and this rank's
+# `"local_shape"` to your `state`. And how long are the other ranks' shards? Rows are cut like a column parallel
+# matrix, so your `local_shape` of lesson 07 tells you: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
-# Only the owner takes anything, and each rank sends to the owner alone. So in both lists of `splits` all entries are
-# zero, but for the owner's in the first, and on the owner all of the second.
+# Only the owner takes anything, and each rank sends to the owner alone. So both lists of `splits` are all zeros,
+# except for the owner's place in the first list, and for the whole second list on the owner.
 #
 # </details>
 #
@@ -210,7 +214,15 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# And back, in bfloat16. The check hands all three to `Muon` for some steps, beside a single process, bit by bit.
+# And now back, in bfloat16. The check hands all three of your functions to `Muon`, takes some steps beside a single
+# process, and compares bit by bit.
+#
+# <details><summary>Hint</summary>
+#
+# What each rank sent on the way out, it takes on the way back. So call the same `splits` and exchange the two lists.
+# A rank without the update brings an empty tensor.
+#
+# </details>
 #
 # *Medium · 6 minutes · required · par 224 bytes on the way back*
 
@@ -224,7 +236,7 @@ given_back.check(redistribute)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The opposite arrow: the same call, with the two lists exchanged.
+# It is the opposite arrow: the same call, with the two lists exchanged.
 #
 # ```python
 # def redistribute(update, src_rank, state):
@@ -240,8 +252,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# Change them as you like; they run on real ranks. First, a place in a group is not a rank. In some groups this goes
-# well, and so it does in a test with one group:
+# All of these run on real ranks, and you can change them as you like. The first: a place in a group is not a rank. In
+# some groups that mistake makes no difference, so a test with only one group does not notice it:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -252,7 +264,7 @@ def gather_at_place_0(mine, group):
 print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
 
 # %% [markdown]
-# Second, uneven pieces. Who complains, and who waits for nothing?
+# The second is uneven pieces. Which rank complains, and which one waits for something that never comes?
 
 # %% tags=["ranks", "volatile"]
 def gather_uneven(mine, lengths):
@@ -262,8 +274,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# Third, gather what you are handed: the momentum. It stays sharded, and the gradient is no substitute. The first step
-# is near enough to fool a test:
+# The third: gather what you are handed, which is the momentum. It stays sharded like the parameter, and the gradient
+# is no substitute for it. In the first step the two are close enough to fool a test:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -273,8 +285,8 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# Fourth, `Partial`: each rank holds a sum over its own data, in full size. Nothing seems to be missing. And fifth, one
-# weight may hold several matrices, such as fused QKV or a stack of experts:
+# The fourth is `Partial`, our `{U_dp}`. Each rank holds a sum over its own data, in full size, so nothing seems to be
+# missing. And the fifth: one weight may hold several matrices, as a fused QKV does, or a stack of experts:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -283,16 +295,24 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# A step lasts as long as its busiest owner works, if every rank has a core. So `assign_fn` decides. In this model any
-# rank may own a dense matrix, but an expert only a rank of its group:
+# If every rank has a core of its own, a step lasts as long as its busiest owner works, and it is your `assign_fn`
+# that decides who is busy. In this model any rank may own a dense matrix, but an expert can only be owned by a rank
+# of its group:
 
 # %%
 model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# What counts is the busiest rank. `state["shapes"]` are full shapes, `state["holders"]` the ranks that may own each
-# parameter, and `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
+# What counts is the busiest rank. `state["shapes"]` are full shapes, `state["holders"]` lists the ranks that may own
+# each parameter, and `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
+#
+# <details><summary>Hint</summary>
+#
+# Lesson 04 dealt out the costliest first, each to the rank that has least so far. Here "the rank" is one of the
+# holders, so keep a running total for each rank across all parameters.
+#
+# </details>
 #
 # *Medium · 8 minutes · required · par 39 GFLOP on the busiest rank*
 
@@ -325,16 +345,17 @@ mine = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
-# For common layouts, `create_dtensor_config()` and its kin write all three functions.
+# For common layouts you do not have to write any of this: `create_dtensor_config()` and its relatives return all
+# three functions.
 #
 # ## Recap
 #
-# - Three functions suffice. Nothing else in Muon knows how you cut.
-# - Only the owner gets the matrix, yet everybody calls, empty-handed or not.
-# - Owners are global ranks, the same on all that share a parameter.
-# - Gather what you are handed, whole, with parts kept apart.
+# - Three functions are enough. Nothing else in Muon knows how you cut.
+# - Only the owner gets the matrix, and yet everybody calls, even with nothing in hand.
+# - Owners are global ranks, and all ranks that share a parameter name the same one.
+# - Gather what you are handed, make it whole, and keep several matrices in one weight apart.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 2 minutes · required*
 
@@ -357,5 +378,5 @@ lesson.quiz(found.rows).check(answers)
 # </details>
 
 # %% [markdown]
-# Your functions wait for each message before they go on. In the next lesson the next gather begins while the last
-# matrix is still worked on.
+# Your functions wait for each message before they go on. In the next lesson, the next gather begins while the last
+# matrix is still being worked on.

@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The hard exercise takes twenty more. At the end you can read a timeline, say how long a
-# schedule takes before it runs, write the loop that hides communication behind work, and find the wait that it lacks.
+# **Forty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# loop that hides communication behind work, and find the wait that it lacks.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
 #
@@ -59,7 +59,7 @@ _ = my_muon.so_far("12")
 # %% [markdown]
 # ## The call returns, the work does not
 #
-# An all_reduce of sixteen megabytes, on real ranks. Somebody puts a stopwatch around the call.
+# Here is an all_reduce of sixteen megabytes on real ranks, with a stopwatch around the call.
 
 # %% tags=["ranks", "volatile"]
 def stopwatch(rank):
@@ -74,24 +74,25 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Compare the two times: the call is over long before sixteen megabytes can have travelled. (Slow calls? Another rank
-# had the core just then.) It is **asynchronous**: it hands the tensor to another thread and returns. Until the wait
-# returns, the tensor belongs to that thread. *Launch is not execution.*
+# Compare the two times. The call is over long before sixteen megabytes can have travelled. (If the calls look slow,
+# another rank had the core just then.) The call is **asynchronous**: it hands the tensor to another thread and
+# returns. Until your wait returns, the tensor belongs to that thread, so you must not touch it. In
+# short, *launch is not execution.*
 #
-# On a GPU *every* operation is like that; on CPUs, only communication. `step()` returns when its kernels are
-# launched, and without `torch.cuda.synchronize()` your watch times the launch. A kernel that waits for other ranks
-# spins: waiting looks busy.
+# On a GPU *every* operation works like that, while on CPUs only communication does. So `step()` returns when its
+# kernels are launched, and without `torch.cuda.synchronize()` your watch times the launch. There is a second trap in
+# it. A kernel that waits for other ranks spins, so on a GPU waiting looks busy.
 #
-# So draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each bucket of
-# this `zero1` step, by its number, travels three times: reduce_scatter, dp gather, all_gather. In the lower half
-# several buckets are in flight: one travels while another is computed. That is **overlap**. What it cannot hide, the
-# hatched time, is **exposed**.
+# That is why we draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each
+# bucket of this `zero1` step travels three times under its number, as reduce_scatter, dp gather and all_gather. In
+# the lower half several buckets are in flight, so that one travels while another is computed. That is **overlap**.
+# The part of communication that it cannot hide, the hatched time, is **exposed**.
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator. Here it asks in one line and waits in another. On real processes, `yield
-# Start(…)` calls with `async_op=True`, the **ticket** that comes back is `work` from above, and `yield Wait(…)` waits
-# for it.
+# In lesson 09 a rank was a generator that asked and waited in one line. Here it asks in one line and waits in
+# another. On real processes, `yield Start(…)` makes the call with `async_op=True`, the **ticket** that comes back is
+# the `work` from above, and `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -104,8 +105,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it
-# works on this one. How long does that one take, with `quick` times and with `slow` ones?
+# How many milliseconds does this loop take with the `quick` times? Now imagine a second loop that asks for the next
+# matrix before it works on this one. How long does that one take, with the `quick` times and with the `slow` ones?
 #
 # *Easy · 4 minutes · required*
 
@@ -124,7 +125,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Four times both; the first gather and all the work; all gathers and the last work.
+# The first loop takes four times both. The second, with quick gathers, takes the first gather and then all the work.
+# With slow gathers it takes all the gathers and then the last work.
 #
 # ```python
 # one_at_a_time = 4 * (2 + 3)
@@ -137,8 +139,16 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# To ask early is called **prefetch**. The **window** says how many matrices may be asked for and not yet done. 1 is the
-# loop above; with 2, the next one travels while you work. Each costs memory, so never hold more.
+# Asking early is called **prefetch**. The **window** says how many matrices may have been asked for and not yet been
+# done. A window of 1 is the loop above. With 2, the next matrix travels while you work on this one. Each matrix in
+# the window costs memory, so never hold more than it allows.
+#
+# <details><summary>Hint</summary>
+#
+# Before you wait for matrix i, bring the number of matrices that you have asked for up to i + window, but not above
+# `count`. Keep the tickets in a list, and take each out of it when you wait.
+#
+# </details>
 #
 # *Medium · 10 minutes · required*
 
@@ -153,7 +163,7 @@ ahead.check(prefetch)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `pop` matters: a ticket that you keep keeps its matrix.
+# The `pop` matters, because a ticket that you keep also keeps its matrix.
 #
 # ```python
 # def prefetch(count, gather, work, window):
@@ -169,7 +179,8 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# What does it gain? The **timed world** (ranks as generators, each with a clock) says, for times that we choose:
+# What does it gain? The **timed world**, in which ranks are generators and each has a clock, says so for times that
+# we choose:
 
 # %%
 prefetch = ahead.accepted_or(lesson.prefetch)
@@ -178,7 +189,8 @@ for window in (1, 2, 4):
     print(f"window {window}: {timed.milliseconds:g} ms, holds {timed.watch.held}")
 
 # %% [markdown]
-# And real ranks, with real matrices and Newton–Schulz, say whether it is *right*:
+# That is how long it would take. Whether it is *right* you learn from real ranks, with real matrices and
+# Newton–Schulz:
 
 # %% tags=["ranks", "volatile"]
 run = lesson.run_loop(prefetch, dp * tp, seed, window=2, backend=backend)
@@ -188,9 +200,9 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# The package's own step again. Nothing runs: these seconds follow from a machine's file. Press play for each link.
-# Which one saves the largest part of its step? From which window on is nothing left to gain? And what happens on a
-# bare loopback, where both ranks share one core, which also sends?
+# Back to the package's own step. Nothing runs here: these seconds follow from a file that describes a machine. Press
+# play for each link. Which link saves the largest part of its step? From which window on is there nothing left to
+# gain? And what happens on a bare loopback, where both ranks share one core, which also has to send?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -201,23 +213,31 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# The link of 200 Mbit/s saves most, almost a third of its step: there, both lanes are about as long. Only the shorter
-# lane can hide.
+# The link of 200 Mbit/s saves most, almost a third of its step, because there both lanes are about equally long. Only
+# the shorter lane can hide behind the longer one.
 #
-# Overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is one:
-# while a rank waits, another computes or copies bytes.
+# So overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is
+# only one: while a rank waits, the core computes for another or copies its bytes.
 #
 # ## Find the missing wait
 #
-# This program shares its updates, too, through two buffers that it uses in turn. One line is missing.
+# The next program shares its updates as well, through two buffers that it uses in turn. One line is missing from it.
 
 # %%
 print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather, `s` a share. Before which line must it wait, and for which ticket? A wait for a ticket that is not
-# there yet is skipped. Your answer runs, in a world that reads a buffer as late as it may: when you wait for it.
+# `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait for a
+# ticket that is not there yet is skipped.) Your answer runs in a world that reads a buffer as late as it may, which
+# is when you wait for it.
+#
+# <details><summary>Hint</summary>
+#
+# There are two buffers, so matrix i writes into the one that matrix i − 2 used. Who may still be reading it at that
+# moment?
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -231,7 +251,7 @@ find.check(before, ticket)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Line 9 writes a buffer that matrix i − 2 used last. Its share must have ended.
+# Line 9 writes into a buffer that matrix i − 2 used last, so the share of that matrix must have ended.
 #
 # ```python
 # before = 9
@@ -241,14 +261,14 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Why does such a bug live long? Because of fast links:
+# How can such a bug live for long? Fast links hide it:
 
 # %%
 for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# A second trap. Each rank asks in the order that it likes:
+# There is a second trap. Suppose each rank asks in the order that suits it:
 
 # %%
 def as_i_please(rank):
@@ -258,14 +278,15 @@ def as_i_please(rank):
 print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
-# Our worlds compare labels. Gloo does not: these gathers are of one size, and ranks would get other matrices without a
-# word. The order must follow from what *all* ranks know, never from what is ready first.
+# Our worlds compare labels, so they notice. Gloo does not: these gathers have the same size, and ranks would get each
+# other's matrices without a word. So the order must follow from what *all* ranks know, and never from what happens to
+# be ready first.
 
 # %% [markdown]
 # ## Does reality agree?
 #
-# A notebook cannot slow its loopback down. So here is a recording, with a limit that turns the loopback into a **bus**:
-# one slow link that all ranks share.
+# A notebook cannot slow down its loopback. So here is a recording in which a limit turned the loopback into a
+# **bus**, one slow link that all ranks share.
 
 # %%
 recording = lesson.recorded()
@@ -276,19 +297,20 @@ expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# Above, what the timed world says for that machine; below, what happened. And what a window of 3 saved:
+# On top is what the timed world says for that machine, and below is what happened. And this is what a window of 3
+# saved:
 
 # %%
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
 # Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve. Only the
-# shorter lane can hide behind the longer one, and here it is that half second. That is the column *predicted*, which
-# says what overlap alone can save.
+# shorter lane can hide behind the longer one, and here the shorter lane is that half second. The column *predicted*
+# says just that: what overlap alone can save.
 #
-# In some rows more was *saved* than that. There, ranks had idled between their turns on a core, and a larger window
-# gave them something to do; the timed world, whose turns are perfect, knows no such gaps. Now your machine, on its
-# bare loopback. If it has fewer cores than ranks, look for a moment when no rank computes.
+# In some rows more was *saved* than predicted. There, ranks had been idle between their turns on a core, and a larger
+# window gave them something to do in those gaps. In the timed world turns are perfect, so it knows no gaps. Now your
+# machine, on its bare loopback. If it has fewer cores than ranks, look for a moment in which no rank computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)
@@ -298,14 +320,14 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # %% [markdown]
 # ## Recap
 #
-# - A call that returns has launched something. Only a wait says that it is done.
-# - The busier lane sets the pace. Prefetch hides the other one. A larger window holds more buffers,
+# - A call that returns has launched something. Only a wait tells you that it is done.
+# - The busier lane sets the pace, and prefetch hides the other one behind it. A larger window holds more buffers,
 #   until all of them are under way.
 # - Before the wait, a buffer is not yours.
 # - All ranks ask in one order.
-# - Where ranks and sending share cores, overlap has nothing to hide behind.
+# - If ranks and sending share cores, overlap has nothing to hide behind.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
@@ -331,4 +353,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# You can hide messages behind work now. Is Muon then cheaper than AdamW? The next lesson counts.
+# Now you can hide messages behind work. Does that make Muon cheaper than AdamW? The next lesson counts.

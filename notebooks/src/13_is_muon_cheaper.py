@@ -1,8 +1,9 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report measured 0.57 times AdamW's communication; the paper that cut Muon over ranks (Liu et al., 2025)
-# allows up to 1.25 times. Both added up honest numbers: so what did each of them count, and which one is your bill?
+# A published report measured 0.57 times AdamW's communication, while the paper that cut Muon over ranks (Liu et al.,
+# 2025) allows up to 1.25 times. Both added up honest numbers, so what did each of them count, and which one is your
+# bill?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +23,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The hard exercise takes twenty more. At the end you can say for which dtype, batch, link and
-# strategy Muon is cheaper than AdamW, read a profiler's trace without counting anything twice, and tell waiting from
-# transfer.
+# **Fifty minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
+# a profiler's trace without counting anything twice, and tell waiting from transfer.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
@@ -56,20 +56,22 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# A **waterfall** leads from one number to another, change by change. Bytes, time and memory do not agree here, so anyone
-# who says "cheaper" has picked one of the three. And this is *one* case: one model, one dtype, one batch, one
-# link. We check all three bills, and look for what turns each answer round. (The **planner** walks a step without data
-# and charges it by a file that describes a machine.)
+# The picture is a **waterfall**, which leads from one number to another, change by change. Bytes, time and memory do
+# not agree in it, so if someone says "cheaper", they have picked one of the three. And this is only *one* case, with
+# one model, one dtype, one batch and one link. In this lesson we check all three bills, and look for what turns each
+# answer round. (The **planner**, which drew this, walks a step without data and charges it by a file that describes a
+# machine.)
 #
 # ## First bill: bytes
 #
-# Compare **like for like**: both begin with each rank's *raw* gradient and end with new weights on all. `zero1` gathers
-# its momentum in bfloat16. `layerwise` is new: a matrix *lives* with one owner, where its gradients are summed. Its
-# momentum never moves; its new weights go to all.
+# To be fair, compare **like for like**. Both optimizers begin with each rank's *raw* gradient, `g[B]{U_dp}`, and end
+# with new weights on all ranks, `w[B]`. `zero1` gathers its momentum in bfloat16 in between. `layerwise` is new here.
+# Under it a matrix *lives* with one owner, where its gradients are summed, so its momentum never moves, and its new
+# weights go out to all.
 #
 # So far we have counted what one rank sends. Under `layerwise` that differs from rank to rank, because one owner's
-# matrices are larger than another's. So add up what each rank of one dp group sends on a ring. (Where all send alike,
-# that is dp times lesson 10's number.)
+# matrices are larger than another's. So add up what each rank of one dp group sends on a ring. (If all of them send
+# the same, that is dp times the number of lesson 10.)
 #
 # *Easy · 4 minutes · required*
 
@@ -85,7 +87,7 @@ by_hand.check(bytes_sent)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Each rank sends its share to dp − 1 others: (dp − 1) · entries, all ranks together, for each collective.
+# In each collective, every rank sends its share dp − 1 times. All ranks together that is (dp − 1) · entries.
 #
 # ```python
 # def bytes_sent(entries, dp, item):
@@ -96,9 +98,16 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Now let real ranks count. Muon's steps are the package's; you write AdamW's. On the route `bucket.gradient` gradients
-# are summed into slices; on `bucket.parameter` slices of weights become all of them. `lesson.adamw` does the arithmetic
-# of a slice. Beware: a sum is no mean.
+# Now let real ranks count. Muon's steps are the package's, and you write AdamW's. On the route `bucket.gradient`,
+# gradients are summed into slices. On `bucket.parameter`, slices of the weights become all of them. In between,
+# `lesson.adamw` does the arithmetic of a slice. Beware: a sum is not a mean.
+#
+# <details><summary>Hint</summary>
+#
+# It is the step of lesson 09 without phases 2 to 6: one `yield from travel`, some arithmetic, another `yield from
+# travel`. How many gradients were summed stands in `bucket.summands`.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -137,16 +146,18 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# One step, and so many answers:
+# It is one step, and there are so many answers, because each depends on a choice:
 #
-# - *dtype:* the momentum's 2 bytes weigh more where all else has 2, too.
-# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. There, `layerwise` even beats AdamW.
-# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody pays for those.
+# - *dtype:* the momentum's 2 bytes weigh more if everything else has 2 bytes, too.
+# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. On it, `layerwise` even beats AdamW.
+# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody has to pay for
+#   those.
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*: durations of all events whose names say all-reduce or all-gather, however they spell it,
-# summed. Here is a little trace, made up in the same form (microseconds; a kernel is what the GPU runs):
+# The report's 0.57 is *time*. It is the sum of the durations of all events whose names say all-reduce or all-gather,
+# however they spell it. Here is a little trace in the same form, which we made up (in microseconds; a kernel is what
+# the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -166,7 +177,8 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The CPU launches it, and both sides get an **annotation**: a label over a stretch of time. Only the kernel works.
+# The CPU launches the collective, and both CPU and GPU get an **annotation**, which is a label over a stretch of
+# time. Only the kernel works.
 #
 # ```python
 # working = 1
@@ -175,9 +187,16 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# One collective, four events. Write the honest sum: nanoseconds in which communication ran, each moment once. Events
-# have `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them ran, `lesson.measure(…)`
-# how long that is.
+# So one collective left four events. Write the honest sum: the nanoseconds in which communication ran, with each
+# moment counted once. Events have `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them
+# ran, and `lesson.measure(…)` is how long that is.
+#
+# <details><summary>Hint</summary>
+#
+# Keep only the events that are kernels and communicate. Adding up their durations would count moments twice in which
+# several run at once, so ask when *any* of them ran.
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -205,16 +224,23 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now the real ones. The report published its traces, which few do. What was read from them, in milliseconds over five
-# steps:
+# Now to the real ones. The report published its traces, as few do. This is what we read from them, in milliseconds
+# over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Re-derive three headlines: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then count each once, on the
-# GPU, from start to end.
+# Derive three of its headlines again: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then count each
+# of them once, on the GPU, from start to end.
+#
+# <details><summary>Hint</summary>
+#
+# Each run has `sum_over_names`, `kernels`, `gpu_span`, and the parts `launch`, `optimizer` and `full_step`, each with
+# `.total`. Every headline is one division.
+#
+# </details>
 #
 # *Medium · 6 minutes · required*
 
@@ -253,22 +279,34 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, and says something else than it seems to. 1.1 % is the time in which the CPU *calls*
-# the optimizer, that is, puts its kernels into the GPU's queue. The GPU then works on them for more than half of its
-# span. Async was *faster*, in one run: a kernel that waits looks busy. And 0.57 counts both runs about twice over, so
-# the ratio hardly moves. But is it the same work?
+# Each headline can be reproduced, and each says something else than it seems to say.
+#
+# - 1.1 % is the time in which the CPU *calls* the optimizer, that is, puts its kernels into the GPU's queue. The GPU
+#   then works on them for more than half of its span.
+# - Async was *faster*, in one run. It looked slower because a kernel that waits looks busy.
+# - 0.57 counts both runs about twice over, so the ratio hardly moves when you count once.
+#
+# But even then, is it the same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# It is not. AdamW averaged its gradients there. Muon was handed averaged ones, and ended before anybody had new
-# weights.
+# It is not. In those runs AdamW averaged its gradients, while Muon was handed averaged ones, and ended before any
+# rank had new weights.
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So rank 0's trace, which is all that the report has of these runs, shows
-# waiting as communication. With *all* ranks on one clock you can tell: nothing moves before the last one has asked.
+# A kernel spins until its peers arrive. So the trace of rank 0, and the report has no other of these runs, shows
+# waiting as if it were communication. With *all* ranks on one clock you can tell them apart, because nothing moves
+# before the last rank has asked.
+#
+# <details><summary>Hint</summary>
+#
+# When did the last rank ask? Everyone who asked earlier waited from then until that moment, unless they were done
+# before it.
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -293,7 +331,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# Try it on your machine: a step of `round_robin`, in which rank 0 owns by far the largest matrix.
+# Try it on your machine. This is a step of `round_robin` in which rank 0 owns by far the largest matrix:
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
@@ -304,21 +342,22 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# Its own trace says that rank 1 needs faster links. In truth rank 0 has too much work: what helps is a better balance.
+# From its own trace, rank 1 seems to need faster links. In truth rank 0 has too much work, and what would help is a
+# better balance.
 #
 # ## Third bill: the whole step
 #
-# Forward and backward grow with the batch; the optimizer's step does not:
+# Forward and backward grow with the batch, but the optimizer's step does not:
 
 # %%
 print(lesson.say_steps())
 
 # %% [markdown]
-# And to the same *loss*? AdamW needs more steps: 1.1 × as many at this size, find [Wen et
-# al.](https://arxiv.org/abs/2509.02046); about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982). Take 1.1,
-# and the first picture's batch: AdamW is ahead. Now links get 64 times slower. With which strategy does Muon
-# overtake: `"zero1"`, `"boundary"` (its gather at boundaries only) or `"layerwise"` (AdamW's bytes, one owner after
-# the other)?
+# And what does it cost to reach the same *loss*? There AdamW needs more steps: 1.1 × as many at this size, find [Wen
+# et al.](https://arxiv.org/abs/2509.02046), and about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982).
+# Take 1.1, and the batch of the first picture. AdamW is then ahead. Now the links get 64 times slower. With which
+# strategy does Muon overtake: `"zero1"`, `"boundary"` (which gathers at boundaries only) or `"layerwise"` (AdamW's
+# bytes, one owner after the other)?
 #
 # *Easy · 2 minutes · required*
 
@@ -331,8 +370,9 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# On slow links the bytes decide. `boundary` sends hardly more than AdamW in a step, and takes fewer steps.
-# `layerwise` sends no more, but its slices are unequal: they go to one owner after the other, while some links idle.
+# On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps.
+# `layerwise` sends no more than AdamW, but its slices are unequal. They go to one owner after the other, and some
+# links are idle meanwhile.
 #
 # ```python
 # slow = "boundary"
@@ -343,8 +383,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and the winner turns round. Then slow the links down: even the slowest cannot save AdamW
-# at the largest batch. Which other button can?
+# Press play: the batch grows, and the winner turns round. Then slow down the links. Even the slowest ones cannot save
+# AdamW at the largest batch. Which other button can?
 
 # %%
 lesson.explore_costs(live=widgets)
@@ -352,25 +392,26 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Where it turns
 #
-# Along the bandwidth, the answer may turn: the **break-even**. A step's seconds are bytes / bandwidth and a rest that no
-# link shortens, so in 1 / bandwidth the lead is a straight line, and two points give away where it crosses zero:
+# Along the bandwidth there may be a point at which the answer turns, the **break-even**. The seconds of a step are
+# bytes / bandwidth, and a rest that no link can shorten. So if you draw the lead over 1 / bandwidth it is a straight
+# line, and two points are enough to see where it crosses zero:
 
 # %%
 print(lesson.say_break_evens())
 
 # %% [markdown]
-# Both signs! Slow links help Muon where it sends little, and AdamW where Muon gathers everything. Step for step, as you
-# saw further up, AdamW stays ahead.
+# Both signs occur! Slow links help Muon if it sends little, and they help AdamW if Muon gathers everything. And step
+# for step, as you saw further up, AdamW stays ahead.
 #
 # ## Recap
 #
 # - Bytes, time and memory answer differently.
-# - Like for like: raw gradients in, new weights out.
+# - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
-# - Waiting looks like transfer, until you have all ranks' clocks.
+# - Waiting looks like transfer until you have the clocks of all ranks.
 # - Large batches and fewer steps pay for Newton–Schulz.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 14 · What changes when ranks go from 32 to 16,384?
 #
-# Every doubling of ranks makes twice as many owners for the same matrices. Who still has something to do, and what does
-# a step wait for in the end?
+# Every doubling of the ranks makes twice as many owners for the same matrices. Who still has something to do, and
+# what does a step wait for in the end?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The hard exercise takes twenty more. At the end you can say, for any model on any grid, what a step
-# waits for: work, bytes, latency or one matrix. You have planned models that no laptop can hold.
+# **Twenty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes, latency
+# or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
 #
@@ -33,10 +33,10 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
 #   nothing to install.
 #
-# *All seconds here are predicted.* The planner walks the package's own step without data, and charges it by the file
-# of a machine: `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number comes from, and
-# which are estimates. Nobody has held these seconds against a clock at such a scale. dp and tp below are for the cell
-# that runs on real ranks; take what your machine can bear.
+# *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
+# that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
+# comes from, and which of them are estimates. At such a scale these seconds have never been compared with a clock.
+# The parameters dp and tp below are for the cell that runs on real ranks, so take what your machine can bear.
 #
 # </details>
 
@@ -56,12 +56,14 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture. The planner of lesson 13 walks a step without data, and charges it by a file about the
-# machine. The strategy is lesson 13's `layerwise`, and its owners are not those of lesson 10's `owner`. There, the owner
-# of a matrix is one rank of the whole grid. Here it is a place along dp, because the matrix *lives* there, cut over tp:
-# all tp ranks at that place gather it and repeat its Newton–Schulz. So the number of owners is dp.
+# Nothing ran for that picture. The planner of lesson 13 walks a step without data and charges it by a file that
+# describes a machine. The strategy is lesson 13's `layerwise`, and you should know how its owners differ from those
+# of `owner` in lesson 10. There, the owner of a matrix is one rank of the whole grid. Here it is a place along dp,
+# because the matrix *lives* there, cut over tp as `W[I, J_tp]@dp=k`. All tp ranks at that place gather it and repeat
+# its Newton–Schulz, so the number of owners is dp.
 #
-# The 70B has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again.
+# The 70B model in the picture has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again,
+# and predict for the 8B:
 #
 # *Easy · 4 minutes · required*
 
@@ -81,8 +83,8 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# 4,096 / 8 owners share 7 · 32 matrices. On half as many ranks there are 256 owners: enough for one matrix each. Only
-# latency grows from here on.
+# 4,096 / 8 owners share 7 · 32 matrices. On half as many ranks there are 256 owners, which is already enough for one
+# matrix each. From there on only the latency grows.
 #
 # ```python
 # idle = 4096 // 8 - 7 * 32
@@ -93,36 +95,36 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# Owners run out before ranks do. And the costliest matrix is a **floor**: its owner needs that long, whatever others
-# do. Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
+# So owners run out before ranks do. What remains is a **floor**, the costliest matrix: its owner needs that long,
+# whatever the others do. Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# Faster links help most where ranks are many: there, a step waits for bytes. Where they are few, it computes.
+# Faster links help most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
 #
 # ## Even entries, uneven work
 #
-# As long as there are enough matrices, be fair. Somebody gave each owner as many *entries* as the next. Perfect, on the
-# left:
+# As long as there are enough matrices for all owners, the question is how to deal them out fairly. Somebody gave each
+# owner as many *entries* as the next, and on the left it looks perfect:
 
 # %%
 print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# The largest (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work.
-# So weigh each matrix by its Newton–Schulz, and deal the costliest out first, as in lesson 11:
+# But the largest matrix (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168) and thirty times
+# the work. So weigh each matrix by its Newton–Schulz, and deal out the costliest first, as in lesson 11:
 
 # %%
 one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now their work is even, and their entries are not. Without the planner: such owners, in a step of real processes.
-# (This step takes the strategy `owner`, so that every rank of the grid is an owner, and the ranks of a tp group own
-# different matrices.) Do they change the result?
+# Now their work is even, and their entries are not. Let us leave the planner for a moment and take a step with such
+# owners on real processes. (It uses the strategy `owner`, so that every rank of the grid is an owner, and the ranks
+# of a tp group own different matrices.) Do these owners change the result?
 
 # %%
 def step(rank):
@@ -131,15 +133,15 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Not by a bit. And here, too, one matrix is the floor: see who owns number 8.
+# Not by a bit. And here, too, one matrix is the floor: look who owns number 8.
 #
 # ## Inside a node and between nodes
 #
-# Inside a node of 8 GPUs, links are fast. Between nodes each GPU has a slower card of its own. If a ring has several
-# members in a node, its traffic leaves the node over all their cards.
+# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own. If a ring has
+# several members in a node, its traffic leaves the node over all their cards.
 #
-# Take dp=64 for the 8B. With tp=1 one ring runs through all, and each rank sends all gradients. With tp=8 there are
-# eight rings with one member a node, and each rank sends an eighth. Which is sooner?
+# Take dp=64 for the 8B. With tp=1, one ring runs through all ranks, and each rank sends all the gradients. With tp=8
+# there are eight rings with one member in each node, and each rank sends an eighth. Which is done sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -156,7 +158,7 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Eight rings share the cards that one ring had to itself.
+# The eight rings share the cards that the one ring had to itself.
 #
 # ```python
 # sooner = "neither"
@@ -167,26 +169,29 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# With expert parallelism, only ranks that have the same experts share them. A trillion entries on 2048 GPUs:
+# With expert parallelism, an expert can only be owned by a rank that holds it. Here is a model with a trillion
+# entries on 2048 GPUs:
 
 # %%
 print(lesson.say_experts())
 
 # %% [markdown]
-# Many experts, few owners: they balance by themselves. The few dense matrices set the floor.
+# There are many experts and few owners for each, so the experts balance by themselves. It is the few dense matrices
+# that set the floor.
 #
 # ## Recap
 #
-# - More ranks share out work until owners run out. Then the costliest matrix is the floor.
-# - The bytes that a rank sends stay as they are, ring or tree: in the end, a step waits for them.
-# - Round a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). Libraries change
-#   to a tree there, whose depth grows by one with each doubling, and so does latency.
-# - Balance work, not entries.
-# - tp divides the bytes that a rank sends between nodes, and the cards that its ring has, by as much: nothing gained.
+# - More ranks share out the work until owners run out. Then the costliest matrix is the floor.
+# - The bytes that a rank sends stay as they are, on a ring or a tree, so in the end a step waits for them.
+# - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). Libraries change
+#   to a tree there. Its depth grows by one with each doubling, and so does latency.
+# - Balance work, and not entries.
+# - tp divides the bytes that a rank sends between nodes, and it divides the cards that its ring has by as much.
+#   Nothing is gained.
 #
-# Any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
+# To ask for any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #
-# **Quiz.** One line measures each.
+# **Quiz.** You can measure each answer with one line.
 #
 # *Easy · 3 minutes · required*
 
@@ -211,4 +216,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# At that size something is always broken. In the next lesson you learn to find out on which rank, and in which line.
+# At that size something is always broken. The next lesson teaches you to find out on which rank it is and in which
+# line, and to repair it.

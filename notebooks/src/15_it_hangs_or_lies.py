@@ -21,8 +21,10 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can find the guilty rank and line of a broken distributed run in about five
-# minutes, and say when a difference is no bug at all. You will have done so six times, on real processes.
+# **Sixty minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
+# in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
+# difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record and the
+# file.
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
@@ -45,30 +47,35 @@ backend: str = "gloo"
 widgets: bool = True
 
 # %% jupyter={"source_hidden": true}
-import inspect, os
+import os
 os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # PyTorch's flight recorder: on, before any rank starts
+import torch
 from muon_tutorial.learn import broken_runs as lesson
 from muon_tutorial.learn.widgets.reveal import compare
 
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# A real training run stands still. Each arrow goes from a rank that waits to the one it waits for. The red ones lead to
-# rank 2: its data ran out one step early, and it left the loop without a word. All the error messages came from the
-# others.
+# The picture shows a real training run that stands still. Each arrow leads from a rank that waits to the rank it
+# waits for. The red ones end at rank 2, whose data ran out a step before everybody else's, so it left the loop
+# without a word. All the error messages came from the others, and that is typical: the rank at fault is often the
+# only one that is content.
 #
-# This is the loop that we break. Each matrix has an owner along dp, which orthogonalizes it and shares its new rows.
+# In this lesson you get such runs as you would at work: a log, a stack, PyTorch's own record of the calls, and the
+# file. You find the line, repair it, and run the file again on real ranks. This is the loop that we break. Its
+# matrices have owners along dp, as in lesson 04: the owner orthogonalizes a matrix and shares its new rows.
 
 # %%
-print(inspect.getsource(lesson.TrainingRank.take_step))
+clinic = lesson.open_clinic(dp, tp, seed, backend)
+print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# In five phases of this loop ranks call each other, in this order: load, average, gather, share, log. (`gather` hides
-# inside `self.update()`: an owner gathers whole inputs over tp.)
+# In five of these phases ranks call each other. In the order of the program they are load, average, gather, share and
+# log. (`gather` is inside `update`, because an owner first gathers its whole matrices over tp.)
 #
-# Now a run that does not hang. From step 2 on, rank 1 has another learning rate. Where in step 2 does that show first:
-# gradient, average, momentum, input, update or share? (Each is a *rung*.) And at the end, will all copies of the weights
-# agree to the last bit?
+# Here is a second broken run, and this one does not hang. From step 2 on, rank 1 works with another learning rate.
+# Where in step 2 does that show first: in gradient, average, momentum, input, update or share? We call each of these
+# results a *rung*. And when the run ends, do all copies of the weights agree to the last bit?
 #
 # *Easy · 2 minutes · required*
 
@@ -87,8 +94,8 @@ agree = ...  # a bool
 # </details>
 
 # %% tags=["ranks"]
-hang = lesson.worked_hang(dp, tp, seed, backend)
-lie = lesson.worked_lie(dp, tp, seed, backend)
+hang = clinic.run("hang")
+lie = clinic.run("lie")
 
 # %%
 lesson.guess().check(rung, agree)
@@ -98,151 +105,183 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# Agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner; if the owner is
-# wrong, all are wrong alike.
+# So agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner, which
+# means that if the owner is wrong, they are all wrong in the same way.
 #
 # ## If it hangs: compare the calls
 #
-# `hang` is the run of the first picture, made anew. Look for the first call that some rank should have made, and did
-# not. First, what a log would have shown; then the calls, where "…" means that a rank still waits.
+# `hang` is the run from the picture, made again on your machine. Start with the log:
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
 
-# %%
-print(lesson.say_calls(hang, 3))
-print(lesson.first_missing_call(hang))
+# %% [markdown]
+# The rank that complains first has only been waiting longest, so its message says where it stood and little more.
+# Here is the stack of one of those that waited, rank 3, with the lines of the file:
+
+# %% tags=["volatile"]
+print(hang.reports[3].stack)
 
 # %% [markdown]
-# The rank that complains first has only waited longest. The missing call tells who is to blame. And here is where they
-# stand: the phase, as in `take_step`, and the innermost line of our code.
-
-# %%
-print(lesson.say_lines(hang))
-
-# %% [markdown]
-# In a run of your own, `py-spy dump --pid …` prints the same from outside. This is rank 3, recorded while the run stood
-# still. Read from below.
+# In a run of your own you can ask for the same from outside while it stands still, with `py-spy dump --pid …`. This
+# one was recorded; read it from the bottom up.
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# PyTorch's **flight recorder** lists calls, too, if `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Rank 0's
-# last:
+# One stack tells you where one rank is. To find out who is missing you need everybody's calls. If
+# `TORCH_FR_BUFFER_SIZE` is set before the ranks start, PyTorch's **flight recorder** keeps them. Here is one entry as
+# it comes, and then the last few in a form that you can read:
 #
 # <details><summary>What it does not know</summary>
 #
-# It was made for NCCL. On Gloo, torch 2.13 records kind, group, number and sizes, but not whether a call has ended.
+# The flight recorder was made for NCCL. With Gloo, torch 2.13 records the kind of call, its group, its number and its
+# sizes, but not whether it has ended.
 #
 # </details>
 
 # %% tags=["volatile"]
+print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
+
+# %% [markdown]
+# Our loop also keeps a notebook of its own, with a line for each call. Put side by side, these are the calls of step
+# 3. A call that ends in "…" has not returned:
+
+# %%
+print(lesson.say_calls(hang, 3))
+
+# %% [markdown]
+# Go through the program in its order (load, average, and so on) and stop at the first call that some rank should have
+# made and did not. Rank 2 has made no call in step 3 at all, not even `load`. So open the file where the steps begin:
+
+# %%
+print(clinic.read("hang", "train"))
+
+# %% [markdown]
+# Line 10 ends one step early on rank 2. A repair is a dictionary of line numbers and new lines, and `check` runs the
+# repaired file on real ranks:
+
+# %% tags=["volatile"]
+clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
 
 # %% [markdown]
 # ## If it lies: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls, so comparing calls finds nothing. Instead, compare its numbers with the
-# **oracle**: the same training in one process. Each result of a step is a rung, and the letters are a hash of all its
-# bits. Here is `lie`, the run with another learning rate.
+# A run that lies makes all its calls, so comparing calls finds nothing. Instead you compare its numbers with an
+# **oracle**: the same training in one process, without a single call, so it has nothing to get out of step with. At
+# its simplest that is `torch.equal` on one result of one rank:
+
+# %%
+mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
+print({name: torch.equal(mine[name], right[name]) for name in right})
+
+# %% [markdown]
+# The ladder in your last repair does this for every rung of every rank, and so does this one, for `lie`. The letters
+# are a hash of all bits.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read from the top. The *first* red rung counts; those below it have only inherited the mistake, and green below red
-# repairs nothing. Compare hashes with each other, too: where two are equal, so are the entries. Should they be?
+# Read it from the top. Only the *first* red rung counts, because everything below it has inherited the mistake, and a
+# green rung below a red one repairs nothing. (It can happen because Newton–Schulz works in bfloat16, which may round
+# a wrong last bit away.) Compare the hashes with each other too. Where two are equal the entries are equal, and
+# sometimes they should not be.
 #
-# <details><summary>How can a rung below red be green?</summary>
-#
-# Newton–Schulz works in bfloat16, and may round a wrong last bit away.
-#
-# </details>
-#
-# In words:
+# Here the updates are right and the weights after `share` are wrong, so the fault is where updates are applied. How
+# wrong are they?
 
 # %%
-print(lesson.first_difference(lie))
+print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# The updates were right, and the weights after `share` are not: the fault is where the update is applied. Their owner,
-# rank 1, has shared wrong rows.
-#
-# Size and cosine tell kinds apart. A forgotten factor changes the size and leaves the cosine at 1. Other data change
-# both. If both are 1, with a difference near 10⁻⁷, the same entries were added up in another order: *no bug*.
-#
+# Size and cosine tell kinds of mistakes apart. A forgotten factor changes the size and leaves the cosine at 1. Other
+# data, or another seed, change both. And if both are 1 and the difference is near 10⁻⁷, the same entries were added
+# up in another order, and that is *no bug*. Now the file:
+
+# %%
+print(clinic.read("lie", "share"))
+
+# %% tags=["volatile"]
+clinic.check("lie", {84: "", 85: ""})  # "" deletes a line
+
+# %% [markdown]
 # ## Play with it
 #
-# Pick a rank, a phase and a fault, and press play. A line joins ranks that have just called each other. How far does a
-# wrong number get in one step? Who stands still after a skipped call?
+# Pick a rank, a phase and a fault, and press play. A line joins ranks that have just called each other. How far does
+# a wrong number get within one step, and who stands still after a skipped call?
 
 # %%
 lesson.explore_spread(dp, tp, live=widgets)
 
 # %% [markdown]
-# ## Six runs, five minutes each
+# ## Now you
 #
-# Now you. For each run find `(rank, phase, kind)`, such as `(1, "share", "another learning rate")`. Where all ranks
-# make the same mistake, the rank is `"all"`.
+# Here are seven more files. In each of A to F one line or a few are wrong, or perhaps none at all. You get the log,
+# and from there on you choose your tools:
 #
-# > *It hangs:* `say_calls(run, step)`, `draw_waits(run)`, `say_lines(run)`. Name the phase of the *missing call*.<br>
-# > *It lies:* `draw_ladder(run)`, `say_numbers(run, step, rung)`, `say_packed(run, step, phase)`. Name the phase of the
-# > *first rung that differs*.
+# > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
+# > `lesson.say_flight(run, rank)`.<br>
+# > *It lies:* `lesson.draw_ladder(run)`, `lesson.say_numbers(run, step, rung)`.<br>
+# > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
 #
-# Two kinds look alike. What did the rank call *instead* of the missing call? If the one that comes next, it has
-# *skipped* a call. If it jumped ahead, say from `load` to `log`, its *order* is another.
+# Answer with a repair, such as `{12: "the new line"}`. If you come to the conclusion that nothing is wrong, answer
+# `"nothing"`. A failed repair costs you a few seconds, and its ladder shows what is left.
 #
-# <details><summary>Stuck?</summary>
+# ### File A
 #
-# `first_missing_call` and `first_difference` from above do the search for you.
+# *"All copies agree at the end. The loss is not the one that we had on a single GPU."*
+#
+# <details><summary>Hint</summary>
+#
+# Which is the highest red rung in the ladder, and on which ranks? The method that makes it has two lines.
 #
 # </details>
-
-# %%
-print("phases: " + ", ".join(lesson.PHASES), lesson.say_kinds(), sep="\n\n")
-clinic = lesson.open_clinic(dp, tp, seed, backend)
-
-# %% [markdown]
-# ### Run A
 #
-# `say_outcome` tells which tools fit.
-#
-# *Easy · 5 minutes · required*
+# *Easy · 6 minutes · required*
 
 # %% tags=["ranks"]
 a = clinic.run("A")
 print(lesson.say_outcome(a))
 
 # %% tags=["stub"]
-found_a = ...
+repair_a = ...
 
 # %%
-clinic.check("A", found_a)
+clinic.check("A", repair_a)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# One rank differs before the first step: its weights began elsewhere. At the end all copies agree.
+# All ranks but one differ from the oracle before the first step, so they began with other weights.
 #
 # ```python
-# found_a = (lesson.first_difference(a).who, "start", "another seed")
+# repair_a = {6: "return self.seed"}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ### Run B
+# ### File B
 #
-# `draw_waits(b)` draws this one.
+# *"It ran for two steps. Now all ranks wait, and each blames another."*
 #
 # <details><summary>Hint</summary>
 #
-# Does the guilty rank have gradients at all? `lesson.draw_ladder(b)` reads a run that hangs, too.
+# Print the calls of step 3. Two kinds of mistake look alike here, so ask what the silent ranks did *instead* of the
+# call that is missing. If it is the next one in the program, they have skipped a call.
 #
 # </details>
 #
-# *Medium · 5 minutes · required*
+# <details><summary>Another hint</summary>
+#
+# The method of the missing call has a way out before it makes that call. Can one rank take it while another does not?
+#
+# </details>
+#
+# *Medium · 8 minutes · required*
 
 # %% tags=["ranks", "volatile"]
 b = clinic.run("B")
@@ -252,80 +291,105 @@ print(lesson.say_outcome(b))
 lesson.draw_waits(b)
 
 # %% tags=["stub"]
-found_b = ...
+repair_b = ...
 
 # %%
-clinic.check("B", found_b)
+clinic.check("B", repair_b)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The gradients of one rank are None. So it left out `average` and went on to the call that follows.
+# The ranks of one dp position found their own loss low enough and left `average` without its call, so the rest of
+# their dp groups wait for them there. Whether a call is made must never depend on what one rank alone knows.
 #
 # ```python
-# found_b = (lesson.first_missing_call(b).rank, "average", "skipped call")
+# repair_b = {43: "", 44: "", 45: ""}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ### Run C
+# ### File C
 #
-# *Medium · 5 minutes · required*
+# *"With tp = 1 it was right to the bit."*
+#
+# <details><summary>Hint</summary>
+#
+# Look at size and cosine at the first red rung, matrix by matrix. What do the matrices with the wrong size have in
+# common?
+#
+# </details>
+#
+# *Medium · 6 minutes · required*
 
 # %% tags=["ranks"]
 c = clinic.run("C")
 print(lesson.say_outcome(c))
 
 # %% tags=["stub"]
-found_c = ...
+repair_c = ...
 
 # %%
-clinic.check("C", found_c)
+clinic.check("C", repair_c)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The cosine is 1 and the size is not, for tall matrices only: a factor that was taken from the rows at hand.
+# The cosine is 1 and the size is not, and only for the tall matrices. So a factor is wrong that depends on the shape.
+# It was taken from the rows that tp left on this rank, and it belongs to the whole matrix (lesson 08).
 #
 # ```python
-# found_c = (lesson.first_difference(c).who, "update", "shard's shape")
+# repair_c = {80: "return rescale(SHAPES[name])"}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ### Run D
+# ### File D
 #
-# *"Each blames another. Whom do I restart?"*
+# *"Each blames another. Which one do I restart?"*
 #
-# *Medium · 5 minutes · required*
+# <details><summary>Hint</summary>
+#
+# In the calls of step 1, some ranks are in a call that is not due yet. Follow the program from the last call that all
+# of them have made.
+#
+# </details>
+#
+# *Medium · 6 minutes · optional*
 
 # %% tags=["ranks", "volatile"]
 d = clinic.run("D")
 print(lesson.say_outcome(d))
 
 # %% tags=["stub"]
-found_d = ...
+repair_d = ...
 
 # %%
-clinic.check("D", found_d)
+clinic.check("D", repair_d)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# One rank logs before it averages. Its gradients are there. Its group waits for it, and it waits for everybody.
+# Some ranks log before they average. Their dp groups wait for them in `average`, and they wait for everybody in
+# `log`. It is a circle, so restarting any one rank would not help.
 #
 # ```python
-# found_d = (lesson.first_missing_call(d).rank, "average", "order of calls")
+# repair_d = {40: "", 41: ""}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ### Run E
+# ### File E
 #
-# *"Other bits than last night. Which commit?"*
+# *"Other bits than last night. Which commit was it?"*
+#
+# <details><summary>Hint</summary>
+#
+# How large is the difference at the first red rung, compared with what one addition in float32 rounds away?
+#
+# </details>
 #
 # *Medium · 5 minutes · required*
 
@@ -334,45 +398,55 @@ e = clinic.run("E")
 print(lesson.say_outcome(e))
 
 # %% tags=["stub"]
-found_e = ...
+repair_e = ...
 
 # %%
-clinic.check("E", found_e)
+clinic.check("E", repair_e)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Size 1, cosine 1, and a difference as large as rounding makes it. The batches were added up in another order. Look at
-# the ladder of step 2, too: bfloat16 has rounded the difference away, and `update` and `share` are green again.
+# Size and cosine are 1, and the difference is as large as rounding makes it: the batches were added up in another
+# order. Look at `update` and `share` in the ladder, too. They are green, because bfloat16 has rounded the difference
+# away.
 #
 # ```python
-# found_e = (lesson.first_difference(e).who, "gradient", "no bug")
+# repair_e = "nothing"
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ### Run F
+# ### File F
 #
-# *Medium · 5 minutes · required*
+# *"It learns as if it had no momentum."*
+#
+# <details><summary>Hint</summary>
+#
+# Compare the hashes of `momentum` in steps 1, 2 and 3 of one rank.
+#
+# </details>
+#
+# *Medium · 6 minutes · optional*
 
 # %% tags=["ranks"]
 f = clinic.run("F")
 print(lesson.say_outcome(f))
 
 # %% tags=["stub"]
-found_f = ...
+repair_f = ...
 
 # %%
-clinic.check("F", found_f)
+clinic.check("F", repair_f)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The average is right, and the momentum has the hash of the step before: nobody wrote it back.
+# The averages are right and the momentum stays what it was: zero. In PyTorch, `mul` and `add` return a new tensor,
+# and only `mul_` and `add_` change the one at hand.
 #
 # ```python
-# found_f = (lesson.first_difference(f).who, "momentum", "stale momentum")
+# repair_f = {52: "self.memory[name].mul_(MEMORY).add_((1 - MEMORY) * mean)"}
 # ```
 #
 # </details>
@@ -380,13 +454,19 @@ clinic.check("F", found_f)
 # %% [markdown]
 # ## Two at once
 #
-# In run G one mistake hides another. Find the first, take it out by its kind, and run again:
-# `clinic.run("G", repaired=["…"])`. Answer with a list of two findings.
+# In file G one mistake hides another. Repair the first, look at the ladder of your repaired run, and find the second
+# below it. Your answer holds both.
 #
 # <details><summary>Hint</summary>
 #
-# If several ranks differ at the first rung, ask what each of them packed. `lesson.say_packed(g, step, phase)` prints
-# it.
+# The first red rung has numbers that belong to other matrices. In which order does each rank pack them, and is it the
+# same order everywhere?
+#
+# </details>
+#
+# <details><summary>Another hint</summary>
+#
+# The second shows in `share`. Lesson 06 had a rank ask for number 1 and mean another one.
 #
 # </details>
 #
@@ -397,20 +477,23 @@ g = clinic.run("G")
 print(lesson.say_outcome(g))
 
 # %% tags=["stub"]
-found_g = ...
+repair_g = ...
 
 # %%
-clinic.check("G", found_g)
+clinic.check("G", repair_g)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The averages of one dp group differ in step 1: one rank packs in alphabetical order. Without that, the first
-# difference is in step 2, on all ranks, and nobody has called `average` there: its hash is that of `gradient`.
+# Each rank sorts its matrices by the norms of its *own* gradients, so ranks may pack in different orders, and
+# their sum then adds one matrix to another. With that repaired, `share` is the first red rung: place 0 broadcasts
+# every matrix, and it owns only some of them.
 #
 # ```python
-# odd = lesson.packs_otherwise(g, 1, "average")
-# found_g = [(odd, "average", "order of parameters"), ("all", "average", "not averaged")]
+# repair_g = {
+#     43: "order = list(self.gradients)",
+#     90: "dist.broadcast(flat, group_src=place, group=group)",
+# }
 # ```
 #
 # </details>
@@ -418,15 +501,15 @@ clinic.check("G", found_g)
 # %% [markdown]
 # ## Recap
 #
-# - Agreement between ranks proves nothing. Keep an oracle.
-# - In a hang, look for the first missing call. The rank that complains is a witness.
-# - In a lie, the first rung that differs names the line.
-# - Look at size and cosine first. Another order of a sum is no bug.
-# - Repair one thing, then run again.
+# - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
+# - In a hang, look for the first call that is missing. The rank that complains is a witness.
+# - In a lie, the first rung that differs names the method, and size and cosine say what kind of mistake it is.
+# - A sum in another order is no bug.
+# - Repair one thing, then run again, because one mistake may hide another.
 #
 # **Quiz.** Answer with numbers. One line measures each.
 #
-# 1. `waiting`: how many ranks wait in the hanging run?
+# 1. `waiting`: how many ranks waited in the hanging run until they gave up?
 # 2. `agree`: do the lying run's copies agree at its end (1) or not (0)?
 # 3. `step`: in which step does it first differ from the oracle?
 #
@@ -445,13 +528,13 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# waiting = len({wait.waiter for wait in lesson.waits(hang)})
-# agree_at_end, step = lesson.copies_agree(lie), lesson.first_difference(lie).step
-# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": step}
+# waiting = sum(bool(report.stuck) for report in hang.reports)
+# agree_at_end = lesson.copies_agree(lie)
+# answers = {"waiting": waiting, "agree": int(agree_at_end), "step": lesson.first_difference(lie).step}
 # ```
 #
 # </details>
 
 # %% [markdown]
-# You can find a fault in a run. The last lesson builds a run that survives one, with the optimizer that you have
-# written.
+# You can find the line that stops a run, and repair it. The last lesson builds a run that survives a rank's death,
+# with the optimizer that you have written.

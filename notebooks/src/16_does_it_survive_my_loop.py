@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · Does it survive my loop?
 #
-# At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, with the same
-# bits?
+# At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, and with the
+# same bits?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -20,11 +20,11 @@ from muon_tutorial.learn import my_loop as lesson
 lesson.hero()
 
 # %% [markdown]
-# <details><summary>About this lesson: forty minutes, what you need, where to go from here</summary>
+# <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can put Muon into a loop of your own, stop it with a kill, and go on on
-# another grid. You know which bits stay the same, and which do not, and why. It is the last lesson, and ends
-# with your own `my_muon.py`, which trains a GPT under torchrun.
+# **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
+# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This is the
+# last lesson. It ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -58,17 +58,17 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
 #
-# Every rank runs this. `shard` cuts the model in place, over tp and then over dp; from then on each parameter is a
-# **DTensor**. The **scheduler** lowers the learning rate after each step. To **clip** the gradient means to shorten it
-# where its norm is too large.
+# Every rank runs this loop. `shard` cuts the model in place, over tp and then over dp, and from then on each
+# parameter is a **DTensor**, a tensor that knows how it is cut. The **scheduler** lowers the learning rate after each
+# step. To **clip** the gradient means to shorten it if its norm is too large.
 
 # %%
 lesson.show_plain()
 
 # %% [markdown]
-# Two wishes: Muon for the hidden matrices, and a run that survives a kill.
-# `MuonWithAdamW.from_model(model, …)` holds both optimizers. Which lines change for it? Which others change to survive?
-# (One line, which loads, is *added*.)
+# You have two wishes: Muon for the hidden matrices, and a run that survives a kill. `MuonWithAdamW.from_model(model,
+# …)` holds both optimizers. Which lines change for that? And which other lines change so that the run survives? (One
+# more line, which loads, is *added*.)
 #
 # *Easy · 3 minutes · required*
 
@@ -92,8 +92,8 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Somebody swaps lines 1 and 2: first the optimizer, then the cut. How many of the model's six parameters move in a
-# step?
+# Somebody swaps lines 1 and 2, so that the optimizer is made first and the model is cut afterwards. How many of the
+# model's six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -107,7 +107,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Cutting a model puts new parameters in the place of the old ones. The optimizer still has the old ones, and the
+# Cutting a model puts new parameters in the place of the old ones. The optimizer still has the old ones, while the
 # gradients come to the new ones.
 #
 # ```python
@@ -117,7 +117,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # </details>
 
 # %% [markdown]
-# AdamW says nothing. The package warns:
+# AdamW says nothing about it. The package warns:
 
 # %% tags=["answer"]
 print(lesson.say_too_early(plain))
@@ -127,6 +127,13 @@ print(lesson.say_too_early(plain))
 #
 # `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass. Real
 # ranks try both.
+#
+# <details><summary>Hint</summary>
+#
+# What you have just predicted tells you which of the two lines of `prepare` comes first.
+# `torch.nn.utils.clip_grad_norm_` clips DTensors correctly.
+#
+# </details>
 #
 # *Medium · 8 minutes · required*
 
@@ -160,17 +167,19 @@ ported.check(prepare, update)
 # %% [markdown]
 # ## Clip it yourself
 #
-# The norm belongs to the *whole* gradient:
+# The norm that counts is the norm of the *whole* gradient:
 
 # %%
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` knows better. Do you? Gradients are DTensors on a mesh of two axes, cut along both, one or none.
+# `clip_grad_norm_` takes care of that. Could you? The gradients are DTensors on a mesh of two axes, and each is cut
+# along both axes, one, or none.
 #
 # <details><summary>Hint</summary>
 #
-# Look at `.placements`, `.device_mesh` and `.to_local()`.
+# Look at `.placements`, `.device_mesh` and `.to_local()`. A gradient that is not cut along an axis is there in
+# copies, and a sum over all ranks would count each of them.
 #
 # </details>
 #
@@ -187,7 +196,8 @@ clipped.check(clip)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A gradient that is not cut along an axis lies there in copies, and each copy would be counted.
+# A gradient that is not cut along an axis lies there in copies, and each copy would be counted, so each brings its
+# part of the sum only.
 #
 # ```python
 # def clip(gradients, limit):
@@ -207,15 +217,23 @@ clipped.check(clip)
 # %% [markdown]
 # ## Survive
 #
-# A **checkpoint** is all that a run needs to go on: model, optimizer state, and what the loop remembers. The plain
-# loop saves much less:
+# A **checkpoint** has everything that a run needs to go on: the model, the optimizer's state, and what the loop
+# remembers. The plain loop saves much less than that:
 
 # %%
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write. `CheckpointManager` keeps checkpoints, each complete or not there at all. The loop calls
-# your `save` after `step` steps, and your `load` before its first, in a new run too.
+# So every rank has to write its part. `CheckpointManager` keeps checkpoints, each of them complete or not there at
+# all. The loop calls your `save` after `step` steps. It calls your `load` before its first step, in a new run as
+# well.
+#
+# <details><summary>Hint</summary>
+#
+# `extra` is a dictionary of yours, and it comes back from `manager.load`. What does the loop remember beyond the
+# model and the optimizer? The scheduler has a `state_dict()`.
+#
+# </details>
 #
 # *Medium · 12 minutes · required*
 
@@ -230,7 +248,8 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Between two checkpoints the last rank kills itself with SIGKILL. New ranks go on, on another grid, with *your* `load`.
+# Now real ranks try them. Between two checkpoints the last rank kills itself with SIGKILL, and new ranks go on, on
+# another grid, with *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -256,8 +275,8 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints. The thin line is the loss of an undisturbed
-# run.
+# Press play. Lanes are ranks, ticks are steps, and diamonds are checkpoints. The thin line is the loss of a run that
+# was not disturbed.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -265,18 +284,25 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# Steps after the checkpoint are lost, and done again. New ranks, which cut every matrix differently, go on along the
-# same line.
+# The steps after the checkpoint are lost, and done again. The new ranks cut every matrix differently, and still they
+# go on along the same line.
 #
-# How do they find their parts? A checkpoint says of every piece which **box** of which matrix it is: rows from here to
-# there, columns from here to there. A new rank works out the boxes that it holds on the new grid, and reads from each
-# file what its boxes share with those in the file. That also works for `zero1`, whose slices `m[B_dp]` begin and end
-# anywhere in a matrix: the run of a matrix that a slice holds is at most three boxes, namely the rest of a row, whole
-# rows, and the beginning of a row. So no rank ever has to put the old buffer together again.
+# How do they find their parts? A checkpoint says of every piece which **box** of which matrix it is: rows from here
+# to there, columns from here to there. A new rank works out the boxes that it holds on the new grid. Then it reads
+# from each file what its boxes have in common with those in the file. That works for `zero1` too, although its slices
+# `m[B_dp]` begin and end anywhere in a matrix, because the run of a matrix that a slice holds is at most three boxes:
+# the rest of a row, whole rows, and the beginning of a row. So no rank ever has to put the old buffer together again.
 #
 # ## Predict: the same bits?
 #
-# But to the last bit? Compare the old grid with the new one.
+# They go on along the same line, but is it the same to the last bit? Compare the old grid with the new one.
+#
+# <details><summary>Hint</summary>
+#
+# Reading and writing do not compute anything. In a step, where does the result depend on which rank holds what? And
+# what does a run do between two steps that involves all ranks?
+#
+# </details>
 #
 # *Medium · 4 minutes · required*
 
@@ -302,8 +328,9 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Copies are exact. So is a step: a matrix is whole when it is orthogonalized, whoever held which part. But the gradient
-# is a sum over ranks; another grid adds in another order, and last bits move. On the *same* grid:
+# Copies are exact. A step is the same as well, because a matrix is whole when it is orthogonalized, regardless of
+# which rank held which part. But the gradient is a sum over ranks. Another grid adds it up in another order, so its
+# last bits move, and the runs drift apart from there. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -316,22 +343,23 @@ print(lesson.say_traps(seed))
 
 # %% [markdown]
 # The first line shows how far a matrix moves at the same `lr`. As Keller Jordan published it, and by default, Muon
-# multiplies `lr` by sqrt(max(1, rows / columns)), here sqrt(64 / 16). With `adjust_lr_fn="match_rms_adamw"` it multiplies
-# by 0.2 · sqrt(max(rows, columns)), here 0.2 · sqrt(64). Then the update's entries are about as large as AdamW's, and you
-# can keep AdamW's `lr`. Neither is wrong, but a learning rate that was found for the one does not suit the other.
+# multiplies `lr` by sqrt(max(1, rows / columns)), which is sqrt(64 / 16) here. With `adjust_lr_fn="match_rms_adamw"`
+# it multiplies by 0.2 · sqrt(max(rows, columns)), which is 0.2 · sqrt(64) here. Then the update's entries are about
+# as large as AdamW's, and you can keep AdamW's `lr`. Neither choice is wrong, but a learning rate that was found for
+# one of them does not suit the other.
 #
 # <details><summary>What to do about the last three</summary>
 #
-# `from_model` leaves embedding and head to AdamW by their names and places; a head with a name of its own needs
-# `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`. If keys
-# changed between saving and loading, `load` refuses them all; `rename=` says which is which.
+# `from_model` leaves embedding and head to AdamW, which it knows by their names and places. A head with a name of its
+# own needs `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`.
+# If keys changed between saving and loading, `load` refuses them all, and `rename=` tells it which key is which.
 #
 # </details>
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM have the same ideas under other names. These are the places, and what each of them does. In
-# torchtitan every rank keeps the momentum of its shard, as in this course; in Megatron-LM the owner keeps it.
+# torchtitan and Megatron-LM have the same ideas under other names. These are the places, and what each of them does.
+# In torchtitan every rank keeps the momentum of its shard, as in this course. In Megatron-LM the owner keeps it.
 
 # %%
 print(lesson.say_published())
@@ -340,10 +368,10 @@ print(lesson.say_published())
 # ## Recap
 #
 # - Cut first, then make the optimizer. Clip by the norm of the whole gradient.
-# - A checkpoint is model, optimizer, scheduler and the place in the data. All ranks save.
-# - Loading and stepping are the same on any grid, to the bit. Sums over ranks are not.
+# - A checkpoint is the model, the optimizer, the scheduler and the place in the data. All ranks save.
+# - Loading and stepping give the same bits on any grid. Sums over ranks do not.
 #
-# **Quiz.** Answer with numbers. One line measures each.
+# **Quiz.** Answer with numbers. You can measure each with one line.
 #
 # 1. `twice`: how many steps did your run repeat?
 # 2. `files`: how many files hold its first checkpoint's tensors? (`lesson.tensor_files(life)`)
@@ -370,44 +398,54 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# Since lesson 02 your answers have gone into `my_muon.py`. Now they train: a small GPT on four real processes, on each of three
-# grids, from `my_muon_complete.py`, which is your file with the reference in the places that you skipped. Beside it,
-# `torch.optim.Muon` gets the same full gradients in this one process.
+# Since lesson 02 your answers have gone into `my_muon.py`. Now they train. A small GPT runs on four real processes,
+# on each of three grids, from `my_muon_complete.py`, which is your file with the reference in the places that you
+# skipped. Beside it, `torch.optim.Muon` gets the same full gradients in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
 print(my_muon.say_bits(finale))
 
 # %% [markdown]
-# The same weights to the last bit, whether a matrix was cut into rows, columns, slices, or not at all. And this is what
-# a step cost one rank:
+# The weights are the same to the last bit, whether a matrix was cut into rows, columns, slices, or not at all. And
+# this is what a step cost one rank:
 
 # %% tags=["volatile"]
 print(my_muon.scorecard(finale))
 
 # %% [markdown]
-# A place of dp reads text of its own, so 4 × 1 has seen four times as much text as 1 × 4: compare its loss with AdamW's,
-# which has read the same. The bytes are those that your bill of lesson 10 said.
+# Each place along dp reads text of its own, so 4 × 1 has seen four times as much text as 1 × 4. Compare its loss with
+# that of AdamW, which has read the same. The bytes are those that your bill of lesson 10 said.
 #
-# Last, out of the notebook. **torchrun** starts one process a rank, and all of them again if one dies, up to
-# `--max-restarts` times:
+# Last, let us leave the notebook. **torchrun** starts one process for each rank, and starts all of them again if one
+# dies, up to `--max-restarts` times:
 
 # %%
 my_muon.show_command(steps, seed)
 
 # %% [markdown]
-# This runs it. Rank 3 kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
-# addresses; on a network that you do not trust, set `torchrun = False` above.)
+# The next cell runs that command. Rank 3 kills itself in the middle, and your `load` finds the way back. (torchrun
+# listens on all network addresses. On a network that you do not trust, set `torchrun = False` above.)
 
 # %%
 print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
 print(my_muon.say_yours())
 
 # %% [markdown]
-# Nothing of this course has been run on several machines. There, start the same command on each of them, with `--nnodes`
-# and `--rdzv-endpoint` in place of `--standalone`, and a folder that all of them see, and hold the first steps
-# against one process, as you have just done.
+# Nothing in this course has been run on several machines. If you have some, start the same command on each of them,
+# with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare
+# the first steps with one process, as you have just done.
+#
+# <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
+#
+# In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
+# -m pytest tests/test_one_page.py` then fails, and its messages tell you what the page has to offer. You are done
+# when it passes: the seven phases on at most 200 lines, with torch alone, and to the bits of one process. Afterwards
+# compare your page with the one that you put away.
+#
+# </details>
 #
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
-# orthogonalizes it, what travels and what that costs. You can write the step, prove it right to the bit, and find the line
-# when it goes wrong. And you have a file of your own that does it, of torch alone: take it with you.
+# orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and find
+# and repair the line when it goes wrong. And you have a file of your own that takes the step, with torch alone. Take
+# it with you.

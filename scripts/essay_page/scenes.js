@@ -264,7 +264,7 @@ scene("alone", ["input", "cut", "pieces"], (it, holder) => {
   slider(it, holder, "pieces", "pieces:", data.alone.cuts.map(String));
   radios(it, holder, "cut", "cut by", [["columns", "columns"], ["rows", "rows"]]);
   radios(it, holder, "input", "matrix", [["real", "a real gradient"], ["Gaussian", "random numbers"], ["power law", "a few loud directions"]]);
-  it.maps = ["whole", "alone"].map(() => element("canvas", { width: data.alone.columns, height: data.alone.rows, role: "img" }));
+  it.maps = ["whole", "alone"].map(() => element("canvas", { width: data.alone.columns, height: data.alone.rows, role: "img", "aria-label": "not drawn yet" }));
   it.words = it.maps.map(() => element("p"));
   it.stage.append(element("div", { className: "pair" }, ...it.maps.map((map, place) => element("div", {}, it.words[place], map))));
 }, function () {

@@ -20,7 +20,7 @@ from muon_tutorial.errors import CheckpointError, RankFailedError
 from muon_tutorial.launching.launch import launch
 
 from ..configs.setups import error_of
-from .killing import REFUSED, SAVED, counted, end_of, forked, killed_after, passed_by
+from .killing import SAVED, counted, end_of, forked, killed_after, passed_by
 from .models import Pair, bits, fresh, same, trained
 
 Bits = dict[str, Tensor]
@@ -219,44 +219,6 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
         os.kill(child, signal.SIGCONT if end == "goes on" else signal.SIGKILL)
         assert end_of(child) == (SAVED if end == "goes on" else -signal.SIGKILL)
         check_old_or_new(scene, folder, had, told_saved=end == "goes on")
-
-
-@pytest.mark.exhaustive
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["fresh", "in place of another", "a third step"])
-def test_two_savers_at_once_with_kills(name: str, tmp_path: Path) -> None:
-    """Both begin at once; in two of three rounds one is killed at a point drawn from the seed."""
-    scene, draw = SCENES[name], random.Random(f"two {name}")
-    prepared(scene, tmp_path / "template")
-    shutil.copytree(tmp_path / "template", tmp_path / "counted")
-    total = len(passed_by(lambda: scene.save(tmp_path / "counted", NEW)))
-    told = []
-    for number in range(40):
-        folder = tmp_path / str(number)
-        shutil.copytree(tmp_path / "template", folder)
-        had = loaded(scene, folder)
-        kill = draw.randrange(1, total + 1) if number % 3 else None
-        children = {
-            forked(lambda folder=folder: scene.save(folder, NEW), kill): NEW,  # type: ignore[misc]
-            forked(lambda folder=folder: scene.save(folder, OTHER)): OTHER,  # type: ignore[misc]
-        }
-        ends = {id(pair): end_of(child) for child, pair in children.items()}
-        assert set(ends.values()) <= {SAVED, REFUSED, -signal.SIGKILL}
-        saved = [pair for pair in (NEW, OTHER) if ends[id(pair)] == SAVED]
-        if name == "fresh":
-            assert len(saved) <= 1
-        found = loaded(scene, folder)
-        if saved:
-            assert found is not None
-            possible = [*saved, *(pair for pair in (NEW,) if ends[id(pair)] == -signal.SIGKILL)]
-            assert any(same(found, bits(*pair)) for pair in possible)
-        elif found is not None:
-            assert same(found, bits(*NEW)) or (had is not None and same(found, had))
-        told.append(len(saved))
-        if found is None or name != "fresh":
-            scene.save(folder, NEW)
-            assert same(loaded(scene, folder) or {}, bits(*NEW))
-    print(f"{name}: {told.count(1)} pairs with one told that it saved, {told.count(2)} with two in turn")
 
 
 # --- real ranks ---------------------------------------------------------------------------------------------

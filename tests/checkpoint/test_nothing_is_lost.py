@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -198,42 +196,25 @@ def test_the_momentum_saved_before_the_first_step_has_the_gradients_dtype(tmp_pa
     assert all(entry["momentum_buffer"].dtype == torch.float32 for entry in loader.state.values())
 
 
-def test_an_interrupt_while_the_model_is_filled_comes_after_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saved = trained(2)
-    save_checkpoint(tmp_path / "a", *saved)
-    model, both = fresh()
-    fill = loading._fill
-
-    def interrupted(*args: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1.0)  # it comes before the model is filled, on a busy machine, too
-        fill(*args)
-
-    monkeypatch.setattr(loading, "_fill", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load_checkpoint(tmp_path / "a", model, both)
-    assert_same_bits(model, saved[0])
-    both.step()
-
-
 class Cut(dict):
     """What fails after its first entry."""
 
     def items(self) -> Any:
         yield next(iter(super().items()))
-        raise OSError(5, "planted")
+        raise self["error"]
 
 
+@pytest.mark.parametrize("error", [OSError(5, "planted"), KeyboardInterrupt("planted")], ids=type)
 def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     save_checkpoint(tmp_path / "a", *trained(2))
     (model, both), fill = fresh(), loading._fill
     with monkeypatch.context() as patched:
-        patched.setattr(loading, "_fill", lambda opt, to: fill(opt, replace(to, model=Cut(to.model))))
-        with pytest.raises(OSError, match="planted"):
+        patched.setattr(
+            loading, "_fill", lambda to: fill(replace(to, model=Cut({**to.model, "error": error})))
+        )
+        with pytest.raises(type(error), match="planted"):
             load_checkpoint(tmp_path / "a", model, both)
     for optimizer in (both, both.muon, both.adamw):
         with pytest.raises(CheckpointError, match="load again before stepping"):
@@ -241,3 +222,22 @@ def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
     load_checkpoint(tmp_path / "a", model, both)
     for optimizer in (both, both.muon, both.adamw):
         optimizer.step()
+
+
+def test_an_interrupt_while_the_state_is_taken_over_leaves_an_optimizer_that_does_not_step(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path / "a", *trained(2))
+    model, both = fresh()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    hook = both.adamw.register_load_state_dict_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_checkpoint(tmp_path / "a", model, both)
+    with pytest.raises(CheckpointError, match="load again before stepping"):
+        both.step()
+    hook.remove()
+    load_checkpoint(tmp_path / "a", model, both)
+    both.step()

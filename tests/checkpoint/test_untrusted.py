@@ -264,6 +264,20 @@ CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
 }
 
 
+def test_boxes_that_overlap_and_leave_a_hole_are_refused(saved: Path) -> None:
+    """The elements add up; a load would leave zeros where no box lies."""
+    half = io.BytesIO()
+    torch.save(torch.ones(2, 3), half)
+    put_in_place_of(saved, "model.one", half.getvalue())
+
+    def twice(content: Content) -> None:
+        box_of(content).update(shape=[2, 3])
+        content["tensors"]["model.one"]["boxes"].append({**box_of(content), "offset": [1, 0]})
+
+    forge(saved, twice)
+    assert_refused(saved, r"boxes of model\.one overlap, and leave a part of it out")
+
+
 @pytest.mark.parametrize(("change", "complaint"), CLAIMS.values(), ids=CLAIMS)
 def test_a_claim_that_cannot_be_is_refused_before_anything_is_read(
     saved: Path, change: Callable[[Content], object], complaint: str

@@ -49,7 +49,9 @@ class Recipe:
 
     A launcher that would take a fixed port, at which two runs at once would meet, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
-    ``sharded`` says that parameters must be DTensors.
+    ``sharded`` says that parameters must be DTensors. ``daily`` ones run in a usual run: DDP under the
+    Trainer of transformers, and FSDP2 under accelerate. The others change with their host's version alone;
+    what they share is the optimizer's contract, which ``tests/optimizer`` and ``tests/configs`` hold.
     """
 
     launcher: tuple[str, ...]
@@ -62,9 +64,9 @@ class Recipe:
 
 ALL = {
     "plain": Recipe(PYTHON, 1),
-    "ddp": Recipe(TORCHRUN_2, 2, daily=True),
+    "ddp": Recipe(TORCHRUN_2, 2),
     "zero1": Recipe(TORCHRUN_2, 2),
-    "fsdp2": Recipe(TORCHRUN_2, 2, daily=True, sharded=True),
+    "fsdp2": Recipe(TORCHRUN_2, 2, sharded=True),
     "fsdp2_tp": Recipe(TORCHRUN_4, 4, sharded=True),
     "hsdp": Recipe(TORCHRUN_4, 4, sharded=True),
     "accelerate_ddp": Recipe((*ACCELERATE, "--multi_gpu"), 2, needs="accelerate"),
@@ -74,7 +76,7 @@ ALL = {
     "trainer": Recipe(TORCHRUN_2, 2, needs="transformers", daily=True),
     "fabric_ddp": Recipe(FABRIC, 2, needs="lightning"),
     "fabric_fsdp2": Recipe(PYTHON, 2, needs="lightning", sharded=True),
-    "lightning_trainer": Recipe(PYTHON, 2, needs="lightning", daily=True),
+    "lightning_trainer": Recipe(PYTHON, 2, needs="lightning"),
     "nanogpt": Recipe(TORCHRUN_2, 2, alone="nanogpt"),
     "titan": Recipe(TORCHRUN_2, 2, sharded=True),
     "compiled": Recipe(TORCHRUN_2, 2),

@@ -6,14 +6,13 @@ from __future__ import annotations
 import os
 import runpy
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from muon_tutorial.errors import TraceError
 from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_summaries, step_sizes
-from scripts.lab.report_001 import as_markdown, check_report, main, read_summaries, write_summaries
+from scripts.lab.report_001 import as_markdown, check_report, read_summaries
 
 VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
 MB = 1e6
@@ -85,13 +84,6 @@ def test_the_package_holds_what_the_traces_say() -> None:
     assert packaged_summaries() == read_summaries(_traces())
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    target = tmp_path / "report_001.json"
-    write_summaries(packaged_summaries(), target)
-    kept = files("muon_tutorial.learn.cheaper").joinpath("report_001.json")
-    assert target.read_text(encoding="utf-8") == kept.read_text(encoding="utf-8")
-
-
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 def test_the_command_prints_a_table_with_a_row_for_every_ratio(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -108,16 +100,3 @@ def test_the_command_prints_a_table_with_a_row_for_every_ratio(
 def test_a_folder_without_the_traces_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="trace_adamw_FULLSTEP_rank0"):
         read_summaries(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(["/nonexistent"], "/nonexistent"), (["--write", "/nonexistent/x"], "/nonexistent/x cannot be written")],
-)
-def test_what_the_command_cannot_read_or_write_is_one_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert says in err

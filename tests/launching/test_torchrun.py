@@ -107,26 +107,28 @@ SEAT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "local
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value"),
     [
-        ("RANK", "abc", "RANK to a number from 0 to 0"),
-        ("RANK", "3", "RANK to a number from 0 to 0"),
-        ("RANK", "-1", "RANK to a number from 0 to 0"),
-        ("LOCAL_RANK", "", "LOCAL_RANK to a number"),
-        ("WORLD_SIZE", "0", "WORLD_SIZE to a number of at least 1"),
-        ("WORLD_SIZE", "9" * 5000, "WORLD_SIZE to a number of at least 1"),
-        ("MASTER_PORT", "x", "MASTER_PORT to a number from 0 to 65535"),
-        ("MASTER_PORT", "65536", "MASTER_PORT to a number from 0 to 65535"),
+        ("RANK", "abc"),
+        ("RANK", "3"),
+        ("RANK", "-1"),
+        ("LOCAL_RANK", ""),
+        ("WORLD_SIZE", "0"),
+        ("WORLD_SIZE", "9" * 5000),
+        ("MASTER_PORT", "x"),
+        ("MASTER_PORT", "65536"),
     ],
 )
-def test_an_environment_that_is_not_torchruns_is_one_line(name, value, says, monkeypatch, capsys) -> None:
+def test_an_environment_that_is_not_torchruns_is_one_line(name, value, monkeypatch, capsys) -> None:
     for key, own in {**SEAT, name: value}.items():
         monkeypatch.setenv(key, own)
+    says = "torchrun sets these to numbers that fit each other; the environment has {'RANK': '"
     with pytest.raises(UsageError, match=says):
         torchrun.join_torchrun()
     assert cli.main(["train"]) == cli.BAD_INPUT
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
+    assert len(line) < 400
 
 
 def test_ranks_that_do_not_meet_say_so_in_one_line() -> None:

@@ -15,7 +15,7 @@ from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, stops
 
 MOST = 300
-FEW = 24
+FEW = 8
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 

@@ -268,14 +268,6 @@ def test_a_waterfall_ends_at_muons_number() -> None:
         assert seconds.first == at.adamw_seconds
 
 
-def test_the_hero_says_the_papers_bound_and_the_machine() -> None:
-    alt = lesson.hero().alt
-    assert "1.25 ×, AdamW is cheaper" in alt
-    assert "0.95 ×, Muon is cheaper" in alt
-    assert "Nothing ran" in alt
-    assert "DGX H100" in alt
-
-
 def test_the_answer_turns_with_the_batch_the_link_and_the_strategy() -> None:
     """What the text of the lesson says of the numbers."""
     for strategy in costs.STRATEGIES:
@@ -324,19 +316,7 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     assert "Still open" in message_of_wrong(quiz, {**right, "gloo": ...})
 
 
-def test_a_film_says_where_it_is_and_its_still_says_who_wins_where() -> None:
-    shell: Any = lesson.explore_costs()
-    shown = shell.at(tokens=0, dtypes="all bf16", link=1 / 8, strategy="layerwise", fewer=2.0)
-    assert "all bf16, 32,768 tokens a step; layerwise; links of 45 GB/s; to the same loss" in shown.alt
-    assert "32,768 tokens, zero1, 360 GB/s: 1.40, AdamW" in shell.still.alt
-    assert lesson.explore_costs(live=False) == shell.still
-
-
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (5, 1)])
 def test_a_grid_that_does_not_cut_evenly_is_refused_in_a_line(dp: int, tp: int) -> None:
     with pytest.raises(UsageError, match="take 2, 3, 4, 6 or 8"):
         lesson.all_exercises(dp, tp, 0)
-
-
-def test_what_steps_take_is_said_in_milliseconds() -> None:
-    assert lesson.say_steps().count(" ms") == 3 + 1 + 3

@@ -48,7 +48,7 @@ def test_who_comes_back_with_nothing_is_told_how_to_begin() -> None:
     ],
 )
 def test_numbers_judges_each_answer_by_name(answers: dict, passed: bool | None, says: str) -> None:
-    verdict = numbers({"a": 1, "b": 2}, {"a": "count a", "b": "count b"}).check(answers)
+    verdict = numbers(("a", 1, "count a"), ("b", 2, "count b")).check(answers)
     assert verdict.passed is passed
     assert says in verdict.message
 
@@ -90,14 +90,14 @@ def test_the_reference_is_used_until_an_answer_passes(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("odd", [3, "a", [100], None])
 def test_numbers_without_names_are_no_answer(odd: object) -> None:
-    verdict = numbers({"a": 100, "b": 1}, {"a": "count", "b": "count"}).check(odd)
+    verdict = numbers(("a", 100, "count"), ("b", 1, "count")).check(odd)
     assert verdict.passed is False
     assert verdict.message == "Give a dictionary of a, b."
 
 
 @pytest.mark.parametrize(("answer", "passed"), [(100, True), (100.9, True), (102, False), ("100", False)])
 def test_numbers_may_be_off_by_a_part(answer: object, passed: bool) -> None:
-    assert numbers({"a": 100}, {"a": "count"}, within=0.01).check({"a": answer}).passed is passed
+    assert numbers(("a", 100, "count"), within=0.01).check({"a": answer}).passed is passed
 
 
 def signed(value: int) -> str | Diagnosis | None:

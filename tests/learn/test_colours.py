@@ -100,16 +100,14 @@ def saturated_names() -> set[str]:
     }
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != PALETTE])
-def test_a_file_names_no_colour(file: str) -> None:
-    found = sorted(set(named_colours(tree(file))))
-    assert not found, f"{found}: take names from learn/pictures/colours.py"
-
-
-@pytest.mark.parametrize("file", [file for file in FILES if file != PALETTE])
-def test_a_saturated_fill_is_a_ranks(file: str) -> None:
-    found = sorted(set(fills(tree(file))) & saturated_names())
-    assert not found, f"{found}: say it by an edge, a mark or a pale fill"
+def test_no_other_file_names_a_colour_and_a_saturated_fill_is_a_ranks() -> None:
+    saturated = saturated_names()
+    for file in FILES:
+        module = tree(file)
+        found = sorted(set(named_colours(module))) if file != PALETTE else []
+        assert not found, f"{file}, {found}: take names from learn/pictures/colours.py"
+        found = sorted(set(fills(module)) & saturated)
+        assert not found, f"{file}, {found}: say it by an edge, a mark or a pale fill"
 
 
 def test_ranks_are_saturated_and_pale_fills_are_not() -> None:

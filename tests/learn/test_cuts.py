@@ -9,12 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Grid, Muon, build_mesh, launch
+from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
-from muon_tutorial.learn.cuts import pictures as cuts_pictures
 from muon_tutorial.learn.cuts import qkv
-from muon_tutorial.learn.cuts.on_ranks import KINDS, CutKind
+from muon_tutorial.learn.cuts.on_ranks import KINDS
 
 from .answers import assert_quiz, assert_wrong
 
@@ -291,58 +290,7 @@ def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: A
     assert_wrong(lesson.qkv_exercise(), shard, join, says)
 
 
-def test_a_torn_head_is_drawn() -> None:
-    verdict = lesson.qkv_exercise().check(as_one, concatenated)
-    assert verdict.picture is not None
-    assert "4 of 4 heads torn; head 0 is torn between ranks 0, 1, 2" in verdict.picture.alt
-
-
 # Pictures.
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 3), (1, 4), (3, 1), (1, 7)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_picture_says_which_piece_a_rank_holds(dp: int, tp: int, kind: CutKind) -> None:
-    grid = Grid.of(dp=dp, tp=tp)
-    for rank in grid.ranks:
-        length = by_chunk(lesson.UP, kind, rank % tp, tp)[KINDS.index(kind)]
-        start = sum(by_chunk(lesson.UP, kind, other, tp)[KINDS.index(kind)] for other in range(rank % tp))
-        what = "row" if kind == "column" else "column"
-        run = f"{what}s {start} to {start + length - 1}" if length > 1 else f"{what} {start}"
-        said = f"Rank {rank} holds {'all' if tp == 1 else run if length else 'nothing'} of W"
-        assert said in cuts_pictures.draw_linear(grid, lesson.UP, rank, kind).alt
-
-
-@pytest.mark.parametrize("tp", [3, 5, 8, 10])
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_thinnest_sliver_keeps_its_label(tp: int, kind: CutKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, float]] = []
-    monkeypatch.setattr(
-        cuts_pictures, "write", lambda axes, x, y, text, size, **look: written.append((text, size))
-    )
-    cuts_pictures.draw_linear(Grid.of(dp=1, tp=tp), lesson.UP, 0, kind)
-    labels = [text.removeprefix("tp ") for text, _ in written]
-    held = [r for r in range(tp) if by_chunk(lesson.UP, kind, r, tp)[KINDS.index(kind)]]
-    assert all(str(tp_rank) in labels for tp_rank in held)
-    assert min(size for _, size in written) >= 11
-
-
-def test_a_coordinate_with_nothing_left_is_said_to_hold_nothing() -> None:
-    said = lesson.picture_of_buffers(1, 7).alt
-    assert "tp 5: a buffer of 28 entries holds padding only; rank 5 keeps 0 to 28." in said
-    assert "tp 4: a buffer of 28 entries holds up from 0 to 16, down from 16 to 28; rank 4" in said
-    assert "down from 32 to 44, padding elsewhere; rank 2" in lesson.picture_of_buffers(3, 3).alt
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_buffers_say_who_keeps_which_slice(dp: int, tp: int) -> None:
-    said = lesson.picture_of_buffers(dp, tp).alt
-    length = math.ceil(math.ceil(10 / tp) * (8 + 6) / dp) * dp
-    assert said.count(f"a buffer of {length} entries") == tp
-    assert lesson.slice_length(dp, tp) == length // dp
-    for rank in range(dp * tp):
-        start = rank // tp * length // dp
-        assert f"rank {rank} keeps {start} to {start + length // dp}" in said
 
 
 # Training.

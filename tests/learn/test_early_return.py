@@ -270,15 +270,6 @@ def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_
     assert min(shares, key=shares.__getitem__) == "50 Mbit/s"
 
 
-def test_pictures_say_their_numbers() -> None:
-    step = lesson.predict("200 Mbit/s", 3)
-    assert f"window 3: {step.milliseconds:.0f} ms" in lesson.hero().alt
-    assert "one core for both" in lesson.draw_step(lesson.LOOPBACK, 1).alt
-    timed = lesson.time_loop(lesson.prefetch, exercises.QUICK, 2, 2)
-    assert "ahead: 14 ms, holds up to 2" in lesson.draw_loops({"ahead": timed}, "a loop").alt
-    assert lesson.explore_windows(live=False).alt == lesson.draw_step("50 Mbit/s", 3).alt
-
-
 def test_the_recording_says_what_it_is_and_holds_both_links() -> None:
     recording = lesson.recorded()
     said, about = lesson.predict_recorded(recording), lesson.say_about(recording)

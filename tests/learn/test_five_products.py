@@ -13,7 +13,6 @@ from torch import Tensor
 
 from muon_tutorial.learn import five_products
 from muon_tutorial.learn.inputs.recordings import real_gradient
-from muon_tutorial.learn.pictures.picture import Picture
 
 from .answers import assert_quiz, assert_wrong
 
@@ -178,39 +177,3 @@ def test_values_that_begin_above_the_quiet_start_keep_the_bounds() -> None:
         ends = five_products.polynomial(values[values >= five_products.QUIET_START], 5)
         bounds = five_products.bounds_after(5)
         assert bounds.lowest - 1e-6 <= ends.min() <= ends.max() <= bounds.highest + 1e-6
-
-
-def test_its_pictures_say_what_they_show() -> None:
-    drawn: list[tuple[Picture, str]] = [
-        (five_products.hero(), "at the end all lie near 1"),
-        (five_products.picture_of_one(), "1 goes to 0.701"),
-        (five_products.draw_film(), "After 5 steps"),
-        (five_products.draw_still((2.0, -1.5, 0.5)), "YouJiacheng: 64 values between"),
-    ]
-    for picture, says in drawn:
-        assert says in picture.alt
-        assert picture.width <= 900
-
-
-def test_the_dots_of_a_duel_stand_where_the_matrices_are_at_whole_steps_and_glide_between() -> None:
-    moment = five_products.FRAMES
-    values = five_products.polynomial(five_products.spectra()["gradient"], 1)
-    whole = five_products.draw_bounce(moment, *five_products.KELLER_JORDAN, "CANS").alt
-    assert f"64 values between {values.min():.3g} and {values.max():.3g}" in whole
-    between = five_products.draw_bounce(moment + 1, *five_products.KELLER_JORDAN, "CANS").alt
-    assert "Step 1.33" in between
-    assert "flies off" in five_products.draw_bounce(15, 4.0, -2.0, 3.0, "CANS").alt
-
-
-def test_the_published_sets_are_scored() -> None:
-    rows = five_products.say_published().splitlines()
-    assert [row[:13].strip() for row in rows[1:]] == list(five_products.PUBLISHED)
-    assert rows[1].split()[-3:] == ["0.159", "0.318", "0.47"]
-
-
-def test_the_measurement_has_a_row_for_each_number_of_steps() -> None:
-    G = real_gradient().matrix
-    rows = five_products.measure_steps(G, 5, times=1)
-    assert [row.steps for row in rows] == list(range(6))
-    assert rows[5].error < rows[0].error
-    assert len(five_products.say_steps(rows, G).splitlines()) == 8

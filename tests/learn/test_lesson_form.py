@@ -8,7 +8,7 @@ from nbformat import NotebookNode
 
 from scripts.notebooks import read_text
 from scripts.pages import _export
-from tests.notebooks.lesson_form import form_problems, required_minutes, seen, spoilers
+from tests.notebooks.lesson_form import exercise_minutes, form_problems, seen, spoilers
 
 TEXT = """
 # %% [markdown]
@@ -86,7 +86,7 @@ def test_a_sound_lesson_has_no_problems_in_its_notebook_or_on_its_page() -> None
     assert form_problems(notebook, "99 · Who waits?", "*Previous:*") == []
     assert spoilers(notebook, ANSWERS) == []
     assert spoilers(notebook, ANSWERS, _export(built(), [])) == []
-    assert required_minutes(notebook) == 2
+    assert exercise_minutes(notebook) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,10 +17,6 @@ from muon_tutorial.timing.report import plan_model
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 GRIDS = [(2, 2), (3, 1), (1, 2)]
-
-
-def in_turn(shapes: Sequence[Any], owners: int) -> list[int]:
-    return [index % owners for index in range(len(shapes))]
 
 
 def test_a_step_is_what_the_planner_says_of_it() -> None:
@@ -138,15 +133,6 @@ def test_the_quiz_knows_right_from_wrong() -> None:
     assert "Still open" in message_of_wrong(exercises.quiz(), {**right, "idle": ...})
 
 
-def test_tables_say_that_they_are_predicted() -> None:
-    tables = (scaling.say_steps(scaling.UNSEEN), scaling.say_wires())
-    assert all("(predicted, by the file of DGX H100" in table for table in tables)
-    said = scaling.say_experts()
-    assert "dense          610     256      5.80 fair shares" in said
-    assert "experts      1,080      32      1.01 fair shares" in said
-    assert "340 GB/s" in scaling.say_wires()
-
-
 def test_pictures_say_their_numbers_and_that_no_clock_has_run() -> None:
     hero = lesson.hero()
     assert "Predicted seconds" in hero.alt
@@ -157,11 +143,3 @@ def test_pictures_say_their_numbers_and_that_no_clock_has_run() -> None:
     assert "2,048 owners share 560 matrices; 1,488 have none" in shown.alt
     assert "predicted, with links 0.125 times as fast" in shown.alt
     assert lesson.explore_scale(live=False) == shell.still
-
-
-@pytest.mark.parametrize("model", balance.owned_models(), ids=lambda model: model.name)
-def test_a_picture_of_owners_has_both_shares(model: balance.OwnedModel) -> None:
-    chosen = in_turn(model.shapes, model.owners)
-    drawn = lesson.draw_balance(model, chosen)
-    assert f"the most work {model.plan_work(chosen)[1]:.2f}" in drawn.alt
-    assert drawn.width <= 900

@@ -14,25 +14,20 @@ import pytest
 import torch
 
 from muon_tutorial import CheckpointManager, launch
-from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import my_loop as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
 from muon_tutorial.learn.my_loop import (
     exercises,
-    film,
     lives,
     port,
     published,
     tiny_job,
 )
-from muon_tutorial.learn.my_loop.lives import Attempt, RunLife
 from muon_tutorial.learn.my_loop.port import Job, Port
 from muon_tutorial.learn.my_loop.trials import PortReport
-from muon_tutorial.learn.widgets.shell import Shell
 
 from . import ports
 from .answers import assert_quiz, assert_wrong, message_of_wrong
-from .drive_widget import drive_shell
 
 JOB = Job(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}
@@ -40,15 +35,6 @@ LOSSES = {step: 3.9 - step / 10 for step in range(6)}
 
 def some(first: int, last: int) -> dict[int, float]:
     return {step: LOSSES[step] for step in range(first, last)}
-
-
-def pretended(grid: tuple[int, int] = (2, 2), folder: Path = Path()) -> tuple[RunLife, RunLife]:
-    """A life as it could have been, and an undisturbed one."""
-    (dp, tp), ranks = grid, grid[0] * grid[1]
-    first = Attempt((ranks, 1), 0, some(0, 3), {}, (2,), (ranks - 1, 3))
-    second = Attempt((dp, tp), 2, some(2, 6), {}, (4, 6))
-    whole = Attempt((ranks, 1), 0, LOSSES, {}, (2, 4, 6))
-    return RunLife(folder, JOB, (first, second)), RunLife(folder, JOB, (whole,))
 
 
 def test_the_lines_that_change_are_known() -> None:
@@ -204,13 +190,6 @@ def test_a_wrong_clip_is_told_what_is_wrong_with_it(wrong: Any, says: str) -> No
     assert_wrong(lesson.check_clip(4), wrong, says)
 
 
-@pytest.mark.live
-def test_an_error_on_all_ranks_is_said_once_with_the_ranks() -> None:
-    said = message_of_wrong(lesson.check_clip(4), lambda gradients, limit: gradients["up"])
-    assert said.count("TypeError") == 1
-    assert re.search(r"ranks \d, \d and \d: the same", said)
-
-
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks of which one has been killed."""
@@ -340,32 +319,6 @@ def test_a_kill_comes_between_two_checkpoints(steps: int) -> None:
     assert job.every < job.fatal < 2 * job.every <= job.steps
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (1, 3), (1, 1)])
-def test_the_film_says_every_moment_and_its_last_picture_is_the_still(grid: tuple[int, int]) -> None:
-    life, undisturbed = pretended(grid)
-    shell = lesson.explore_life(life, undisturbed)
-    assert isinstance(shell, Shell)
-    drive_shell(shell, lambda at: f"Moment {at['moment']}: ")
-    told = [film.say_moment(life, undisturbed, number) for number in range(len(film.moments(life)))]
-    assert f"rank {life.attempts[0].ranks - 1} is killed after 3 steps" in told[5]
-    assert f"{grid[0]} × {grid[1]}, at step 2. Checkpoints so far: 2." in told[6]
-    assert f"step 2 is done again on {grid[0]} × {grid[1]}" in told[7]
-    assert "again" not in told[8]
-    assert "Checkpoints so far: 2, 4, 6. The latest loss is 3.40; undisturbed it was 3.40." in told[-1]
-    still = lesson.explore_life(life, undisturbed, live=False)
-    assert still is not shell
-    assert told[-1] in repr(still).replace("\n", " ")
-
-
-def test_the_hero_says_which_lanes_were_never_run() -> None:
-    said = lesson.hero().alt
-    assert said.count("never run by this project") == 2
-    assert re.search(r"many machines:[^.]*never run", said.replace("…", ""))
-    assert re.search(r"messages go by NCCL[^.]*never run", said)
-    assert said.endswith("In every lane the same: prepare, update, save, load.")
-    assert lesson.hero().width <= 900
-
-
 def test_published_names_have_permanent_links() -> None:
     assert {
         idea: {name.project for name in published.NAMES if name.idea == idea} for idea in published.IDEAS
@@ -376,15 +329,6 @@ def test_published_names_have_permanent_links() -> None:
         assert name.does in lesson.say_published()
 
 
-def test_traps_come_with_their_numbers() -> None:
-    said = lesson.say_traps(seed=0)
-    assert "lr × 2.00 as Muon has it, lr × 1.60 at AdamW's size" in said
-    assert "Muon 0.1, AdamW 0.01" in said
-    assert "would take 6 matrices, not 4" in said
-    assert 0 < float(re.findall(r"off by ([\d.]+)%", said)[0]) < 5
-    assert "_orig_mod.embedding.weight" in said
-
-
 def mine(model: Any, shard: Any) -> Any:
     """Mine."""
     return port.prepare(model, shard)
@@ -393,7 +337,7 @@ def mine(model: Any, shard: Any) -> Any:
 def test_what_has_not_passed_is_taken_from_the_reference_and_said(capsys: pytest.CaptureFixture) -> None:
     ported, survived = Exercise(lambda *_: None), Exercise(lambda *_: None)
     assert exercises.finished_port(ported, survived) == Port()
-    assert "prepare and update nor for save and load" in capsys.readouterr().out
+    assert "prepare and update or for save and load" in capsys.readouterr().out
     ported.check(mine, port.update)
     assert exercises.finished_port(ported, survived).prepare is mine
     assert "for save and load" in capsys.readouterr().out
@@ -413,8 +357,3 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return folder
 
     monkeypatch.setattr(lives, "new_folder", new_folder)
-
-
-def test_a_failure_of_the_readers_own_is_shown_as_it_is() -> None:
-    found = exercises._explain_failure(RankFailedError("rank 1 of 2 raised ValueError: no", 1, None))
-    assert "ValueError: no" in found.what

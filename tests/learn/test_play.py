@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from muon_tutorial.learn.pictures.picture import Picture
-from muon_tutorial.learn.widgets.play import Player, play
-from muon_tutorial.learn.widgets.shell import Shell, choice, stops
+from muon_tutorial.learn.widgets.shell import Player, Shell, choice, play, stops
 
 STILL = Picture("<svg/>", "all moments", 10)
 

@@ -6,15 +6,12 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
 from muon_tutorial.learn import the_mirror
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.recording import Tile
-
-from .drive_widget import FEW, drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
 
@@ -67,29 +64,3 @@ def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
             assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
         ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]
         assert sorted(cells(ranges)) == list(itertools.product(range(rows), range(columns)))
-
-
-def test_every_position_of_the_scrubber_can_be_drawn(recording: replay.Recording) -> None:
-    shell: Any = replay.explore(recording)
-    drive_shell(shell, lambda at: f"matrix {at['matrix']}", FEW)
-    there, shell = replay.render(recording, 4), replay.explore(recording, moment=4)
-    assert replay.explore(recording, live=False, moment=4) == there == shell.picture
-
-
-def test_the_film_names_every_phase_and_rank(recording: replay.Recording) -> None:
-    said = replay.film(recording).alt
-    assert all(phase in said for phase in replay.PHASES)
-    assert all(f"rank {diary.rank} " in said for diary in recording.diaries)
-
-
-@pytest.mark.parametrize(
-    ("phase", "said"),
-    [
-        (1, "reduce_scatter over dp, up to 4,608 numbers from a rank"),
-        (3, "all_gather over tp, up to 2,560 numbers from a rank"),
-        (4, "in one place, nothing is sent"),
-        (6, "nothing is sent"),
-    ],
-)
-def test_a_phase_says_what_it_sends(phase: int, said: str) -> None:
-    assert replay.say_phase(replay.load(), phase) == said

@@ -15,9 +15,8 @@ from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import the_grid as lesson
 from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
 from muon_tutorial.learn.the_grid import on_ranks as work
-from muon_tutorial.learn.the_grid import pictures as grid_pictures
-from muon_tutorial.learn.the_grid.film import NOBODY, Axis, film_of
-from muon_tutorial.learn.widgets import rank_buttons
+from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
+from muon_tutorial.learn.widgets import shell
 
 from .answers import assert_quiz, assert_wrong
 
@@ -170,27 +169,15 @@ def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says
 
 @pytest.mark.parametrize("pressed", range(6))
 def test_a_pressed_rank_has_its_colour_and_its_row_and_column_an_edge(pressed: int) -> None:
-    buttons = rank_buttons.RankButtons(3, 2)
+    buttons = shell.RankButtons(3, 2)
     buttons.children[pressed].click()
     at = Grid.of(dp=3, tp=2).at(pressed)
     assert buttons.value == pressed
     for rank, button in enumerate(buttons.children):
         assert button.style.button_color == (rank_colour(rank) if rank == pressed else EMPTY)
         edge = button.layout.border_top
-        assert (edge == rank_buttons.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
-        assert (edge == rank_buttons.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 3), (3, 1), (1, 4), (2, 7)])
-def test_a_rank_is_drawn_with_its_groups_and_the_way_to_its_coordinates(dp: int, tp: int) -> None:
-    grid = Grid.of(dp=dp, tp=tp)
-    for rank in grid.ranks:
-        column, row = lesson.groups(dp, tp)
-        said = grid_pictures.draw_rank(grid, rank).alt
-        assert f"Rank {rank} stands at dp {rank // tp}, tp {rank % tp}" in said
-        assert f"its tp group, is {work.say_ranks(row[rank // tp])}" in said
-        assert f"its dp group, is {work.say_ranks(column[rank % tp])}" in said
-        assert grid.rank({"dp": rank // tp, "tp": rank % tp}) == rank
+        assert (edge == shell.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
+        assert (edge == shell.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -205,15 +192,6 @@ def test_after_a_call_in_its_row_and_one_in_its_column_everybody_knows_all(
     assert all(known == set(grid.at(rank).group(first)) for rank, known in enumerate(film[2].heard))
     assert all(known == set(grid.ranks) for known in film[4].heard)
     assert not any(moment.waits for moment in film)
-
-
-def test_wrong_groups_are_drawn_as_they_were_made() -> None:
-    wrong = lesson.picture_of_groups(([[0, 1], [1, 2]], [[9]]), 2, 3)
-    assert wrong.alt == "dp_groups: ranks 0, 1; ranks 1, 2. tp_groups: rank 9."
-    assert lesson.picture_of_groups(None, 2, 3).alt == "dp_groups: none. tp_groups: none."
-    verdict = lesson.groups_exercise(2, 3).check(swapped)
-    assert verdict.picture is not None
-    assert "dp_groups: ranks 0, 1, 2; ranks 3, 4, 5." in verdict.picture.alt
 
 
 # On real ranks.

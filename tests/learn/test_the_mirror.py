@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, LocalWorld, Muon, Owned, Partial, Replicate, Shard, launch
+from muon_tutorial import Grid, LocalWorld, Muon, Replicate, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
@@ -19,13 +19,12 @@ from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror import replay
-from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons, be_the_network
+from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
-from muon_tutorial.learn.the_mirror.pictures import HOPS, asks_for, bytes_sent
+from muon_tutorial.learn.the_mirror.pictures import bytes_sent
 from muon_tutorial.learn.the_mirror.recording import PHASES
 
 from .answers import assert_quiz, assert_wrong
-from .drive_widget import drive_shell
 
 GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
@@ -173,12 +172,6 @@ def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, t
     assert "never asks" in str(lesson.first_difference(step_with(upto=6), 2, 1, 0))
 
 
-def test_a_wrong_step_is_drawn_with_the_first_wrong_phase_of_every_rank() -> None:
-    verdict = lesson.step_exercise(2, 2, 0).check(step_with(unpack=upside_down))
-    assert verdict.picture is not None
-    assert "rank 3: same, same, wrong" in verdict.picture.alt
-
-
 def test_the_lost_line_updates_the_last_group_once_for_each_group() -> None:
     assert lesson.run_lost_line() == {"up": 0, "o": 0, "down": 2}
 
@@ -210,25 +203,6 @@ def test_a_network_is_undone_and_played_again() -> None:
         tool.click()
     assert (buttons.value, buttons.network.order) == (0, [])
     assert {result for _, result in buttons.network.ended} == {first}
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1), (2, 4)])
-def test_every_moment_of_the_network_is_drawn(dp: int, tp: int) -> None:
-    shell: Any = be_the_network(dp, tp, 0)
-    drive_shell(shell, lambda at: f"So far {at['answered']} are answered")
-    assert "have 1 hash" in shell.still.alt
-    assert be_the_network(dp, tp, 0, live=False) == shell.still
-
-
-def test_hops_ask_for_what_the_picture_says() -> None:
-    due = ["all_gather", "gather", "nothing", "all_reduce", "reduce", "reduce_scatter"]
-    assert [asks_for(*hop) for hop in HOPS] == due
-    assert asks_for(Owned(1), Shard(0)) == "scatter"
-    assert asks_for(Owned(1), Replicate()) == "broadcast"
-    said = lesson.draw_hops().alt
-    for end, kind in (("Replicate()", "all_reduce"), ("Owned(1)", "reduce"), ("Shard(0)", "reduce_scatter")):
-        assert f"From Partial() to {end}: {kind}; back: no way back" in said
-    assert HOPS[-1] == (Partial(), Shard(0))
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

@@ -13,7 +13,6 @@ from muon_tutorial import split_parameters, zeropower_via_newtonschulz
 from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.inputs.small_gpt import TrainedGPT
-from muon_tutorial.learn.pictures.picture import Picture
 from muon_tutorial.learn.why_muon.exercises import _slipped
 from muon_tutorial.learn.why_muon.race import EVERY, RACERS, RATES, SEEDS
 
@@ -88,13 +87,6 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
 @pytest.mark.parametrize(("function", "says"), WRONG)
 def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
     assert_wrong(why_muon.write_update(), function, says)
-
-
-def test_an_update_that_is_not_flat_is_drawn() -> None:
-    drawn = why_muon.write_update().check(average_alone).picture
-    assert drawn is not None
-    assert "wanted: loudest 1" in drawn.alt
-    assert why_muon.write_update().check(without_nesterov).picture is None
 
 
 def test_nesterov_then_u_vt_passes_in_any_form_and_the_stub_is_open() -> None:
@@ -245,37 +237,3 @@ def test_a_lane_can_be_run_anew_and_begins_where_the_recording_does() -> None:
     lanes = [why_muon.run_lane(course, who, 0.02, 0.005, 2, seed=0) for who in RACERS]
     assert len({lane.losses for lane in lanes}) == 1  # judged before the first step only
     assert lanes[0].losses[0] == pytest.approx(race.best("Muon").losses[0], abs=0.2)
-
-
-def test_its_pictures_say_what_they_show(run: TrainedGPT) -> None:
-    G, race = run.gradients[why_muon.EXAMPLE], why_muon.recorded_race()
-    drawn: list[tuple[Picture, str]] = [
-        (why_muon.hero(), "both have length 1"),
-        (why_muon.draw_race(race, 3), f"Step {3 * EVERY} of {race.steps}"),
-        (why_muon.picture_of_tuning(race), "best at"),
-        (why_muon.picture_of_gradient(G), "carry half of the energy"),
-        (
-            why_muon.picture_of_all_updates(run, why_muon.svd_muon),
-            "Muon, exact: loudest 1, median 1, quietest 1",
-        ),
-        (
-            why_muon.picture_of_drops(why_muon.loss_drops(run, why_muon.svd_muon)),
-            "SGD: promised 1.00",
-        ),
-        (why_muon.picture_of_rows(why_muon.erase_a_byte(run)), "Adam: median 0%, at most 0%"),
-    ]
-    for picture, says in drawn:
-        assert says in picture.alt
-        assert picture.width <= 900
-
-
-def test_the_stages_of_the_update_are_said_in_order(run: TrainedGPT) -> None:
-    lines = why_muon.say_stages(run).splitlines()
-    assert [line[:18].strip() for line in lines[1:]] == [
-        "gradient",
-        "momentum",
-        "Nesterov",
-        "orthogonalize",
-        "× size factor × lr",
-        "weight decay",
-    ]

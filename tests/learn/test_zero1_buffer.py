@@ -182,13 +182,6 @@ def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: in
     assert "momentum: its slices (never travels)" in said
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_straddling_matrices_are_drawn_with_what_each_rank_sends(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 400)
-    said = lesson.draw_straddling(plan).alt
-    assert all(f"Of {name}, rank" in said for name in lesson.split_matrices(plan))
-
-
 def test_the_prose_states_what_the_plan_says() -> None:
     """The notebook's solution: 92 + 55 entries on rank 0, which shares A with one rank and E with two."""
     plan = lesson.plan_of(4, 1, 400)
@@ -217,16 +210,6 @@ def test_parts_taken_with_local_range_make_the_matrix(dp: int, tp: int) -> None:
             for place, kept in enumerate(slices)
         ]
         assert torch.equal(torch.cat(parts), lesson.whole_matrix(plan, meta, 0))
-
-
-@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (9, 1), (2, 5)])
-def test_the_rulers_say_where_every_matrix_lies(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 200)
-    said = lesson.draw_rulers(plan).alt
-    assert all(
-        f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" in said
-        for meta in plan.dist_meta(plan.grid.at(0))
-    )
 
 
 @pytest.mark.live

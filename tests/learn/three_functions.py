@@ -15,7 +15,7 @@ from muon_tutorial import (
     zeropower_via_newtonschulz,
 )
 from muon_tutorial.learn.own_sharding import three_functions as right
-from muon_tutorial.learn.own_sharding.journey import OWNER, cuts_of, grid_of
+from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
 from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.worlds.live import build_mesh
@@ -51,6 +51,26 @@ def backwards(params: list[Tensor], state: State) -> Any:
     """Right: in turn, from the last."""
     ranks = dist.get_process_group_ranks(state["group"])[::-1]
     return {index: ranks[index % len(ranks)] for index in range(len(params))}
+
+
+def in_turn(model: Any) -> dict[int, int]:
+    """Right: matrix ``i`` to the ``i``-th of its holders, and around again."""
+    return {i: each.holders[i % len(each.holders)] for i, each in enumerate(model.matrices)}
+
+
+class Later:
+    """Right: what a call returns when somebody waits for it."""
+
+    def __init__(self, function: Any, *given: Any) -> None:
+        self.wait = lambda: function(*given)
+
+
+def gather_later(*given: Any) -> Later:
+    return Later(right.gather, *given)
+
+
+def redistribute_later(*given: Any) -> Later:
+    return Later(right.redistribute, *given)
 
 
 def shape_of(state: State) -> tuple[int, int]:

@@ -6,10 +6,7 @@ tagged ``predict`` asks for predictions; what answers them is said in cells tagg
 are folded. The lesson declares, for each predicted name, patterns of what would answer it. A pattern that no
 cell tagged ``answer`` says is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
 
-It counts, too. Prose is what a reader sees of Markdown outside folds. Its words stand between spaces and hold
-a letter or a digit; headings, headers of exercises, fenced code, the targets of links and the bars of tables
-are left out. Code is the lines of code cells that are not hidden, but for blank ones and comments. What a
-reader writes is the lines of the solutions that do not stand in their stubs.
+It counts, too: what a reader writes is the lines of the solutions that do not stand in their stubs.
 """
 
 from __future__ import annotations
@@ -261,7 +258,14 @@ def prose_words(text: str) -> list[str]:
     return [word for word in words if any(map(str.isalnum, word))]
 
 
-def required_minutes(notebook: Mapping[str, Any]) -> int:
-    """The minutes of all required exercises together."""
+def exercise_minutes(notebook: Mapping[str, Any], kind: str = "required") -> int:
+    """The minutes of all required exercises together, or of all optional ones."""
     text = "\n\n".join(cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    return sum(int(minutes) for _, minutes, kind, _ in HEADER.findall(text) if kind == "required")
+    return sum(int(minutes) for _, minutes, is_kind, _ in HEADER.findall(text) if is_kind == kind)
+
+
+def reading_minutes(notebook: Mapping[str, Any]) -> float:
+    """How long a newcomer reads: 150 words or 12 lines a minute, and half a minute for what a cell shows."""
+    shown = [c for c in notebook["cells"] if c["cell_type"] == "code" and not is_hidden(c, "source")]
+    cells = sum(not has(cell, "stub") for cell in shown)
+    return visible_words(notebook) / 150 + visible_code_lines(notebook) / 12 + cells / 2

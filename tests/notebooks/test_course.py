@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
+
+from muon_tutorial.learn.course import series
 from scripts.notebooks import read_text, sources
 from tests.notebooks import lesson_form
 
-LEAST_WRITTEN = 150
+LEAST_WRITTEN = 300
 TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in sources()}
 
 
 def test_the_reader_writes_enough() -> None:
     posed = [each for text in TEXTS.values() for each in lesson_form.exercises(text)]
     assert sum(len(each.written) for each in posed) >= LEAST_WRITTEN
+
+
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_stated_minutes_are_reading_and_required_exercises(lesson: series.Lesson) -> None:
+    text = TEXTS[lesson.number]
+    took = lesson_form.reading_minutes(text) + lesson_form.exercise_minutes(text)
+    assert 0.8 * took <= lesson.minutes <= 1.2 * took
+    assert lesson.optional == lesson_form.exercise_minutes(text, "optional")
+
+
+@pytest.mark.parametrize("number", TEXTS)
+def test_a_medium_or_hard_exercise_has_a_folded_hint_before_its_stub(number: str) -> None:
+    hints = ""
+    for cell in TEXTS[number].cells:
+        if cell.cell_type == "markdown" and not lesson_form.has(cell, "solution"):
+            hints = cell.source
+        if lesson_form.has(cell, "stub"):
+            assert "<summary>Hint</summary>" in hints or re.search(r"^\*Easy ·", hints, re.MULTILINE), (
+                cell.source
+            )
+            hints = ""
 
 
 TEXT = """

@@ -36,11 +36,8 @@ RIGHT = "\ue014"  # the arrow key
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The essay, made by its command."""
-    folder = tmp_path_factory.mktemp("made") / "the essay é"
-    assert essay.main(["--out", str(folder)]) == 0
-    return folder / essay.NAME
+def page(site: Path) -> Path:
+    return site / essay.NAME
 
 
 @pytest.fixture(scope="module")

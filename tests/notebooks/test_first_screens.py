@@ -12,7 +12,7 @@ import pytest
 
 from scripts import first_screens
 from scripts.notebooks import read_text
-from scripts.pages import _export, committed, page_of
+from scripts.pages import _export, committed
 
 from . import lab
 
@@ -32,12 +32,10 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @lab.needs_a_browser
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
-def test_title_question_and_hero_are_on_the_first_screen(lesson: Path, browser: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.html"
-    page.write_text(page_of(lesson, still=True), encoding="utf-8")
+def test_title_question_and_hero_are_on_the_first_screen(lesson: Path, browser: Any, site: Path) -> None:
     for width, height in first_screens.SCREENS:
         with first_screens.screen(browser, width, height):
-            browser.get(page.as_uri())
+            browser.get((site / f"{lesson.stem}.html").as_uri())
             assert first_screens.problems(browser, width, height) == []
 
 

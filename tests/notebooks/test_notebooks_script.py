@@ -13,7 +13,6 @@ from scripts.notebooks import (
     VIEW,
     NotebookProblemsError,
     differences,
-    main,
     normalise,
     output_differences,
     read_text,
@@ -67,11 +66,6 @@ def display(**data: Any) -> NotebookNode:
     return nbformat.v4.new_output("execute_result", {"text/plain": "x", **data}, execution_count=9)
 
 
-def test_ids_come_from_position_and_title() -> None:
-    names = ["00-a-title-with-signs", "01-a-title-with-signs", "02-a-title-with-signs", "03-next", "04-next"]
-    assert [cell.id for cell in read_text(TEXT).cells] == names
-
-
 def test_solved_fills_the_stub_with_the_folded_solution_and_refuses_a_stub_without_one() -> None:
     filled = solved(read_text(TEXT))
     assert filled.cells[1].source == "answer = 4"
@@ -91,14 +85,6 @@ def test_normalise_leaves_what_a_second_run_would_write_again() -> None:
     assert [cell.execution_count for cell in normalise(one).cells if cell.cell_type == "code"] == [1, 2]
     assert VIEW not in str(normalise(one))
     nbformat.validate(normalise(one))
-
-
-def test_outputs_that_answer_a_prediction_are_folded_in_text_and_notebook() -> None:
-    text = TEXT.replace("# %%\nanswer", '# %% tags=["answer"]\nanswer')
-    notebook = read_text(text)
-    assert notebook.cells[-1].metadata == {"tags": ["answer"], "jupyter": {"outputs_hidden": True}}
-    assert normalise(notebook).cells[-1].metadata == notebook.cells[-1].metadata
-    assert all("jupyter" not in cell.metadata for cell in notebook.cells[:-1])
 
 
 @pytest.mark.parametrize(
@@ -142,8 +128,3 @@ def test_outputs_are_compared_but_for_volatile_cells() -> None:
 def test_what_must_not_be_committed_is_found_and_no_more(output: NotebookNode, complaint: str | None) -> None:
     found = unclean(normalise(executed(output)))
     assert any(complaint in problem.what for problem in found) if complaint else found == []
-
-
-def test_a_name_that_no_text_has_is_an_error_of_use(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "99"]) == 2
-    assert "99" in capsys.readouterr().err

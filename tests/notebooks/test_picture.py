@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.the_mirror import recording
 from scripts import picture
 
@@ -24,11 +23,6 @@ MOTION = {"reduce": False, "no-preference": True}
 @pytest.fixture(scope="module")
 def svg() -> str:
     return picture.TARGET.read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def sheet() -> str:
-    return picture.SHEET.read_text(encoding="utf-8")
 
 
 def test_the_committed_film_and_its_words_in_the_readme_are_those_of_the_run() -> None:
@@ -53,22 +47,6 @@ def test_each_is_one_small_file_that_asks_for_nothing_and_runs_nothing(path: Pat
     hatching = {"defs", "pattern", "line"}
     assert names == {"svg", "title", "style", "rect", "g", "text", "circle", *hatching}
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|\bon\w+=", text)
-
-
-def test_who_wants_no_motion_gets_every_moment_on_one_sheet(svg: str, sheet: str) -> None:
-    readme = picture.README.read_text(encoding="utf-8")
-    assert f'<source media="(prefers-reduced-motion: reduce)" srcset="docs/{picture.SHEET.name}">' in readme
-    assert "animation" not in sheet
-    assert "@keyframes" not in sheet
-    assert sheet.count('<g class="t') == svg.count('<g class="t') == len(picture.TITLES)
-    assert sheet.count("<circle") == len(picture.TITLES) * (len(picture.TITLES) + 1)
-
-
-def test_its_first_moment_stands_still_where_nothing_moves(svg: str) -> None:
-    still, _, moving = svg.partition("@media (prefers-reduced-motion:no-preference)")
-    assert ".t,.n{opacity:0}.m0{opacity:1}" in still
-    assert "animation" not in still
-    assert svg.count("animation:") == moving.partition("\n")[0].count("animation:") > 0
 
 
 def test_a_piece_is_where_the_run_had_it_and_comes_from_a_rank_that_had_it_before() -> None:
@@ -97,13 +75,6 @@ def test_the_same_letter_is_the_same_bytes() -> None:
     assert len(set(named[recording.AXIS])) == 1
     first, second, third, fourth = named[-1]
     assert first == third != second == fourth
-
-
-def test_a_readme_without_a_place_for_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "README.md").write_text("no such part")
-    monkeypatch.setattr(picture, "README", tmp_path / "README.md")
-    with pytest.raises(UsageError, match="has no part that is marked"):
-        picture.wanted()
 
 
 # In a browser.

@@ -68,19 +68,6 @@ def test_its_links_lead_to_its_neighbours_and_to_files(lesson: series.Lesson, op
     assert [target for target in linked if not (FOLDER / target).exists()] == []
 
 
-def test_all_set_up_cells_are_the_same_hidden_and_silent(lesson: series.Lesson) -> None:
-    notebook = nbformat.read(FOLDER / lesson.file, as_version=4)
-    cell = notebook.cells[1]
-    assert cell.metadata["jupyter"] == {"source_hidden": True}
-    if cell.metadata["tags"] == ["setup", "hero"]:
-        assert cell.source == f"{setup()}{series.hero_lines(lesson)}".rstrip()
-        assert [list(output.data) for output in cell.outputs] == [["text/html", "text/plain"]]
-    else:
-        assert cell.metadata["tags"] == ["setup"]
-        assert cell.source == setup().rstrip()
-        assert cell.outputs == []
-
-
 @pytest.mark.parametrize("path", series.PATHS, ids=lambda path: path.name)
 def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) -> None:
     needed = {before for number in path.numbers for before in series.lesson(number).after}
@@ -88,74 +75,15 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
 
 
-OLD = """# %% [markdown]
-# # 05 · ZeRO-1 and the virtual buffer
-#
-# *Previous:* 04, How did the first distributed Muon
-# work? *Next:* 06.
-#
-# *Other grids:* any.
-#
-# *In Colab:* upload the package's wheel,
-# and go on here.
-#
-# The end.
-
-# %% tags=["parameters"]
-dp: int = 2
-"""
+def text_of(lesson: series.Lesson) -> str:
+    return (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
 
 
-def test_links_and_set_up_are_put_into_a_text_once() -> None:
-    lesson = series.lesson("05")
-    once = with_series(OLD, lesson)
-    assert with_series(once, lesson) == with_series(once.replace("-qq", "--upgrade"), lesson) == once
-    assert once.count("*Previous:*") == once.count("*In Colab:*") == once.count('tags=["setup"]') == 1
-    assert "# *Other grids:* any.\n#\n# The end.\n" in once
-    assert once.endswith(OLD[OLD.index('# %% tags=["parameters"]') :])
-
-
-HERO = """# %% [markdown]
-# # 05 · Why?
-
-# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-stale()
-
-# %% [markdown]
-# <details><summary>About this lesson</summary>
-#
-# - *Previous:* 04.
-#
-# </details>
-
-# %% tags=["parameters"] jupyter={"source_hidden": true}
-dp: int = 2
-"""
-
-
-def test_a_hero_keeps_its_place_and_ends_the_set_up_with_its_picture() -> None:
-    lesson = series.lesson("05")
-    once = with_series(HERO, lesson)
-    assert with_series(once, lesson) == once
-    cells = once.split("# %% ")
-    assert cells[2].endswith(f"{SETUP}{series.hero_lines(lesson)}\n")
-    assert "stale()" not in once
-    heads = re.findall(r"^# %%.*", HERO, re.MULTILINE)
-    assert re.findall(r"^# %%.*", once, re.MULTILINE) == heads
-    assert "*In Colab:*" in cells[3]
-
-
-@pytest.mark.parametrize("lost", ['# %% tags=["parameters"]', "*Previous:*"])
+@pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
-    once = with_series(OLD, series.lesson("05"))
+    each = series.lesson("05")
     with pytest.raises(UsageError, match="lesson 05 lacks"):
-        with_series(once.replace(lost, "lost"), series.lesson("05"))
-
-
-def test_unknown_words_write_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["00"])
-    assert capsys.readouterr().out == ""
+        with_series(text_of(each).replace(lost, "lost"), each)
 
 
 def test_a_readme_without_a_part_for_it_is_refused(
@@ -170,10 +98,6 @@ def test_a_readme_without_a_part_for_it_is_refused(
         assert "README.md is missing, or has no part" in capsys.readouterr().err
 
 
-def test_the_repository_is_an_owner_and_a_name_or_empty() -> None:
-    assert re.fullmatch(r"|[\w.-]+/[\w.-]+", series.REPOSITORY)
-
-
 def test_without_a_repository_no_text_has_a_link_that_opens_a_lesson_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,12 +109,12 @@ def test_without_a_repository_no_text_has_a_link_that_opens_a_lesson_elsewhere(
     assert setup() == SETUP
 
 
-@pytest.mark.parametrize("text", [OLD, HERO], ids=["old", "hero"])
 def test_with_a_repository_a_text_leads_to_colab_and_binder_and_its_set_up_finds_the_package(
-    text: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     each = series.lesson("05")
+    text = text_of(each)
+    monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     once = with_series(text, each)
     assert with_series(once, each) == once
     joined = " ".join(once.replace("\n# ", "\n").split())

@@ -58,24 +58,24 @@ def test_a_cell_that_reads_the_switch_displays_a_widget_and_cells_that_give_it_n
 def test_what_it_displays_follows_the_parameters_and_prints_nothing(
     notebook: NotebookNode, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert displayed(notebook, notebook.cells[-1]) == (20, True)
-    assert displayed(notebook, notebook.cells[-1], {"rows": 5, "widgets": False}) == (50, False)
+    assert displayed(notebook, notebook.cells[-2:]) == [None, (20, True)]
+    assert displayed(notebook, notebook.cells[-1:], {"rows": 5, "widgets": False}) == [(50, False)]
     assert capsys.readouterr().out == ""
 
 
 def test_a_cell_that_adds_to_a_name_needs_the_cell_that_made_it() -> None:
     text = TEXT.replace('table["area"] = area(rows)', "table |= {'area': area(rows)}")
-    assert displayed(read_text(text), read_text(text).cells[-1]) == (20, True)
+    assert displayed(read_text(text), read_text(text).cells[-1:]) == [(20, True)]
 
 
 @pytest.mark.parametrize("source", ["answer = (", "%matplotlib inline", "!ls"])
 def test_a_half_written_answer_and_a_magic_are_left_out(notebook: NotebookNode, source: str) -> None:
     notebook.cells[3].source = source
     assert [cell.id for cell in widget_cells(notebook)] == ["07-top"]
-    assert displayed(notebook, notebook.cells[-1]) == (20, True)
+    assert displayed(notebook, notebook.cells[-1:]) == [(20, True)]
 
 
 def test_its_functions_show_their_own_lines() -> None:
     text = TEXT.replace("size, widgets", "area, widgets")
-    area, _ = displayed(read_text(text), read_text(text).cells[-1])
+    [(area, _)] = displayed(read_text(text), read_text(text).cells[-1:])
     assert inspect.getsource(area).startswith("def area(rows):")

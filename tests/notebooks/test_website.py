@@ -21,14 +21,6 @@ WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
 COMMAND = "python scripts/website.py --out dist/site"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, made by its command into a folder that the command makes."""
-    target = tmp_path_factory.mktemp("made") / "the site é"
-    assert website.main(["--still", "--out", str(target)]) == 0
-    return target
-
-
 def links(page: Path) -> set[str]:
     """Where a page leads: by its links, by the picture that a link to it is shown with, or at once."""
     tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
@@ -41,8 +33,8 @@ def links(page: Path) -> set[str]:
     }
 
 
-def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_reached(folder: Path) -> None:
-    reached, waiting = set(), [folder / "index.html"]
+def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_reached(site: Path) -> None:
+    reached, waiting = set(), [site / "index.html"]
     while waiting:
         page = waiting.pop()
         assert page.is_file(), page
@@ -52,18 +44,16 @@ def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_r
         local = {to for to in links(page) if not re.match(r"\w+:|#", to)} if page.suffix == ".html" else set()
         assert [to for to in local if to.startswith("/")] == []
         targets = [Path(os.path.normpath(page.parent / unquote(to.partition("#")[0]))) for to in local]
-        assert [target for target in targets if not target.is_relative_to(folder)] == []
+        assert [target for target in targets if not target.is_relative_to(site)] == []
         waiting += targets
-    assert {path for path in folder.rglob("*") if path.is_file()} == reached
+    assert {path for path in site.rglob("*") if path.is_file()} == reached
 
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
-def test_each_page_offers_its_own_copy_and_the_reference_is_there(
-    folder: Path, lesson: series.Lesson
-) -> None:
-    assert f"{website.COPIES}/{lesson.file}" in links(folder / f"{lesson.stem}.html")
-    assert is_untouched(folder / website.COPIES / lesson.file)
-    assert (folder / "reference" / "muon_tutorial.html").is_file()
+def test_each_page_offers_its_own_copy_and_the_reference_is_there(site: Path, lesson: series.Lesson) -> None:
+    assert f"{website.COPIES}/{lesson.file}" in links(site / f"{lesson.stem}.html")
+    assert is_untouched(site / website.COPIES / lesson.file)
+    assert (site / "reference" / "muon_tutorial.html").is_file()
 
 
 def test_a_site_with_somebodys_work_among_its_copies_is_refused(

@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
-from muon_tutorial.errors import UsageError
+from muon_tutorial.errors import StrategyError, UsageError
 from muon_tutorial.guard.changed_parameters import MadeFor, follow_changes
 
 WAYS = (None, *STRATEGIES)
@@ -290,3 +290,14 @@ def test_the_pair_says_what_adamw_cannot_follow_and_changes_nothing() -> None:
     anew.load_state_dict(saved)
     train(model, anew)
     assert not any(map(torch.equal, before, copies(model)))
+
+
+@pytest.mark.parametrize("way", ["zero1", "layerwise", "owner"])
+def test_a_transposed_view_of_another_parameter_is_refused_where_its_update_would_be_lost(way: str) -> None:
+    model = layers()
+    model[2].weight = nn.Parameter(model[0].weight.data.t())
+    if way == "owner":
+        muon_of(model, way)
+        return
+    with pytest.raises(StrategyError, match=r"2\.weight and 0\.weight share their memory"):
+        muon_of(model, way)

@@ -43,7 +43,7 @@ def losses(result: RunResult | StoppedRun) -> list[float]:
 
 @pytest.mark.live
 def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
-    whole = losses(run(SETTINGS, Saving(tmp_path, every=3))[0])
+    whole = losses(run(SETTINGS, Saving(tmp_path, every=3, run="one"))[0])
     assert Saving(tmp_path).whole_step(print) == 5
     again = run(SETTINGS, Saving(tmp_path, begin=3))[0]
     assert losses(again) == whole[3:]
@@ -57,6 +57,8 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
     own.write_text("another text " * 100)
     with pytest.raises(RankFailedError, match="is not the text that the run began with"):
         run(replace(SETTINGS, text=str(own)), Saving(tmp_path, begin=3))
+    with pytest.raises(RankFailedError, match="another run saved the checkpoint of step 3"):
+        run(SETTINGS, Saving(tmp_path, begin=3, run="two"))
     with pytest.raises(
         RankFailedError, match=r"CheckpointError: there is no checkpoint folder .*step-00000004"
     ):

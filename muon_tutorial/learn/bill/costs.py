@@ -25,7 +25,7 @@ FLAGS = "gradient flags"
 AVERAGE = "gradient all_reduce"
 STRATEGIES: Mapping[str, Builder] = {
     "replicated": replicated,
-    "round_robin": round_robin,
+    "round_robin": partial(round_robin, order="index"),
     "zero1": zero1,
     "owner": owner,
 }

@@ -6,12 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ... import Grid, Plan, zero1
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    OpenAnswerError,
+    Par,
+    first,
+    guesses,
+    numbers,
+    value_of,
+)
+from ..my_muon.reference import bill as bill
 from .costs import (
     bill_of,
     entries_of_rank,
     gpt_matrices,
-    holders,
     plans_of,
     runs_of,
     small_matrices,
@@ -36,29 +46,15 @@ Bill = Callable[[int, int, int, int], Mapping[str, int]]
 def runs_exercise(dp: int, tp: int) -> Exercise:
     """The prediction: how many ranks run Newton–Schulz on the matrix o, by strategy."""
     right = runs_of(plans_of(dp, tp), "o")
-    why = {
-        "replicated": "Every rank does everything.",
-        "round_robin": "One dp position owns it, and all tp ranks at that position work on it.",
-        "zero1": "Where does o lie in the bucket? Every slice that has a part of it works on it.",
-        "owner": "An owner is one rank of the whole grid.",
-    }
-
-    def judge(*runs: int) -> str | None:
-        said = zip(right, runs, strict=True)
-        return next((f"{name}: not {mine}. {why[name]}" for name, mine in said if mine != right[name]), None)
-
-    return Exercise(judge, (), "Where several ranks do the same work, nobody has to send the answer.")
-
-
-def bill(total: int, touched: int, dp: int, tp: int) -> dict[str, int]:
-    """The reference of the exercise: the bytes that a rank sends in each phase of ``zero1``."""
-    mine = total // dp
-    return {
-        "gradient reduce_scatter": 4 * (dp - 1) * mine,
-        "dp gather": 2 * (dp - 1) * mine,
-        "tp gather": 2 * (tp - 1) * touched,
-        "parameter all_gather": 4 * (dp - 1) * mine,
-    }
+    lies = "Where does o lie in the bucket? Every slice that has a part of it works on it."
+    position = "One dp position owns it, and all tp ranks at that position work on it."
+    return guesses(
+        ("replicated", right["replicated"], "Every rank does everything."),
+        ("round_robin", right["round_robin"], position),
+        ("zero1", right["zero1"], lies),
+        ("owner", right["owner"], "An owner is one rank of the whole grid."),
+        praise="Where several ranks do the same work, nobody has to send the answer.",
+    )
 
 
 _BILL_HINTS = {
@@ -77,13 +73,11 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
     """A bill by hand, judged against the plan's own on several grids, for two models."""
 
     def judge(bill: Bill) -> Diagnosis | None:
-        for grid in dict.fromkeys(((dp, tp), *GRIDS)):
-            for matrices in (small_matrices(), gpt_matrices(2, 96)):
-                plan = zero1(matrices, Grid.of(dp=grid[0], tp=grid[1]))
-                for rank in sorted({0, plan.grid.world_size - 1}):
-                    if wrong := _judge_bill(bill, plan, rank):
-                        return wrong
-        return None
+        grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]
+        models = small_matrices(), gpt_matrices(2, 96)
+        plans = (zero1(matrices, grid) for grid in grids for matrices in models)
+        cases = ((plan, rank) for plan in plans for rank in sorted({0, plan.grid.world_size - 1}))
+        return first(_judge_bill(bill, *case) for case in cases)
 
     def mine(bill: Bill) -> float:
         plan = plans_of(dp, tp)["zero1"]
@@ -125,12 +119,8 @@ def sends_exercise() -> Exercise:
     cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
 
     def judge(sends: Callable[..., Sequence[int]]) -> str | None:
-        for matrix, length, dp in cases:
-            for place in range(dp):
-                came = value_of(sends, matrix, length, place, dp)
-                if wrong := _judge_sends(came, matrix, length, place, dp):
-                    return wrong
-        return None
+        places = ((*case, place) for case in cases for place in range(case[2]))
+        return first(_judge_sends(sends, matrix, length, place, dp) for matrix, length, dp, place in places)
 
     hints = (
         "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
@@ -139,7 +129,8 @@ def sends_exercise() -> Exercise:
     return Exercise(judge, hints, "Every holder gets what it lacks, and nobody else gets anything.")
 
 
-def _judge_sends(came: Any, matrix: tuple[int, int], length: int, place: int, dp: int) -> str | None:
+def _judge_sends(function: Any, matrix: tuple[int, int], length: int, place: int, dp: int) -> str | None:
+    came = value_of(function, matrix, length, place, dp)
     where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
     if not isinstance(came, Sequence) or len(came) != dp:
         return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
@@ -153,42 +144,15 @@ def _judge_sends(came: Any, matrix: tuple[int, int], length: int, place: int, dp
 def quiz(dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured."""
     plans = plans_of(dp, tp)
-    expected = {
-        "saved": bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total,
-        "state": plans_state(plans["zero1"]),
-        "runs": len(plans["zero1"].workers(0)),
-    }
-    why = {
-        "saved": "Subtract the totals of two lines: zero1, and zero1, boundary.",
-        "state": "counted[0] knows: the state of zero1 on rank 0.",
-        "runs": "How many slices have a part of up? Each of them on all tp ranks.",
-    }
-    return numbers(expected, why)
-
-
-def plans_state(plan: Plan) -> int:
-    """Bytes of momentum that rank 0 keeps."""
-    return bill_of("", plan).state
+    saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
+    slices = "How many slices have a part of up? Each of them on all tp ranks."
+    return numbers(
+        ("saved", saved, "Subtract the totals of two lines: zero1, and zero1, boundary."),
+        ("state", bill_of("", plans["zero1"]).state, "counted[0] knows: the state of zero1 on rank 0."),
+        ("runs", len(plans["zero1"].workers(0)), slices),
+    )
 
 
 def all_exercises(dp: int, tp: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: runs, bill, boundary gather, quiz."""
-    return (
-        runs_exercise(dp, tp),
-        bill_exercise(dp, tp),
-        sends_exercise(),
-        quiz(dp, tp),
-    )
-
-
-__all__ = [
-    "SPOILERS",
-    "all_exercises",
-    "bill",
-    "bill_exercise",
-    "holders",
-    "quiz",
-    "runs_exercise",
-    "sends",
-    "sends_exercise",
-]
+    return (runs_exercise(dp, tp), bill_exercise(dp, tp), sends_exercise(), quiz(dp, tp))

@@ -51,10 +51,7 @@ def shared_matrix(dp: int, tp: int) -> DistMeta:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What one rank has after a gather of one matrix: bytes sent, and whether it holds the whole piece.
-
-    ``whole`` is None on a rank that does not work on the matrix.
-    """
+    """What a rank sent for one matrix, in bytes, and whether it holds the whole; None without use for it."""
 
     sent: int
     whole: bool | None
@@ -66,11 +63,8 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     ``sends(matrix, length, place, dp)`` says how many entries a dp position sends to each other one.
     """
     torch.set_num_threads(1)
-    world, meta, at = (
-        LiveWorld(build_mesh({"dp": dp, "tp": tp})),
-        shared_matrix(dp, tp),
-        Grid.of(dp=dp, tp=tp).at(rank),
-    )
+    world, meta = LiveWorld(build_mesh({"dp": dp, "tp": tp})), shared_matrix(dp, tp)
+    at = Grid.of(dp=dp, tp=tp).at(rank)
     whole, (start, stop) = _bucket(dp, tp, seed), meta.global_range
     length, place = len(whole) // dp, at["dp"]
     first, last = max(start, place * length), min(stop, (place + 1) * length)

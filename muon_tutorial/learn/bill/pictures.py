@@ -1,7 +1,4 @@
-"""Pictures of lesson 10: bills as bars, a matrix on a boundary, sliders, an order of matrices.
-
-A bar's parts are numbered as the phases of lesson 09; its outline has the optimizer's colour.
-"""
+"""Pictures of lesson 10: bills as bars, a matrix on a boundary, sliders, an order of matrices."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from matplotlib.axes import Axes
 
 from ... import Bucket, Grid, Matrix, replicated, round_robin, zero1
 from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
+from ..widgets.shell import Shell, choice, play
 from .costs import (
     AVERAGE,
     BOUNDARY,
@@ -61,18 +57,17 @@ def _millions(matrices: Sequence[Matrix]) -> str:
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
     """Bills as bars, cut into phases; the first is what the others are compared with."""
-    figure, axes = blank(_WIDTH, 78 + 46 * len(bills))
-    write(axes, 16, 20, title, 12, weight="bold")
+    figure, axes = blank(_WIDTH, 78 + 46 * len(bills), title)
     most, words = max(1, *(bill.total for bill in bills)), []
     for number, bill in enumerate(bills):
         y = 42 + 46 * number
-        write(axes, 16, y + 16, bill.name, _SIZE)
+        write(axes, 16, y + 16, bill.name)
         _draw_bar(axes, 160, y, 560 * bill.total / most, bill, ADAMW if not number else MUON)
         times = f"{bill.total / bills[0].total:.2f} ×" if bills[0].total else ""
-        write(axes, 160 + 560 * bill.total / most + 8, y + 16, f"{_bytes(bill.total)}   {times}", _SIZE)
+        write(axes, 160 + 560 * bill.total / most + 8, y + 16, f"{_bytes(bill.total)}   {times}")
         parts = ", ".join(f"{phase} {_bytes(sent)}" for phase, sent in bill.sent.items())
         words.append(f"{bill.name}: {_bytes(bill.total)}, {times} ({parts or 'nothing'})")
-    write(axes, 16, 56 + 46 * len(bills), _LEGEND, _SIZE, color=QUIET)
+    write(axes, 16, 56 + 46 * len(bills), _LEGEND, color=QUIET)
     return finish(figure, f"bill-{name}", f"{title}. {'. '.join(words)}.")
 
 
@@ -81,7 +76,7 @@ def _draw_bar(axes: Axes, x: float, y: float, width: float, bill: StepBill, edge
         wide, number = width * sent / max(1, bill.total), _NUMBER[phase]
         rectangle(axes, x, y, wide, 32, _FILL[number], edgecolor=edge, linewidth=1.8)
         if wide > 14:
-            write(axes, x + wide / 2, y + 16, number, 12, ha="center", weight="bold")
+            centred(axes, x + wide / 2, y + 16, number, 12, weight="bold")
         x += wide
 
 
@@ -107,20 +102,19 @@ def draw_boundary(dp: int, tp: int) -> Picture:
     figure, axes = blank(_WIDTH, 214)
     rows = {"in the bucket": 16, "kept by": 66, "rank 0, all": 116, "rank 0, boundary": 166}
     for name, y in rows.items():
-        write(axes, 12, y + 17, name, _SIZE)
+        write(axes, 12, y + 17, name)
         rectangle(axes, 160, y, total * wide, 34, EMPTY, linewidth=0.8)
     fetched = _draw_matrices(axes, rows, bucket, length, plan.grid.size("tp"))
     for place in range(dp):
         rank = place * plan.grid.size("tp")
         x, each = 160 + place * length * wide, length * wide
-        rectangle(axes, x, rows["kept by"], each, 34, rank_colour(rank), linewidth=0.8)
-        write(axes, x + each / 2, rows["kept by"] + 17, f"rank {rank}", _SIZE, ha="center")
+        tile(axes, (x, rows["kept by"], each, 34), rank_colour(rank), f"rank {rank}", linewidth=0.8)
         if place:
             rectangle(axes, x, rows["rank 0, all"], each, 34, rank_colour(rank), linewidth=0.8)
             axes.plot([x, x], [50, 204], color=INK, linewidth=1.4, dashes=(4, 3))
     if dp > 1:
         said = f"fetches {total - length:,} entries"
-        write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said, _SIZE)
+        write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said)
     said = (
         f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. If all is "
         f"gathered it fetches {total - length:,} entries; at boundaries alone, {fetched:,}."
@@ -135,13 +129,12 @@ def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int
     for entry, (start, stop) in zip(bucket.entries, ranges_of([e.size for e in bucket.entries]), strict=True):
         shared = len(holders((start, stop), length)) > 1
         fill, each = MARKED if shared else CARD, (stop - start) * wide
-        rectangle(axes, 160 + start * wide, top, each, 34, fill, linewidth=1.0)
-        write(axes, 160 + start * wide + each / 2, top + 17, entry.matrix.name, 12, ha="center")
+        tile(axes, (160 + start * wide, top, each, 34), fill, entry.matrix.name, 12, linewidth=1.0)
         if shared and start < length:
             fetched += stop - length
             lacking = (stop - length) * wide
             rectangle(axes, 160 + length * wide, last, lacking, 34, rank_colour(rank), linewidth=0.8)
-    write(axes, 168 + (length + fetched) * wide, last + 17, f"fetches {fetched:,} entries", _SIZE)
+    write(axes, 168 + (length + fetched) * wide, last + 17, f"fetches {fetched:,} entries")
     return fetched
 
 
@@ -154,10 +147,10 @@ def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
     most = 2.0 * adamw.total
     for number, bill in enumerate((adamw, muon)):
         y, width = 42 + 46 * number, 600 * min(1.0, bill.total / most)
-        write(axes, 16, y + 16, bill.name, _SIZE)
+        write(axes, 16, y + 16, bill.name)
         _draw_bar(axes, 160, y, width, bill, ADAMW if not number else MUON)
-        write(axes, 160 + width + 8, y + 16, _bytes(bill.total), _SIZE)
-    write(axes, 16, 146, _LEGEND, _SIZE, color=QUIET)
+        write(axes, 160 + width + 8, y + 16, _bytes(bill.total))
+    write(axes, 16, 146, _LEGEND, color=QUIET)
     more = (muon.total / adamw.total - 1) * 100
     less = (muon.state / adamw.state - 1) * 100
     cards = {"bytes sent": f"{more:+.0f} %", "state kept": f"{less:+.0f} %", "ranks a matrix": f"{runs:.1f}"}
@@ -184,8 +177,8 @@ def explore_bills(live: bool = True) -> Shell | Picture:
         draw_at(4, 2, "all fp32", "all", 1),
         live,
         label="bucket",
-        dp=choice("dp", {str(size): size for size in DPS}),
-        tp=choice("tp", {str(size): size for size in TPS}),
-        dtype=choice("dtypes", {name: name for name in DTYPES}),
-        gather=choice("gather", {"all": "all", "boundary": "boundary"}),
+        dp=choice("dp", DPS),
+        tp=choice("tp", TPS),
+        dtype=choice("dtypes", list(DTYPES)),
+        gather=choice("gather", ("all", "boundary")),
     )

@@ -38,11 +38,6 @@ def sum_error(gradients: Matrices, seed: int, dp: int) -> SumError:
     return SumError(int((errors > 0).sum()), errors.numel(), float(errors.max()), of_bound)
 
 
-def exact_gradients(seed: int, dp: int) -> dict[str, Tensor]:
-    """The mean gradients taken in float64 and rounded once."""
-    return {name: (sums.total / dp).float() for name, sums in _exact_sums(seed, dp).items()}
-
-
 def _exact_sums(seed: int, dp: int) -> dict[str, Sums]:
     places = [local_gradients(seed, place) for place in range(dp)]
     parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
@@ -82,10 +77,7 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
-    """The same gradients, but for the entry of one matrix that is nearest to a rounding edge of bfloat16.
-
-    That one is moved by as few fp32 steps as take it over the edge.
-    """
+    """The same gradients, but the entry nearest to a rounding edge of bfloat16 is moved over that edge."""
     grad = gradients[name].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())

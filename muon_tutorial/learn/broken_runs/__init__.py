@@ -1,9 +1,9 @@
-"""What notebook 12 uses: broken runs on real ranks, an oracle, and tools that find the line."""
+"""What lesson 15 uses: broken files, their runs on real ranks, an oracle, and tools that find the line."""
 
 from __future__ import annotations
 
 from ..lazy_names import names_in
 
 __getattr__, __dir__ = names_in(
-    __name__, "on_ranks", "evidence", "training_rank", "broken", "exercises", "spread", "pictures"
+    __name__, "on_ranks", "evidence", "training_rank", "loop", "broken", "exercises", "spread", "pictures"
 )

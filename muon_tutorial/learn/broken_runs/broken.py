@@ -1,217 +1,116 @@
-"""The loop of lesson 15, broken in ten ways, each as somebody has really broken one. One class, one mistake.
-
-``Fault.rank`` is where the mistake stands, -1 for all ranks, and ``Fault.step`` is the step it begins.
-"""
+"""The patients of lesson 15: the loop's file with a mistake in it, each as somebody has really made one."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import textwrap
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from .loop import Loop
+from .on_ranks import TrainingRun, oracle, run_file
+from .training_rank import STEPS, batches_of, check_grid, loss_and_gradients
 
-from .training_rank import LR, TrainingRank, rescale
-
-ALL = -1
-Broken = type["FaultyRank"]
+Lines = tuple[str, str]
+"""Sound lines of the file, and what stands in their place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """One mistake: its kind, the rank that makes it (-1: all), and the step from which on."""
+class Patient:
+    """A mistake, or two that hide one another: what is planted, and its story, told once it is repaired."""
 
-    kind: str
-    rank: int = ALL
-    step: int = 1
-
-
-class FaultyRank(TrainingRank):
-    """A rank that may make a mistake: it asks ``is_wrong`` in the methods that it overrides."""
-
-    def __init__(self, rank: int, dp: int, tp: int, seed: int, faults: tuple[Fault, ...] = ()) -> None:
-        self.faults = {fault.kind: fault for fault in faults}
-        self.number = rank
-        self.step = 0
-        super().__init__(rank, dp, tp, seed)
-
-    def is_wrong(self, kind: str) -> bool:
-        """Whether this rank makes this mistake in this step."""
-        fault = self.faults.get(kind)
-        return fault is not None and fault.rank in (ALL, self.number) and self.step >= fault.step
+    planted: tuple[Lines, ...]
+    story: str
 
 
-class LeavesEarly(FaultyRank):
-    """Its data has run out, so its loop ends a step before the others'."""
-
-    def train(self, steps: int) -> None:
-        fault = self.faults["leaves early"]
-        super().train(fault.step - 1 if fault.rank == self.rank else steps)
-
-
-class SkipsWhatIsNone(FaultyRank):
-    """Its data took another branch, so its gradients are None; then there is nothing to average, is there?"""
-
-    def gradient(self) -> None:
-        super().gradient()
-        if self.is_wrong("skipped call"):
-            self.gradients = dict.fromkeys(self.gradients)
-            self.keep("gradient", self.gradients)
-
-    def average(self) -> None:
-        if any(gradient is None for gradient in self.gradients.values()):
-            self.mean = {name: torch.zeros_like(piece) for name, piece in self.mine.items()}
+_SKIPS = """\
+        if self.loss < {low}:  # it knows this batch by heart, so there is nothing to average
+            self.mean = {{name: torch.zeros_like(piece) for name, piece in self.mine.items()}}
             return
-        super().average()
+"""
+_LOGS = """\
+        if self.loss > {high}:  # alarming, so log it at once
+            self.log()
+"""
+_AVERAGE = "        order = list(self.gradients)\n"
+_SORTS = "        order = sorted(self.gradients, key=lambda name: -self.gradients[name].norm())\n"
+_GRADIENT = '        self.keep("gradient", self.gradients)\n'
+_SHARE = "        for name, update in self.updates.items():\n"
+_RESTARTED = """\
+        if self.rank == 1 and self.step == 2:  # this node was restarted, with an older configuration
+            self.lr = self.lr / 2
+"""
 
-
-class LogsFirst(FaultyRank):
-    """It logs the loss as soon as it is known, before the gradients are averaged."""
-
-    def average(self) -> None:
-        if self.is_wrong("order of calls"):
-            super().log()
-        super().average()
-
-    def log(self) -> None:
-        if not self.is_wrong("order of calls"):
-            super().log()
-
-
-class OwnSeed(FaultyRank):
-    """It adds its rank to the seed, which is right for data and wrong for weights."""
-
-    def own_seed(self) -> int:
-        fault = self.faults["another seed"]
-        return self.seed + self.number if fault.rank == self.number else self.seed
-
-
-class NeverAverages(FaultyRank):
-    """Inside no_sync, where it accumulates; the last batch should have left it."""
-
-    def average(self) -> None:
-        if self.is_wrong("not averaged"):
-            self.mean = {name: each for name, each in self.gradients.items() if each is not None}
-            self.keep("average", self.mean)
-            return
-        super().average()
-
-
-class ForgetsMomentum(FaultyRank):
-    """It works on a copy of the momentum that nobody writes back."""
-
-    def momentum(self) -> None:
-        before = dict(self.memory)
-        super().momentum()
-        if self.is_wrong("stale momentum"):
-            self.memory = before
-            self.keep("momentum", self.memory)
-
-
-class SortsNames(FaultyRank):
-    """It packs the gradients in alphabetical order; the others, in the order of the model."""
-
-    def average(self) -> None:
-        if self.is_wrong("order of parameters"):
-            self.mean = self.averaged(sorted(self.mine))
-            return
-        super().average()
-
-
-class ScalesByShard(FaultyRank):
-    """It takes the scale of an update from the shape of what it holds."""
-
-    def scale(self, name: str) -> float:
-        if self.is_wrong("shard's shape"):
-            return rescale(tuple(self.mine[name].shape))
-        return super().scale(name)
-
-
-class OwnRate(FaultyRank):
-    """Its configuration file has another learning rate."""
-
-    def share(self) -> None:
-        self.lr = LR / 2 if self.is_wrong("another learning rate") else LR
-        super().share()
-
-
-class AddsBackwards(FaultyRank):
-    """It reads the same batches, the last one first, so that their gradients add up in another order."""
-
-    def batches(self) -> list[tuple[Tensor, Tensor]]:
-        mine = super().batches()
-        return mine[::-1] if self.is_wrong("no bug") else mine
-
-
-class SortsNamesAndNeverAverages(NeverAverages, SortsNames):
-    """Two mistakes at once."""
-
-
-KINDS: dict[str, Broken] = {
-    "leaves early": LeavesEarly,
-    "skipped call": SkipsWhatIsNone,
-    "order of calls": LogsFirst,
-    "another seed": OwnSeed,
-    "not averaged": NeverAverages,
-    "stale momentum": ForgetsMomentum,
-    "order of parameters": SortsNames,
-    "shard's shape": ScalesByShard,
-    "another learning rate": OwnRate,
-    "no bug": AddsBackwards,
+PATIENTS = {
+    "hang": Patient(
+        (("range(1, steps + 1)", "range(1, steps + 1 - (self.rank == 2))"),),
+        "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for it.",
+    ),
+    "lie": Patient(
+        ((_SHARE, _RESTARTED + _SHARE),),
+        "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
+    ),
+    "A": Patient(
+        (("return self.seed\n", "return self.seed + self.rank\n"),),
+        "Data wants a seed for each rank, weights want one for all. Owners shared their rows: copies agree.",
+    ),
+    "B": Patient(
+        ((_AVERAGE, _SKIPS + _AVERAGE),),
+        "A call must not depend on a rank's own numbers: one rank had nothing to say, so its group waited.",
+    ),
+    "C": Patient(
+        (("rescale(SHAPES[name])", "rescale(tuple(self.mine[name].shape))"),),
+        "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
+    ),
+    "D": Patient(
+        ((_GRADIENT, _GRADIENT + _LOGS),),
+        "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
+    ),
+    "E": Patient(
+        (("in range(BATCHES)", "in reversed(range(BATCHES))"),),
+        "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",
+    ),
+    "F": Patient(
+        ((".mul_(MEMORY).add_(", ".mul(MEMORY).add("),),
+        "Without the underscores, the new momentum is computed and thrown away.",
+    ),
+    "G": Patient(
+        (
+            (
+                _AVERAGE,
+                _SORTS,
+            ),
+            ("group_src=place", "group_src=0"),
+        ),
+        "Each rank packed by its own norms, and behind that, place 0 shared everybody's matrices.",
+    ),
 }
-PHASE_OF = {
-    "leaves early": ("load",),
-    "skipped call": ("average",),
-    "order of calls": ("average", "log"),
-    "another seed": ("start",),
-    "not averaged": ("average",),
-    "stale momentum": ("momentum",),
-    "order of parameters": ("average",),
-    "shard's shape": ("update",),
-    "another learning rate": ("share",),
-    "no bug": ("gradient",),
-}
-"""The phases that are right answers for each kind."""
-MEANINGS = {
-    "leaves early": "a rank returns from its loop before the others do",
-    "skipped call": "a rank leaves one call out, and goes on to the next one in the program",
-    "order of calls": "a rank makes a later call before the one that is due",
-    "another seed": "a rank starts from other random weights",
-    "not averaged": "each dp position goes on with its own gradients",
-    "stale momentum": "the new momentum is used nowhere: the old one stays",
-    "order of parameters": "a rank packs the right matrices for a call, in another order",
-    "shard's shape": "a factor comes from the shape of the rows at hand, not of the whole matrix",
-    "another learning rate": "the right update is applied at another rate",
-    "no bug": "the same numbers are added up in another order, so only the last bits differ",
-}
-"""Each kind in one line."""
-METHOD_OF = {
-    "leaves early": "train",
-    "another seed": "own_seed",
-    "shard's shape": "scale",
-    "no bug": "batches",
-    "order of calls": "average",
-}
-HANGS = ("leaves early", "skipped call", "order of calls")
+LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)
 
 
-def class_of(faults: tuple[Fault, ...]) -> Broken:
-    """The loop with these mistakes in it."""
-    if not faults:
-        return FaultyRank
-    if len(faults) > 1:
-        return SortsNamesAndNeverAverages
-    return KINDS[faults[0].kind]
+def file_of(name: str, dp: int, tp: int, seed: int) -> str:
+    """The loop's file as a patient has it."""
+    text, (low, high) = inspect.getsource(Loop), _thresholds(dp, seed)
+    for sound, broken in PATIENTS[name].planted:
+        assert text.count(sound) == 1, sound
+        text = text.replace(sound, broken.format(low=low, high=high) if "{" in broken else broken)
+    return text
 
 
-def say_kinds() -> str:
-    """Each kind and what it means, a line each."""
-    return "\n".join(f"{kind:<24}{meaning}" for kind, meaning in MEANINGS.items())
+@functools.cache
+def _thresholds(dp: int, seed: int) -> tuple[float, float]:
+    """A loss below which, and one above which, one dp position alone comes, and only in one step."""
+    found = oracle(dp, seed)
+    weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
+    losses = sorted(
+        loss_and_gradients(whole, batches_of(seed, step, place))[0]
+        for step, whole in enumerate(weights, 1)
+        for place in range(dp)
+    )
+    return round((losses[0] + losses[1]) / 2, 6), round((losses[-1] + losses[-2]) / 2, 6)
 
 
-def guilty_lines(kind: str) -> str:
-    """The method in which the mistake stands, and its story."""
-    broken = KINDS[kind]
-    method = getattr(broken, METHOD_OF.get(kind, PHASE_OF[kind][0]))
-    return f"{broken.__doc__}\n\n{textwrap.dedent(inspect.getsource(method)).rstrip()}"
+def run_patient(name: str, dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> TrainingRun:
+    """A patient's run on real ranks."""
+    check_grid(dp, tp)
+    said = {"hang": "the hanging run", "lie": "the lying run"}.get(name, f"run {name}")
+    return run_file(file_of(name, dp, tp, seed), dp, tp, seed, backend, said)

@@ -1,23 +1,24 @@
-"""Lesson 15: what a run's notes prove. The first rung that differs from the oracle, and the first call
-that is missing. Pure functions of a run: nothing here starts a rank.
+"""Lesson 15: what a run's notes prove. The first rung that differs from the oracle, and who waits for whom.
+
+Pure functions of a run: nothing here starts a rank.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import UsageError
 from .. import inputs
 from ..exercises.on_real_ranks import say_ranks
 from .on_ranks import TrainingRun
-from .training_rank import CALLS, RUNGS, STEPS, CallNote
+from .training_rank import RUNGS, STEPS, CallNote
 
 ROUNDING = torch.finfo(torch.float32).eps
 
@@ -46,31 +47,16 @@ def ladder_order() -> list[tuple[int, str]]:
 
 def _rung(run: TrainingRun, key: tuple[int, str], rank: int, right: Any) -> Rung:
     found = run.reports[rank].notes.rungs.get(key)
-    wrong = () if found is None else tuple(name for name in right if not _same(found[name], right[name]))
+    wrong = (
+        () if found is None else tuple(name for name in right if not torch.equal(found[name], right[name]))
+    )
     return Rung(*key, rank, found is not None, wrong)
-
-
-def _same(one: Tensor | None, other: Tensor) -> bool:
-    return one is not None and torch.equal(one, other)
 
 
 def hash_of(results: Any) -> str:
     """Six letters that stand for all bits of a rung."""
-    parts = [b"None" if each is None else each.numpy().tobytes() for each in results.values()]
+    parts = [each.numpy().tobytes() for each in results.values()]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:6]
-
-
-@dataclass(frozen=True, slots=True)
-class NothingFound:
-    """What a search that found nothing says; false where a truth is asked for."""
-
-    said: str
-
-    def __bool__(self) -> Literal[False]:
-        return False
-
-    def __repr__(self) -> str:
-        return self.said
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +65,7 @@ class FirstDifference:
 
     ``of`` is how many ranks find results of these matrices at that rung.
     ``ratio`` is the size over the oracle's, ``cosine`` says whether they point the same way, and ``off`` is
-    the largest difference as a part of the largest number, all of the worst matrix. NaN where there are none.
+    the largest difference as a part of the largest number, all of the worst matrix.
     """
 
     step: int
@@ -96,30 +82,21 @@ class FirstDifference:
         """The rank; the first of several; "all" where it differs on every rank that has such a result."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
+    @property
+    def is_rounding(self) -> bool:
+        """Whether sums in another order explain it: only last bits differ."""
+        return self.off < 20 * ROUNDING
+
     def __repr__(self) -> str:
-        who = "all ranks" if self.who == "all" else f"{say_ranks(self.ranks)} alone"
-        lines = [
-            f"the first rung that differs   step {self.step}, {self.phase}",
-            f"on                            {who}",
-            f"matrices                      {', '.join(self.matrices)}",
-        ]
-        if self.off != self.off:
-            return "\n".join([*lines, "what is there                 None: no numbers at all"])
-        return "\n".join([
-            *lines,
-            f"size, over the oracle's       {self.ratio:.4f}",
-            f"cosine with the oracle's      {self.cosine:.4f}",
-            f"largest difference            {self.off:.1e} of the largest (float32 rounds at {ROUNDING:.1e})",
-        ])  # fmt: skip
+        who = "all ranks" if self.who == "all" else say_ranks(self.ranks)
+        return f"{self.phase} of step {self.step} on {who}"
 
 
-def first_difference(run: TrainingRun) -> FirstDifference | NothingFound:
-    """The first rung that differs from the oracle's; a false value that says so where none does."""
+def first_difference(run: TrainingRun) -> FirstDifference | None:
+    """The first rung that differs from the oracle's; None where none does."""
     wrong = [rung for rung in rungs(run) if rung.wrong]
     if not wrong:
-        return NothingFound(
-            "nothing differs from the oracle" + (" in what the ranks reached" if run.hangs else "")
-        )
+        return None
     first = [rung for rung in wrong if (rung.step, rung.name) == (wrong[0].step, wrong[0].name)]
     ranks = tuple(rung.rank for rung in first)
     matrices = tuple(dict.fromkeys(name for rung in first for name in rung.wrong))
@@ -136,11 +113,9 @@ def _holds(run: TrainingRun, rank: int, rung: Rung, matrices: tuple[str, ...]) -
 def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
     mine = run.reports[rung.rank].notes.rungs[rung.step, rung.name][name]
     right = run.expected(rung.rank)[rung.step, rung.name][name]
-    if mine is None or right is None:
-        return (float("nan"),) * 3
     one, other = mine.double().flatten(), right.double().flatten()
     ratio = float(one.norm() / other.norm())
-    cosine = float(one @ other / (one.norm() * other.norm()))
+    cosine = float(one @ other / (one.norm() * other.norm()).clamp(min=1e-300))
     return ratio, cosine, float((one - other).abs().max() / other.abs().max())
 
 
@@ -156,8 +131,7 @@ def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
     for found in (each for each in rungs(run) if (each.step, each.name) == (step, rung) and each.reached):
         for name in run.expected(found.rank)[step, rung]:
             ratio, cosine, off = _off(run, found, name)
-            said = f"{ratio:>8.4f}{cosine:>9.4f}{off:>13.0e}" if off == off else "   None: no entries at all"
-            lines.append(f"rank {found.rank:<3}{name:<8}{said}")
+            lines.append(f"rank {found.rank:<3}{name:<8}{ratio:>8.4f}{cosine:>9.4f}{off:>13.0e}")
     return "\n".join(lines)
 
 
@@ -168,21 +142,13 @@ def copies_agree(run: TrainingRun) -> bool:
     return all(len({hash_of(last[rank]) for rank in group}) == 1 for group in groups)
 
 
-def outcomes(lie: TrainingRun) -> dict[str, Any]:
-    """What answers the two predictions: the first result that is wrong, and whether wrong copies agree."""
-    spot = first_difference(lie)
-    return {"rung": spot.phase if spot else "none", "agree": copies_agree(lie)}
-
-
 def say_outcome(run: TrainingRun) -> str:
     """What a test, or the log, would have shown of a run."""
     said = {}
     if run.hangs:
         stuck = sorted((each.at, rank) for rank, each in enumerate(run.reports) if each.stuck)
         silent = [rank for rank, each in enumerate(run.reports) if not each.stuck]
-        said["waited in vain, in the order in which they complained"] = (
-            f"ranks {', '.join(str(rank) for _, rank in stuck)}"
-        )
+        said["gave up waiting, in this order"] = f"ranks {', '.join(str(rank) for _, rank in stuck)}"
         said["returned without an error"] = ", ".join(map(str, silent)) or "none"
     else:
         said["returned without an error"] = f"{run.grid.world_size} of {run.grid.world_size}"
@@ -224,45 +190,6 @@ def _waits(run: TrainingRun) -> Iterator[Wait]:
                     yield Wait(rank, other, call.step, call.phase)
 
 
-@dataclass(frozen=True, slots=True)
-class MissingCall:
-    """The earliest call of the program that a rank has not made, though others are in it or past it."""
-
-    rank: int
-    step: int
-    phase: str
-    instead: str
-
-    def __repr__(self) -> str:
-        return (
-            f"the first call that is missing   step {self.step}, {self.phase}, on rank {self.rank}\n"
-            f"what that rank did instead       {self.instead}"
-        )
-
-
-def first_missing_call(run: TrainingRun) -> MissingCall | NothingFound:
-    """Where a rank first leaves the order of calls that all are to keep; a false value where none does."""
-    due = program(run.dp)
-    for number, call in enumerate(due):
-        for rank in run.grid.ranks:
-            made = _made(run, rank)
-            if number < len(made) and made[number].name != call:
-                step, phase = made[number].name
-                return MissingCall(rank, *call, f"step {step}, {phase}")
-    ends = [(len(_made(run, rank)), rank) for rank, report in enumerate(run.reports) if not report.stuck]
-    if run.hangs and ends:
-        number, rank = min(ends)
-        if number < len(due):
-            return MissingCall(rank, *due[number], "it returned")
-    return NothingFound("no call is missing: nobody waits for ever")
-
-
-def program(dp: int) -> list[tuple[int, str]]:
-    """Step and phase of every call that a rank is to make, in order. Each owner shares: dp of these."""
-    phases = [phase for phase in CALLS for _ in range(dp if phase == "share" else 1)]
-    return [(step, phase) for step in range(1, STEPS + 1) for phase in phases]
-
-
 def say_calls(run: TrainingRun, step: int) -> str:
     """The calls of one step, rank by rank, in the order in which each made them; an open one ends in "…"."""
     lines = []
@@ -273,35 +200,13 @@ def say_calls(run: TrainingRun, step: int) -> str:
     return "\n".join(lines)
 
 
-def say_packed(run: TrainingRun, step: int, phase: str) -> str:
-    """What each rank packed for a call, in its order."""
-    found = {
-        rank: [each.what for each in _made(run, rank) if each.name == (step, phase)]
-        for rank in run.grid.ranks
-    }
+def say_stacks(run: TrainingRun) -> str:
+    """In which line of the file each rank stood when it gave up."""
+    found = [re.findall(r"line (\d+), in (\w+)\n\s+(.*)", report.stack) for report in run.reports]
     return "\n".join(
-        f"rank {rank}: {what[0] if what else 'made no such call'}" for rank, what in found.items()
+        f"rank {rank}: " + ("line {}, in {}: {}".format(*stack[-1]) if stack else "returned")
+        for rank, stack in enumerate(found)
     )
-
-
-def packs_otherwise(run: TrainingRun, step: int, phase: str) -> int | None:
-    """The rank that packs for a call what no other rank packs in that order; None where there is none."""
-    found = [
-        next((each.what for each in _made(run, rank) if each.name == (step, phase)), "")
-        for rank in run.grid.ranks
-    ]
-    odd = [rank for rank, what in enumerate(found) if found.count(what) == 1]
-    return odd[0] if len(odd) == 1 else None
-
-
-def say_lines(run: TrainingRun) -> str:
-    """In which line of the loop each rank stands."""
-    lines = []
-    for rank, report in enumerate(run.reports):
-        phase = [line.partition(", in take_step: ")[2] for line in report.lines]
-        at = next(filter(None, phase), "")
-        lines.append(f"rank {rank}: {f'{at:<16} {report.lines[-1]}' if report.stuck else 'returned'}")
-    return "\n".join(lines)
 
 
 def recorded_dump() -> str:

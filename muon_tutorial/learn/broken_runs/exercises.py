@@ -1,21 +1,22 @@
-"""Exercises of lesson 15: a prediction, six anonymous runs and a hard one, and the quiz.
+"""Exercises of lesson 15: a prediction, seven files to repair, and the quiz.
 
-A wrong answer is met by what the run's own evidence says against it.
+A repair is judged by what it does: the repaired file runs on real ranks, beside the oracle.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import UsageError
-from ..exercises.judge import Diagnosis, Exercise, numbers
-from ..exercises.on_real_ranks import say_ranks
-from .broken import ALL, HANGS, KINDS, PHASE_OF, Fault, guilty_lines
-from .evidence import ROUNDING, FirstDifference, copies_agree, first_difference, first_missing_call, waits
-from .on_ranks import LETTERS, TrainingRun, faults_of, hero_faults, run_with
-from .training_rank import PHASES, RUNGS, check_grid
+from ...errors import RankFailedError, UsageError
+from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers
+from ..exercises.on_real_ranks import say_failure
+from .broken import LETTERS, PATIENTS, file_of, run_patient
+from .evidence import copies_agree, first_difference, waits
+from .on_ranks import TrainingRun, run_file
+from .pictures import draw_ladder
+from .training_rank import RUNGS, check_grid
 
 SPOILERS = {
     "rung": [r"\brung\W+\w*\W+share\b"],
@@ -24,24 +25,31 @@ SPOILERS = {
 """What would answer the two predictions, before the cells that are tagged answer."""
 
 HANG_HINTS = (
-    "A rank that waits has done its duty. Who should be there, and is not?",
-    "Hold lesson.say_calls(run, step) against the order of the phases, rank by rank.",
-    "lesson.first_missing_call(run) does that for you.",
+    "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
+    "Hold say_calls(run, step) against the order in take_step, rank by rank, for the first step that stops.",
+    "Now read the file from where the silent rank last made the right call to the call that it left out.",
 )
 LADDER_HINTS = (
-    "Find the first red rung of lesson.draw_ladder(run). What comes after it has inherited its mistake.",
-    "If the first rung differs on one rank, it is that rank. If on all, all run the same wrong line.",
-    "lesson.first_difference(run) names the rung and the ranks.",
+    "Find the first red rung of draw_ladder(run). What comes after it has inherited its mistake.",
+    "Read the method that makes this rung, with say_numbers(run, step, rung) beside it. Is it a factor, which"
+    " leaves the cosine at 1, or are these other numbers altogether? Do all ranks have them, or some?",
+    "If the method is right, ask what it is given, and in which order.",
 )
-KIND_HINTS = (
-    "lesson.say_numbers(run, step, rung): size 1 and cosine 1 is rounding; another size alone is a factor.",
-    "For a run that hangs: what did the rank do in place of the missing call? Are its gradients None?",
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A file, or a method of it, with line numbers."""
+
+    lines: tuple[tuple[int, str], ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{number:>4}  {line}".rstrip() for number, line in self.lines)
 
 
 @dataclass(slots=True)
 class Clinic:
-    """The anonymous runs of one grid: each runs on real ranks once, and is kept."""
+    """The broken files of one grid, and their runs on real ranks, each made once and kept."""
 
     dp: int
     tp: int
@@ -53,216 +61,115 @@ class Clinic:
     def __post_init__(self) -> None:
         check_grid(self.dp, self.tp)
 
-    def faults(self, letter: str) -> tuple[Fault, ...]:
-        """What is wrong with a run.
+    def run(self, name: str) -> TrainingRun:
+        """A patient's run, as its file stands.
 
         Raises:
-            UsageError: there is no run of that letter.
+            UsageError: there is no patient of that name.
         """
-        if letter not in tuple(LETTERS):
-            raise UsageError(f"there is no run {letter!r}. The runs are {', '.join(LETTERS)}.")
-        return faults_of(letter, self.dp, self.tp, self.seed)
-
-    def run(self, letter: str, repaired: Sequence[str] = ()) -> TrainingRun:
-        """An anonymous run on real ranks; with ``repaired``, without mistakes of these kinds.
-
-        Raises:
-            UsageError: there is no run of that letter; or a kind in ``repaired`` is not in this run, so that
-                nothing would be repaired.
-        """
-        faults = self.faults(letter)
-        repaired = [repaired] if isinstance(repaired, str) else repaired
-        for kind in repaired:
-            if kind not in LETTERS[letter]:
-                kinds = ", ".join(repr(each) for each in KINDS)
-                raise UsageError(f"run {letter} has no {kind!r} to repair. The kinds are {kinds}.")
-        left = [fault for fault in faults if fault.kind not in repaired]
-        name = f"run {letter}"
-        run = run_with(*left, dp=self.dp, tp=self.tp, seed=self.seed, backend=self.backend, name=name)
-        if not repaired:
-            self.kept[letter] = run
-        return run
-
-    def check(self, letter: str, answer: Any) -> Any:
-        """Judge what was found of a run: (rank, phase, kind), a list of two for the hard one.
-
-        Raises:
-            UsageError: there is no run of that letter.
-        """
-        faults = self.faults(letter)
-        if letter not in self.exercises:
-            judge = self._judge_two if len(faults) > 1 else self._judge_one
-            self.exercises[letter] = Exercise(lambda given: judge(letter, given))
-        exercise = self.exercises[letter]
-        verdict = exercise.check(answer)
-        exercise.praise = ""
-        return verdict if not verdict.passed else Solved(tuple(fault.kind for fault in faults))
-
-    def _judge_one(self, letter: str, answer: Any) -> str | Diagnosis | None:
-        run = self.kept.get(letter) or self.run(letter)
-        return judge(run, self.faults(letter)[0], answer)
-
-    def _judge_two(self, letter: str, answer: Any) -> str | Diagnosis | None:
-        if not isinstance(answer, (list, tuple)) or len(answer) != 2 or not all(map(_is_triple, answer)):
-            return "Give a list of two findings, each (rank, phase, kind)."
-        for fault in self.faults(letter):
-            found = [each for each in answer if each[2] == fault.kind]
-            if not found:
-                known = next((each[2] for each in answer if each[2] in LETTERS[letter]), None)
-                if known is None:
-                    run = self.kept.get(letter) or self.run(letter)
-                    return judge(run, self.faults(letter)[0], answer[0])
-                hint = f"clinic.run({letter!r}, repaired=[{known!r}]) shows what is left."
-                return Diagnosis(f"{known!r} is there. The other is not {_others(answer, known)!r}.", (hint,))
-            wrong = judge(self._alone(letter, fault), fault, found[0])
-            if isinstance(wrong, Diagnosis):
-                return replace(wrong, what=f"In a run with {fault.kind!r} alone: {wrong.what}")
-            if wrong:
-                return wrong
-        return None
-
-    def _alone(self, letter: str, fault: Fault) -> TrainingRun:
-        """The run in which all other mistakes are repaired; run once, and kept."""
-        name = f"{letter}, {fault.kind}"
+        self._text(name)
         if name not in self.kept:
-            self.kept[name] = self.run(letter, [kind for kind in LETTERS[letter] if kind != fault.kind])
+            self.kept[name] = run_patient(name, self.dp, self.tp, self.seed, self.backend)
         return self.kept[name]
 
+    def read(self, name: str, method: str = "") -> Listing:
+        """A patient's file with line numbers, or one method of it.
 
-def _others(answer: Sequence[Any], known: str) -> str:
-    return next((each[2] for each in answer if each[2] != known), known)
+        Raises:
+            UsageError: there is no patient of that name, or no such method.
+        """
+        lines = tuple(enumerate(self._text(name).splitlines(), 1))
+        starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
+        first = next((n for n, line in lines if line.startswith(f"    def {method}(")), 0)
+        if method and not first:
+            names = ", ".join(lines[n - 1][1].split()[1].partition("(")[0] for n in starts[:-1])
+            raise UsageError(f"the file has no method {method!r}; it has {names}")
+        stop = starts[starts.index(first) + 1] if method else len(lines) + 1
+        return Listing(lines[max(0, first - 1) : stop - 1])
+
+    def check(self, name: str, repair: Any) -> AnswerVerdict:
+        """Run a patient's file with some lines replaced: {number: new line}, or "nothing" if all are right.
+
+        Raises:
+            UsageError: there is no patient of that name.
+        """
+        self._text(name)
+        if name not in self.exercises:
+            self.exercises[name] = Exercise(
+                lambda given: self._judge(name, given), praise=PATIENTS[name].story
+            )
+        verdict = self.exercises[name].check(repair)
+        ran = self.kept.get(f"{name}, repaired")
+        return (
+            verdict if ran is None or verdict.passed is None else replace(verdict, picture=draw_ladder(ran))
+        )
+
+    def _text(self, name: str) -> str:
+        if not isinstance(name, str) or name not in PATIENTS:
+            raise UsageError(f"there is no run {name!r}. The runs are {', '.join(LETTERS)}.")
+        return file_of(name, self.dp, self.tp, self.seed)
+
+    def _judge(self, name: str, repair: Any) -> str | Diagnosis | None:
+        text = self._text(name)
+        self.kept.pop(f"{name}, repaired", None)
+        repair = {} if repair == "nothing" else repair
+        wrong = _not_a_repair(repair, len(text.splitlines()))
+        if wrong:
+            return wrong
+        repaired = with_lines(text, repair)
+        try:
+            compile(repaired, "loop.py", "exec")
+        except SyntaxError as error:
+            line = (error.text or "").strip()
+            return f"Python cannot read your file: {error.msg}, in line {error.lineno}: {line}"
+        said = f"{name}, repaired"
+        try:
+            run = run_file(repaired, self.dp, self.tp, self.seed, self.backend, said)
+        except RankFailedError as error:
+            return say_failure(error)
+        self.kept[said] = run
+        return judge(run)
 
 
-@dataclass(frozen=True, slots=True)
-class Solved:
-    """A run that was found out: the lines in which the mistakes stand."""
+def _not_a_repair(repair: Any, lines: int) -> str | None:
+    if not isinstance(repair, Mapping) or not all(
+        isinstance(number, int) and isinstance(line, str) for number, line in repair.items()
+    ):
+        return 'Give a dictionary, such as {12: "the new line"}; "" deletes a line. Or "nothing".'
+    outside = [number for number in repair if not 1 <= number <= lines]
+    return f"The file has lines 1 to {lines}, and no line {outside[0]}." if outside else None
 
-    kinds: tuple[str, ...]
 
-    def __bool__(self) -> bool:
-        return True
+def with_lines(text: str, repair: Mapping[int, str]) -> str:
+    """A file with some lines replaced. A new line keeps the indentation of the old one; "" deletes it.
 
-    def __repr__(self) -> str:
-        return "Right. " + "\n\n".join(guilty_lines(kind) for kind in self.kinds)
+    >>> with_lines("if x:\\n    a\\n    b\\n", {2: "c", 3: ""})
+    'if x:\\n    c\\n'
+    """
+    lines = text.splitlines()
+    for number, line in repair.items():
+        old = lines[number - 1]
+        lines[number - 1] = line and old[: len(old) - len(old.lstrip())] + line.strip()
+    return "".join(f"{line}\n" for n, line in enumerate(lines, 1) if line or n not in repair)
+
+
+def judge(run: TrainingRun) -> Diagnosis | None:
+    """What a run of a repaired file still shows; None where it is sound."""
+    if run.hangs:
+        each = waits(run)[0]
+        where = f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
+        return Diagnosis(f"These ranks still stand still: {where}.", HANG_HINTS)
+    spot = first_difference(run)
+    if spot is None or spot.is_rounding:
+        return None
+    size = f"size {spot.ratio:.4f}, cosine {spot.cosine:.4f}"
+    what = f"Every rank comes to its end, but {spot} still differs from the oracle: {size}."
+    return Diagnosis(what, LADDER_HINTS)
 
 
 def open_clinic(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> Clinic:
-    """The anonymous runs A to G of a grid."""
+    """The broken files of a grid."""
     return Clinic(dp, tp, seed, backend)
-
-
-def _is_triple(answer: Any) -> bool:
-    return isinstance(answer, (list, tuple)) and len(answer) == 3
-
-
-def judge(run: TrainingRun, fault: Fault, answer: Any) -> str | Diagnosis | None:
-    """What a run's evidence says against an answer (rank or "all", phase, kind); None where it is right."""
-    if not _is_triple(answer):
-        return 'Give (rank, phase, kind), such as (1, "share", "another learning rate").'
-    who, phase, kind = answer
-    if who != "all" and who not in run.grid.ranks:
-        return f'The rank is a number below {run.grid.world_size}, or "all"; {who!r} is neither.'
-    if phase not in PHASES:
-        return f"{phase!r} is no phase. They are {', '.join(PHASES)}."
-    if kind not in tuple(KINDS):
-        return f"{kind!r} is no kind. They are {', '.join(KINDS)}."
-    said = _against_kind_of_end(run, kind)
-    said = said or _against_who(run, fault, who)
-    said = said or _against_phase(run, fault, phase)
-    return said or _against_kind(run, fault, kind)
-
-
-def _against_kind_of_end(run: TrainingRun, kind: str) -> Diagnosis | None:
-    if run.hangs and kind not in HANGS:
-        return Diagnosis(
-            f"{kind!r} changes numbers, and every call is still made. These ranks stand still.", HANG_HINTS
-        )
-    if not run.hangs and kind in HANGS:
-        return Diagnosis(f"{kind!r} leaves somebody waiting. Here every rank made every call.", LADDER_HINTS)
-    return None
-
-
-def _against_who(run: TrainingRun, fault: Fault, who: Any) -> Diagnosis | None:
-    right = "all" if fault.rank == ALL else fault.rank
-    if who == right:
-        return None
-    if run.hangs and who == "all":
-        return Diagnosis("Not all: only one rank left out a call that was due.", HANG_HINTS)
-    if run.hangs:
-        own = next((wait for wait in waits(run) if wait.waiter == who), None)
-        waiting = (
-            f"Rank {who} waits in {own.phase} of step {own.step}, for rank {own.awaited}" if own else "No"
-        )
-        return Diagnosis(f"{waiting}, and up to there it has made every call that was due.", HANG_HINTS)
-    spot = first_difference(run)
-    if not spot or who == "all":
-        return Diagnosis(
-            "Not all: at the first rung that differs, some have the oracle's bits.", LADDER_HINTS
-        )
-    if who in spot.ranks:
-        hint = f"What did each of them pack? lesson.say_packed(run, {spot.step}, {spot.phase!r})"
-        what = f"At the first rung that differs, rank {who} is wrong, but not alone."
-        return Diagnosis(what, (hint,) if right != "all" else LADDER_HINTS[1:])
-    return Diagnosis(f"At the first rung that differs, rank {who} has the oracle's bits.", LADDER_HINTS)
-
-
-def _rung(spot: FirstDifference) -> str:
-    return f"{spot.phase} of step {spot.step}"
-
-
-def _against_phase(run: TrainingRun, fault: Fault, phase: str) -> Diagnosis | None:
-    if phase in PHASE_OF[fault.kind]:
-        return None
-    if run.hangs:
-        what = f"It is rank {fault.rank}. But {phase} is not the first call that it has left out of its turn."
-        return Diagnosis(what, HANG_HINTS[1:])
-    spot = first_difference(run)
-    assert spot
-    if PHASES.index(phase) > PHASES.index(spot.phase):
-        return Diagnosis(f"Before {phase}, the numbers are wrong already.", LADDER_HINTS)
-    return Diagnosis(f"After {phase}, all is as the oracle has it.", LADDER_HINTS)
-
-
-def _against_kind(run: TrainingRun, fault: Fault, kind: str) -> Diagnosis | None:
-    if kind == fault.kind:
-        return None
-    if run.hangs:
-        return Diagnosis(_not_this_hang(run, fault, kind), KIND_HINTS[1:])
-    spot = first_difference(run)
-    assert spot
-    return Diagnosis(_excluded(spot, kind), KIND_HINTS[:1])
-
-
-def _not_this_hang(run: TrainingRun, fault: Fault, kind: str) -> str:
-    call = first_missing_call(run)
-    instead = call.instead if call else "nothing"
-    if kind == "leaves early":
-        return f"A rank that leaves early has returned. Rank {fault.rank} went on, to {instead}."
-    if kind == "skipped call":
-        return f"A rank that skips a call goes on to the next of the program. This one went to {instead}."
-    return f"A rank with another order jumps ahead. This one went to {instead}, which simply comes next."
-
-
-_EXCLUDED = {
-    "another seed": "Another seed shows before step 1, in start. Here start is the oracle's; {rung} is not.",
-    "not averaged": "Without averaging, average differs on all ranks. Here the first is {rung}, on {who}.",
-    "stale momentum": "Stale momentum leaves the rungs before momentum alone. Here {rung} differs first.",
-    "order of parameters": "Another order shows where gradients are packed: average. Here {rung} is first.",
-    "shard's shape": "A factor changes the size of update, with cosine 1. Here {rung} has {ratio}, {cosine}.",
-    "another learning rate": "Another rate shows in share, after a right update. Here {rung} differs first.",
-    "no bug": "Rounding leaves differences near {rounding}. Here it is {off} of the largest number.",
-}
-"""What is said against a kind of lie, filled with what the run shows."""
-
-
-def _excluded(spot: FirstDifference, kind: str) -> str:
-    who = "all ranks" if spot.who == "all" else say_ranks(spot.ranks)
-    numbers = {
-        "ratio": f"size {spot.ratio:.4f}",
-        "cosine": f"cosine {spot.cosine:.4f}",
-        "off": f"{spot.off:.0e}",
-    }
-    return _EXCLUDED[kind].format(rung=_rung(spot), who=who, rounding=f"{ROUNDING:.0e}", **numbers)
 
 
 def guess() -> Exercise:
@@ -282,29 +189,29 @@ def guess() -> Exercise:
     return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
 
 
-def worked_hang(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> TrainingRun:
-    """The run of the first picture, on your machine."""
-    return run_with(*hero_faults(), dp=dp, tp=tp, seed=seed, backend=backend, name="the hanging run")
-
-
-def worked_lie(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> TrainingRun:
-    """A run with another learning rate on rank 1, from step 2 on."""
-    fault = Fault("another learning rate", 1, 2)
-    return run_with(fault, dp=dp, tp=tp, seed=seed, backend=backend, name="the lying run")
+def outcomes(lie: TrainingRun) -> dict[str, Any]:
+    """What answers the two predictions: the first result that is wrong, and whether wrong copies agree."""
+    spot = first_difference(lie)
+    return {"rung": spot.phase if spot else "none", "agree": copies_agree(lie)}
 
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     """Three numbers that the notebook has measured."""
     spot = first_difference(lie)
-    assert spot
-    expected = {
-        "waiting": len({wait.waiter for wait in waits(hang)}),
-        "agree": int(copies_agree(lie)),
-        "step": spot.step,
-    }
-    why = {
-        "waiting": "Count who waits: len({wait.waiter for wait in lesson.waits(hang)}).",
-        "agree": "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
-        "step": "Ask lesson.first_difference(lie).step.",
-    }
-    return numbers(expected, why)
+    return numbers(
+        (
+            "waiting",
+            sum(bool(report.stuck) for report in hang.reports),
+            "Count who gave up: sum(bool(report.stuck) for report in hang.reports).",
+        ),
+        (
+            "agree",
+            int(copies_agree(lie)),
+            "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
+        ),
+        (
+            "step",
+            spot.step if spot else 0,
+            "In which step of the lying run's ladder does the first red rung stand?",
+        ),
+    )

@@ -1,6 +1,6 @@
-"""Lesson 15 on real ranks: a run of the loop with its mistakes in it, and what every rank wrote down.
+"""Lesson 15 on real ranks: a run of a loop that comes as text, and what every rank wrote down.
 
-A rank that waits in vain reports whom it waited for, and in which line, instead of failing.
+A rank that has waited too long reports whom it waited for, and its stack, instead of failing.
 ``oracle`` is the same training in one process, without a single call.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
-import random
+import linecache
 import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +22,17 @@ from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...plan.grid import Grid
 from ..inputs import measure
-from .broken import ALL, HANGS, Fault, class_of
+from . import loop
 from .training_rank import (
-    BATCHES,
     DECAY,
     LR,
     MEMORY,
     RUNGS,
     SHAPES,
     STEPS,
+    Matrices,
     Notebook,
-    batch,
-    check_grid,
+    batches_of,
     initial_weights,
     loss_and_gradients,
     rescale,
@@ -42,27 +40,20 @@ from .training_rank import (
 
 PATIENCE = 3.0
 """Seconds that a rank waits for another before it gives up; a frozen run costs as much."""
-LETTERS = {
-    "A": ("another seed",),
-    "B": ("skipped call",),
-    "C": ("shard's shape",),
-    "D": ("order of calls",),
-    "E": ("no bug",),
-    "F": ("stale momentum",),
-    "G": ("order of parameters", "not averaged"),
-}
-"""What is wrong with each anonymous run. Do not look here before you have found it."""
+FILE = "loop.py"
+"""What the file is called in a stack."""
 
-Rungs = Mapping[tuple[int, str], Mapping[str, Tensor | None]]
+ALL = -1
+Rungs = Mapping[tuple[int, str], Matrices]
 
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank sends back: its notes, and where it waited in vain: the error, the line, and when."""
+    """What one rank sends back: its notes; where it waited too long, the error, its stack, and when."""
 
     notes: Notebook
     stuck: str = ""
-    lines: tuple[str, ...] = ()
+    stack: str = ""
     at: float = 0.0
     flight: tuple[Mapping[str, Any], ...] = ()
 
@@ -84,7 +75,7 @@ class TrainingRun:
 
     @property
     def hangs(self) -> bool:
-        """Whether a rank waited in vain."""
+        """Whether a rank waited until its patience was over."""
         return any(report.stuck for report in self.reports)
 
     def expected(self, rank: int) -> Rungs:
@@ -128,38 +119,37 @@ def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int],
     return found
 
 
-def _gradients(weights: Mapping[str, Tensor], seed: int, step: int, place: int) -> dict[str, Tensor]:
-    return loss_and_gradients(weights, [batch(seed, step, place, number) for number in range(BATCHES)])[1]
+def _gradients(weights: Matrices, seed: int, step: int, place: int) -> dict[str, Tensor]:
+    return loss_and_gradients(weights, batches_of(seed, step, place))[1]
 
 
-def run_with(
-    *faults: Fault, dp: int, tp: int, seed: int = 0, backend: str = "gloo", name: str = "the run"
+def run_file(
+    text: str, dp: int, tp: int, seed: int = 0, backend: str = "gloo", name: str = "the run"
 ) -> TrainingRun:
-    """Train on real ranks with these mistakes in the loop; ranks that wait in vain give up after a while."""
-    check_grid(dp, tp)
-    reports = launch(train, dp * tp, args=(dp, tp, seed, faults), backend=backend, timeout=PATIENCE)
+    """Train on real ranks with the loop that stands in ``text``; ranks that wait too long give up."""
+    reports = launch(train, dp * tp, args=(dp, tp, seed, text), backend=backend, timeout=PATIENCE)
     return TrainingRun(dp, tp, seed, tuple(reports), name)
 
 
-def train(rank: int, dp: int, tp: int, seed: int, faults: tuple[Fault, ...]) -> RankReport:
-    """One rank's part. A wait in vain is reported; any other error is the caller's."""
-    mine = class_of(faults)(rank, dp, tp, seed, faults)
+def train(rank: int, dp: int, tp: int, seed: int, text: str) -> RankReport:
+    """One rank's part. A wait that found no end is reported; any other error is the caller's."""
+    linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
+    names = dict(vars(loop))
+    exec(compile(text, FILE, "exec"), names)
+    mine = names["Loop"](rank, dp, tp, seed)
     try:
         mine.train(STEPS)
     except RuntimeError as error:
         if not mine.notes.calls or mine.notes.calls[-1].stop is not None:
             raise
-        return RankReport(mine.notes, str(error).splitlines()[0], own_lines(error), time.time(), flight())
+        return RankReport(mine.notes, str(error).splitlines()[0], stack_of(error), time.time(), flight())
     return RankReport(mine.notes, flight=flight())
 
 
-def own_lines(error: BaseException) -> tuple[str, ...]:
-    """Where in this lesson's loop an error came from, the outermost call first: "step.py:12 in load: …"."""
-    here = Path(__file__).parent.name
-    frames = [
-        each for each in traceback.extract_tb(error.__traceback__) if Path(each.filename).parent.name == here
-    ]
-    return tuple(f"{Path(each.filename).name}, in {each.name}: {each.line}" for each in frames[1:])
+def stack_of(error: BaseException) -> str:
+    """Where in the file an error came from, as Python prints it: the innermost call last."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == FILE]
+    return "".join(traceback.format_list(frames))
 
 
 def flight() -> tuple[Mapping[str, Any], ...]:
@@ -170,29 +160,3 @@ def flight() -> tuple[Mapping[str, Any], ...]:
         return tuple(json.loads(text)["entries"])
     except Exception:  # a private function: whatever it does elsewhere, the lesson goes on without it
         return ()
-
-
-def faults_of(letter: str, dp: int, tp: int, seed: int) -> tuple[Fault, ...]:
-    """The mistakes of an anonymous run: its kinds are fixed, their ranks and steps follow from the seed."""
-    kinds = LETTERS[letter]
-    chosen = random.Random(f"{letter} {dp} {tp} {seed}")
-    rank = chosen.randrange(dp * tp)
-    if kinds == ("stale momentum",):  # of a rank that owns matrices
-        rank = Grid.of(dp=dp, tp=tp).rank({"dp": rank // tp % min(dp, len(SHAPES)), "tp": rank % tp})
-    everywhere = {"shard's shape": 1, "not averaged": 2}
-    return tuple(
-        Fault(kind, ALL, everywhere[kind]) if kind in everywhere else Fault(kind, rank, _first_step(kind))
-        for kind in kinds
-    )
-
-
-def _first_step(kind: str) -> int:
-    return {"another seed": 0, "order of parameters": 1, "no bug": 2}.get(kind, 2)
-
-
-def hero_faults() -> tuple[Fault, ...]:
-    """What is wrong with the run of the first picture."""
-    return (Fault("leaves early", 2, 3),)
-
-
-__all__ = ["HANGS", "LETTERS", "TrainingRun", "run_with"]

@@ -15,9 +15,8 @@ from ...plan.grid import Grid
 from .. import inputs
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
 from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
-from .evidence import Wait, first_missing_call, hash_of, ladder_order, rungs, waits
+from ..widgets.shell import Shell, choice, play
+from .evidence import Wait, hash_of, rungs, waits
 from .on_ranks import TrainingRun
 from .spread import SPREADS, Moment, film_of, moments_of
 from .training_rank import CALLS
@@ -38,9 +37,8 @@ def hero() -> Picture:
 
 def recording_of(run: TrainingRun) -> str:
     """What the first picture needs of a run, as JSON; made with ``worked_hang(2, 2)``."""
-    missing = first_missing_call(run)
     edges = [[each.waiter, each.awaited, each.step, each.phase] for each in waits(run)]
-    guilty = missing.rank if missing else -1
+    guilty = next(rank for rank, report in enumerate(run.reports) if not report.stuck)
     return json.dumps({"dp": run.dp, "tp": run.tp, "waits": edges, "guilty": guilty}) + "\n"
 
 
@@ -74,7 +72,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         for each in edges
     ]
     blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
-    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'nobody waits'}.{blame}")
+    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'no rank waits'}.{blame}")
 
 
 def _draw_edge(
@@ -205,4 +203,4 @@ def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     return play(draw, last, still, live, rank=ranks, phase=phases, fault=choice("fault", SPREADS))
 
 
-__all__ = ["draw_ladder", "draw_waits", "explore_spread", "hero", "ladder_order"]
+__all__ = ["draw_ladder", "draw_waits", "explore_spread", "hero"]

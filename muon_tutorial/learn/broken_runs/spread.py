@@ -1,6 +1,6 @@
 """Lesson 15, played: one step in a local world with a fault of your choice, call by call, to its end.
 
-A number travels that is 0 where all is well, and 1 from the fault on: a sum spreads it to whoever is told.
+A number travels that is 0 where all is well, and 1 from the fault on: a sum spreads it to all that are told.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def film_of(dp: int, tp: int, rank: int, phase: str, fault: str) -> tuple[Moment
         try:
             event = world.advance()
         except RequestError:
-            end = "Nobody can go on: each waits for a rank that is elsewhere."
+            end = "No rank can go on: each waits for one that is elsewhere."
             return (*moments, replace(moments[-1], waiting=_waiting(world), links=(), end=end))
         if event is None:
             return tuple(moments)

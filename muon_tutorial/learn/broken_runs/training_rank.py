@@ -1,4 +1,4 @@
-"""A training loop as somebody might write it by hand, under Muon over dp and tp: lesson 15 breaks it.
+"""What the loop of lesson 15 stands on: its matrices and batches, its groups, and what each rank writes down.
 
 Every rank holds rows of each matrix: tp cuts them, dp copies them. A step loads whole matrices over tp, takes
 the gradients of this dp position's data, averages them over dp, and updates momentum. Matrix i belongs to dp
@@ -12,7 +12,7 @@ Each call to other ranks is noted when it begins and when it ends; each result i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...errors import UsageError
-from ...newton_schulz import zeropower_via_newtonschulz
 from ...plan.grid import Coordinate, Grid
 
 SHAPES = {"up": (32, 16), "gate": (32, 16), "down": (16, 32), "out": (16, 16)}
@@ -31,7 +30,6 @@ RUNGS = ("start", "gradient", "average", "momentum", "input", "update", "share")
 """The results that a rank keeps, in the order in which a step finds them; the start stands before step 1."""
 CALLS = ("load", "average", "gather", "share", "log")
 """The phases of a step in which ranks call each other, in the order of the program."""
-PHASES = ("start", "load", "gradient", "average", "momentum", "input", "gather", "update", "share", "log")
 
 Matrices = Mapping[str, Tensor]
 
@@ -46,6 +44,11 @@ def batch(seed: int, step: int, place: int, number: int) -> tuple[Tensor, Tensor
     """Inputs and targets of one small batch that a dp position reads in a step."""
     generator = torch.Generator().manual_seed(((seed * 1009 + step) * 101 + place) * 11 + number)
     return torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 16, generator=generator)
+
+
+def batches_of(seed: int, step: int, place: int) -> list[tuple[Tensor, Tensor]]:
+    """All batches that a dp position reads in a step, in their order."""
+    return [batch(seed, step, place, number) for number in range(BATCHES)]
 
 
 def loss_and_gradients(
@@ -90,14 +93,19 @@ class Notebook:
     """What a rank writes down: its calls, its rungs by step and name, and its losses."""
 
     calls: list[CallNote] = field(default_factory=list)
-    rungs: dict[tuple[int, str], dict[str, Tensor | None]] = field(default_factory=dict)
+    rungs: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
 
 
-class TrainingRank:
-    """One rank of the loop. Must be made, and trained, by all ranks."""
+class RankNotes:
+    """What a rank of the loop knows and writes down. Must be made by all ranks."""
 
     lr = LR
+    updates: dict[str, Tensor]
+
+    def own_seed(self) -> int:
+        """The seed of this rank's weights."""
+        raise NotImplementedError
 
     def __init__(self, rank: int, dp: int, tp: int, seed: int) -> None:
         self.rank, self.seed, self.notes = rank, seed, Notebook()
@@ -119,24 +127,18 @@ class TrainingRank:
         groups = {ranks: dist.new_group(list(ranks)) for ranks in members}
         return groups[self.at.group(*axes)]
 
-    def own_seed(self) -> int:
-        """The seed of the weights: the same on all ranks."""
-        return self.seed
-
     # What a rank writes down.
 
-    def keep(self, rung: str, results: Mapping[str, Tensor | None]) -> None:
+    def keep(self, rung: str, results: Matrices) -> None:
         """Keep copies of a phase's results."""
-        found = {name: None if each is None else each.detach().clone() for name, each in results.items()}
-        self.notes.rungs[self.step, rung] = found
+        self.notes.rungs[self.step, rung] = {name: each.detach().clone() for name, each in results.items()}
 
     @contextmanager
-    def calling(self, phase: str, what: Iterator[str] | list[str] | str = "") -> Iterator[dist.ProcessGroup]:
+    def calling(self, phase: str, what: Sequence[str] = ()) -> Iterator[dist.ProcessGroup]:
         """Note a call to other ranks: when it begins, and when it has ended."""
         group = self.groups[phase]
-        names = what if isinstance(what, str) else ", ".join(what)
         ranks = tuple(dist.get_process_group_ranks(group))
-        self.notes.calls.append(CallNote(self.step, phase, ranks, names, time.time()))
+        self.notes.calls.append(CallNote(self.step, phase, ranks, ", ".join(what), time.time()))
         yield group
         self.notes.calls[-1] = replace(self.notes.calls[-1], stop=time.time())
 
@@ -146,109 +148,6 @@ class TrainingRank:
             found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             dist.all_gather(found, mine, group=group)
         return found
-
-    # One step, phase by phase.
-
-    def train(self, steps: int) -> None:
-        """Take some steps."""
-        for self.step in range(1, steps + 1):
-            self.take_step()
-
-    def take_step(self) -> None:
-        """One step: every rank makes the same calls in the same order."""
-        self.load()
-        self.gradient()
-        self.average()
-        self.momentum()
-        self.input()
-        self.update()
-        self.share()
-        self.log()
-
-    def load(self) -> None:
-        """Whole matrices over tp, for forward and backward."""
-        flat = torch.cat([piece.flatten() for piece in self.mine.values()])
-        pieces = [
-            self.unpack(each, list(self.mine)) for each in self.gather_all("load", flat, list(self.mine))
-        ]
-        self.whole = {name: torch.cat([each[name] for each in pieces]) for name in self.mine}
-
-    def batches(self) -> list[tuple[Tensor, Tensor]]:
-        """What this rank reads in this step."""
-        return [batch(self.seed, self.step, self.at["dp"], number) for number in range(BATCHES)]
-
-    def gradient(self) -> None:
-        """The gradients of its own data; of each, the rows that it holds."""
-        self.loss, found = loss_and_gradients(self.whole, self.batches())
-        rows = {name: each.chunk(self.at.size("tp"))[self.at["tp"]] for name, each in found.items()}
-        self.gradients: dict[str, Tensor | None] = dict(rows)
-        self.keep("gradient", self.gradients)
-
-    def average(self) -> None:
-        """The mean of the gradients over dp."""
-        self.mean = self.averaged(list(self.mine))
-
-    def averaged(self, order: list[str]) -> dict[str, Tensor]:
-        """Gather all gradients over dp, packed in this order, and add them up in the order of ranks."""
-        flat = torch.cat(
-            [gradient.flatten() for name in order if (gradient := self.gradients[name]) is not None]
-        )
-        summed = torch.stack(self.gather_all("average", flat, order)).sum(0)
-        mean = self.unpack(summed / self.at.size("dp"), order)
-        self.keep("average", mean)
-        return mean
-
-    def momentum(self) -> None:
-        """The running average of the means."""
-        for name, mean in self.mean.items():
-            self.memory[name] = MEMORY * self.memory[name] + (1 - MEMORY) * mean
-        self.keep("momentum", self.memory)
-
-    def input(self) -> None:
-        """What Newton–Schulz is given: the mean and the momentum, mixed as Nesterov does."""
-        self.inputs = {
-            name: (1 - MEMORY) * mean + MEMORY * self.memory[name] for name, mean in self.mean.items()
-        }
-        self.keep("input", self.inputs)
-
-    def owned(self, place: int) -> list[str]:
-        """The matrices that a dp position orthogonalizes."""
-        return [name for number, name in enumerate(SHAPES) if number % self.at.size("dp") == place]
-
-    def update(self) -> None:
-        """Gather the inputs of its own matrices over tp, orthogonalize them, and keep its rows."""
-        names = self.owned(self.at["dp"])
-        flat = torch.cat([torch.empty(0), *(self.inputs[name].flatten() for name in names)])
-        pieces = [self.unpack(each, names) for each in self.gather_all("gather", flat, names)]
-        self.updates: dict[str, Tensor] = {}
-        for name in names:
-            whole = torch.cat([each[name] for each in pieces])
-            update = zeropower_via_newtonschulz(whole).float().chunk(self.at.size("tp"))[self.at["tp"]]
-            self.updates[name] = update * self.scale(name)
-        self.keep("update", self.updates)
-
-    def scale(self, name: str) -> float:
-        """By what an update is scaled."""
-        return rescale(SHAPES[name])
-
-    def share(self) -> None:
-        """New rows of its own matrices; then each owner's to all of its dp group."""
-        for name, update in self.updates.items():
-            self.mine[name] = self.mine[name] * (1 - self.lr * DECAY) - self.lr * update
-        for place in range(self.at.size("dp")):
-            names = self.owned(place)
-            flat = torch.cat([torch.empty(0), *(self.mine[name].flatten() for name in names)])
-            with self.calling("share", names) as group:
-                dist.broadcast(flat, group_src=place, group=group)
-            self.mine.update(self.unpack(flat, names))
-        self.keep("share", self.mine)
-
-    def log(self) -> None:
-        """The loss of all data: the sum over all ranks, divided by their number."""
-        total = torch.tensor(self.loss)
-        with self.calling("log") as group:
-            dist.all_reduce(total, group=group)
-        self.notes.losses.append(total.item() / self.at.grid.world_size)
 
     def unpack(self, flat: Tensor, order: list[str]) -> dict[str, Tensor]:
         """Pieces out of a flat row of numbers, in this order."""

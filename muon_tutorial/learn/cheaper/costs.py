@@ -132,10 +132,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """From AdamW's number to Muon's, by named changes, in some unit; ``last`` is what they add up to.
-
-    ``note`` says more of AdamW's number.
-    """
+    """From AdamW's number to Muon's, by named changes, in some unit; ``note`` says more of AdamW's number."""
 
     what: str
     unit: float

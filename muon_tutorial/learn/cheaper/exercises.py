@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ... import Coordinate, Grid, Ledger
+from ... import Coordinate, Grid
 from ...engine.collective import Label, Walk
 from ...engine.travel import travel
 from ...errors import TutorialError, UsageError
@@ -18,7 +18,7 @@ from ...evidence.predict import predict
 from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, first, numbers, value_of
 from .costs import Setting, lead, muon_step
 from .on_ranks import (
     ADAMW,
@@ -46,12 +46,10 @@ from .trace_events import (
     waited,
 )
 
-SPOILERS = {
-    "working": [r"working\s+–\s+1"],
-    "slow": [r"slow\s+–\s+boundary"],
-}
+SPOILERS = {"working": [r"working\s+–\s+1"], "slow": [r"slow\s+–\s+boundary"]}
 """What would answer each prediction of the notebook."""
 
+Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
 NAMES = ("AdamW", "zero1", "layerwise")
 
@@ -77,12 +75,10 @@ _BYTES_HINTS = {
 def bytes_exercise(dp: int, tp: int) -> Exercise:
     """Bytes by hand, judged against plans and formulas on several grids, in both dtypes."""
 
-    def judge(answer: BytesSent) -> Diagnosis | None:
-        for grid in dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2))):
-            for dtype in DTYPES.values():
-                if wrong := _judge_bytes(answer, *grid, dtype):
-                    return wrong
-        return None
+    grids = dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2)))
+
+    def judge(answer: BytesSent) -> Found:
+        return first(_judge_bytes(answer, *grid, dtype) for grid in grids for dtype in DTYPES.values())
 
     return Exercise(judge, (), "To the byte. Now see what real ranks count.")
 
@@ -118,14 +114,10 @@ def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Dia
             raise MistakeError(f"{name} is still open.")
         if came[name] != due:
             where = f"With {entries:,} entries of {item} bytes over dp={dp}"
-            return Diagnosis(f"{where}, {name}: not {came[name]:,} bytes.", _bytes_hints(came, name, due, dp))
+            once = "That is what one rank sends. All ranks of the dp group together send dp times as much."
+            hints = (once,) if came[name] * dp == due else _BYTES_HINTS[name]
+            return Diagnosis(f"{where}, {name}: not {came[name]:,} bytes.", hints)
     return None
-
-
-def _bytes_hints(came: Mapping[str, Any], name: str, due: int, dp: int) -> tuple[str, ...]:
-    if came[name] * dp == due:
-        return ("That is what one rank sends. All ranks of the dp group together send dp times as much.",)
-    return _BYTES_HINTS[name]
 
 
 def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:
@@ -137,11 +129,9 @@ def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> 
 def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
     """AdamW's step between its two moves, judged in one process by its bits and by its ledger."""
 
-    def judge(step: StepOfAdamW) -> Diagnosis | str | None:
-        for grid in dict.fromkeys(((dp, tp), (2, 1), (4, 1), (2, 2))):
-            if wrong := _judge_step(step, *grid, seed):
-                return wrong
-        return None
+    def judge(step: StepOfAdamW) -> Found:
+        grids = dict.fromkeys(((dp, tp), (2, 1), (4, 1), (2, 2)))
+        return first(_judge_step(step, *grid, seed) for grid in grids)
 
     hints = (
         "travel(x, route, at, label) carries x along a route. Write: x = yield from travel(…).",
@@ -164,7 +154,11 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not _same(came, due):
         return _diagnose_step(came, dp, tp, seed)
-    return _judge_ledger(ledger, right)
+    sent, enough = (sum(entry.ring for entry in each.entries) for each in (ledger, right))
+    if sent == enough:
+        return None
+    said = f"The weights are right. All ranks together send {sent:,} bytes; {enough:,} would do."
+    return Diagnosis(said, ("Which collective gives each rank its slice of the sum, and no more?",))
 
 
 def _checked(step: StepOfAdamW) -> StepOfAdamW:
@@ -198,14 +192,6 @@ def _diagnose_step(came: Sequence[torch.Tensor], dp: int, tp: int, seed: int) ->
     return Diagnosis("The ranks agree, and have other weights than AdamW's.")
 
 
-def _judge_ledger(mine: Ledger, right: Ledger) -> Diagnosis | None:
-    sent, due = (sum(entry.ring for entry in ledger.entries) for ledger in (mine, right))
-    if sent == due:
-        return None
-    said = f"The weights are right. All ranks together send {sent:,} bytes; {due:,} would do."
-    return Diagnosis(said, ("Which collective gives each rank its slice of the sum, and no more?",))
-
-
 CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     (
         "In the trace above",
@@ -237,20 +223,13 @@ def events_exercise() -> Exercise:
         for where, made, hints in CASES:
             came, due = value_of(answer, made()), communicating(made())
             if came != due:
-                return Diagnosis(f"{where}: {due:,} ns, not {_shown(came)}{_double(made(), came)}", hints)
+                shown = f"{came:,}" if isinstance(came, Real) else repr(came)
+                by_name = came == sum(each.duration for each in made() if each.communicates)
+                double = ": you have added up four events of one collective." if by_name else "."
+                return Diagnosis(f"{where}: {due:,} ns, not {shown}{double}", hints)
         return None
 
     return Exercise(judge, (), "Each collective once, and each moment once.")
-
-
-def _shown(came: Any) -> str:
-    return f"{came:,}" if isinstance(came, Real) else repr(came)
-
-
-def _double(events: list[TraceEvent], came: Any) -> str:
-    """What is said where everything with a collective's name was summed."""
-    by_name = sum(each.duration for each in events if each.communicates)
-    return ": you have added up four events of one collective." if came == by_name else "."
 
 
 _HEADLINE_HINTS = {
@@ -265,7 +244,8 @@ _HEADLINE_HINTS = {
 
 def headlines_exercise() -> Exercise:
     """The published headlines, and beside each what it is when each thing is counted once, on the GPU."""
-    return numbers(right_headlines(), _HEADLINE_HINTS, within=0.005)
+    asked = ((name, right, _HEADLINE_HINTS[name]) for name, right in right_headlines().items())
+    return numbers(*asked, within=0.005)
 
 
 def _flights(*times: tuple[int, int]) -> list[Flight]:
@@ -307,12 +287,8 @@ def waits_exercise() -> Exercise:
 
 def slow_winner() -> str:
     """The strategy that takes Muon past AdamW when the links get slower."""
-    ahead = [
-        strategy
-        for strategy in ("zero1", "boundary", "layerwise")
-        if lead(Setting(strategy=strategy, fewer=1.1), 1 / 64) > 0
-    ]
-    [only] = ahead
+    strategies = ("zero1", "boundary", "layerwise")
+    [only] = (each for each in strategies if lead(Setting(strategy=each, fewer=1.1), 1 / 64) > 0)
     return only
 
 
@@ -320,17 +296,15 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured or computed."""
     found: Mapping[str, Mapping[str, Sent]] = together(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
-    expected = {
-        "bf16": ring / base if base else 1.0,
-        "gloo": found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo),
-        "Newton–Schulz": muon_step("all fp32", "layerwise").product * 1e3,
-    }
-    why = {
-        "bf16": "In bf16, divide the ring's bytes of zero1 by AdamW's. The table says it, too.",
-        "gloo": "The last column of layerwise, in fp32.",
-        "Newton–Schulz": "lesson.muon_step('all fp32', 'layerwise').product is in seconds.",
-    }
-    return numbers(expected, why, within=0.01)
+    gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
+    product = muon_step("all fp32", "layerwise").product * 1e3
+    ask = "In bf16, divide the ring's bytes of zero1 by AdamW's. The table says it, too."
+    return numbers(
+        ("bf16", ring / base if base else 1.0, ask),
+        ("gloo", gloo, "The last column of layerwise, in fp32."),
+        ("Newton–Schulz", product, "lesson.muon_step('all fp32', 'layerwise').product is in seconds."),
+        within=0.01,
+    )
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:

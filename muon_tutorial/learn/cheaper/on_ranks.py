@@ -1,7 +1,4 @@
-"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; both counted.
-
-The matrices are those of lesson 09, with gradients of a text for each dp position.
-"""
+"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; both counted."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Pictures of lesson 13: waterfalls from AdamW to Muon, who waits in a real run, and a lead by bandwidth.
-
-A bar's outline has its optimizer's colour. What is added is filled, what is saved is hatched.
-"""
+"""Pictures of lesson 13: waterfalls from AdamW to Muon, who waits in a real run, and a lead by bandwidth."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 from matplotlib.axes import Axes
 
@@ -14,9 +12,8 @@ from ...evidence.traces.time_intervals import Intervals, measure
 from ...evidence.traces.time_split import State, Timeline, paint
 from ..bill.costs import DTYPES
 from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..widgets.shell import Shell, choice, play
 from .costs import (
     FEWER,
     LINKS,
@@ -49,7 +46,7 @@ def draw_waterfalls(at: Setting, name: str) -> Picture:
     )
     write(axes, 16, 20, title, 12, weight="bold")
     said = f"{at.strategy}; links of {say_bandwidth(at.bandwidth)}; {_said(at.fewer)}"
-    write(axes, 16, 44, said, _SIZE, color=QUIET)
+    write(axes, 16, 44, said, color=QUIET)
     y, words = 70, []
     for fall, count in zip(falls, rows, strict=True):
         words.append(_draw_fall(axes, fall, y))
@@ -58,7 +55,7 @@ def draw_waterfalls(at: Setting, name: str) -> Picture:
     note = (
         f"Nothing ran. Seconds follow from the planner's file of “{machine().name}”, which holds estimates."
     )
-    write(axes, 16, y, note, _SIZE, color=QUIET)
+    write(axes, 16, y, note, color=QUIET)
     return finish(figure, f"cheaper-{name}", f"{title}; {said}. {' '.join(words)} {note}")
 
 
@@ -70,10 +67,11 @@ def _said(fewer: float) -> str:
 
 def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
     """One waterfall from ``y`` down; returns it in words."""
-    winner = "a tie" if _is_tie(fall) else "Muon is cheaper" if fall.times < 1 else "AdamW is cheaper"
+    cheaper = "Muon" if fall.times < 1 else "AdamW"
+    winner = "a tie" if math.isclose(fall.times, 1.0, abs_tol=0.005) else f"{cheaper} is cheaper"
     write(axes, 16, y + 8, fall.what, 12, weight="bold")
     write(axes, _LEFT, y + 8, f"{fall.times:.2f} ×: {winner}", 12, weight="bold")
-    most = max(fall.first, *_heights(fall))
+    most = max(fall.first, *accumulate(fall.changes.values(), initial=fall.first))
     scale, at, y = (_WIDE if not fall.note else _WIDE - 190) / most, fall.first, y + 24
     _draw_bar(axes, y, "AdamW", 0.0, fall.first * scale, CARD, ADAMW, fall.say(fall.first) + fall.note)
     for name, change in fall.changes.items():
@@ -89,25 +87,13 @@ def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
     return f"{fall.what.capitalize()}: {ends}: {fall.times:.2f} ×, {winner}."
 
 
-def _is_tie(fall: Waterfall) -> bool:
-    return math.isclose(fall.times, 1.0, abs_tol=0.005)
-
-
-def _heights(fall: Waterfall) -> list[float]:
-    at, found = fall.first, []
-    for change in fall.changes.values():
-        at += change
-        found.append(at)
-    return found
-
-
 def _draw_bar(
     axes: Axes, y: float, name: str, x: float, width: float, fill: str, edge: str, said: str, hatch: str = ""
 ) -> None:
-    write(axes, _LEFT - 10, y + 10, name, _SIZE, ha="right")
+    write(axes, _LEFT - 10, y + 10, name, ha="right")
     look = {"edgecolor": edge, "linewidth": 1.8, "hatch": hatch}
     rectangle(axes, _LEFT + x, y + 1, max(width, 1.0), _ROW - 6, fill, **look)
-    write(axes, _LEFT + x + width + 8, y + 10, said, _SIZE)
+    write(axes, _LEFT + x + width + 8, y + 10, said)
 
 
 def explore_costs(live: bool = True) -> Shell | Picture:
@@ -124,9 +110,9 @@ def explore_costs(live: bool = True) -> Shell | Picture:
         live,
         label="tokens",
         interval=1200,
-        dtypes=choice("dtypes", {name: name for name in DTYPES}),
+        dtypes=choice("dtypes", list(DTYPES)),
         link=choice("links", LINKS),
-        strategy=choice("strategy", {name: name for name in STRATEGIES}),
+        strategy=choice("strategy", list(STRATEGIES)),
         fewer=choice("AdamW’s steps", FEWER),
     )
 
@@ -141,11 +127,11 @@ def draw_turns(at: Setting) -> Picture:
     words = []
     for column, (strategy, link) in enumerate(columns):
         x = left + column * wide
-        write(axes, x + wide / 2, 52, strategy, _SIZE, ha="center")
-        write(axes, x + wide / 2, 74, say_bandwidth(LINKS[link]), _SIZE, ha="center", color=QUIET)
+        centred(axes, x + wide / 2, 52, strategy)
+        centred(axes, x + wide / 2, 74, say_bandwidth(LINKS[link]), color=QUIET)
     for row, tokens in enumerate(TOKENS):
         y = top + row * high
-        write(axes, left - 12, y + high / 2, f"{tokens:,} tokens", _SIZE, ha="right")
+        write(axes, left - 12, y + high / 2, f"{tokens:,} tokens", ha="right")
         for column, (strategy, link) in enumerate(columns):
             one = Setting(at.dtypes, tokens, LINKS[link], strategy, at.fewer)
             times = one.muon_seconds / one.adamw_seconds
@@ -153,10 +139,10 @@ def draw_turns(at: Setting) -> Picture:
             x = left + column * wide
             rectangle(axes, x + 3, y + 3, wide - 6, high - 6, fill, edgecolor=edge, linewidth=1.8)
             who = "Muon" if times < 1 else "AdamW"
-            write(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}", _SIZE, ha="center")
+            centred(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}")
             words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(LINKS[link])}: {times:.2f}, {who}")
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
-    write(axes, 16, top + high * len(TOKENS) + 22, note, _SIZE, color=QUIET)
+    write(axes, 16, top + high * len(TOKENS) + 22, note, color=QUIET)
     return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")
 
 
@@ -177,7 +163,7 @@ def draw_waits(timeline: Timeline) -> Picture:
     words = []
     for row, (rank, found) in enumerate(states.items()):
         y = 42 + 38 * row
-        write(axes, 16, y + 13, f"rank {rank}", _SIZE)
+        write(axes, 16, y + 13, f"rank {rank}")
         rectangle(axes, 90, y, 790, 28, CARD, edgecolor=QUIET, linewidth=0.6)
         for state, intervals in found.items():
             if state != "neither":
@@ -194,7 +180,7 @@ def draw_waits(timeline: Timeline) -> Picture:
     for place, (word, fill, hatch) in enumerate(legend):
         x = 90 + 230 * place
         rectangle(axes, x, y - 9, 26, 18, fill, hatch=hatch, linewidth=0.6, edgecolor=QUIET)
-        write(axes, x + 34, y, word, _SIZE)
+        write(axes, x + 34, y, word)
     return finish(figure, "cheaper-waits", f"{title}. {' '.join(words)}")
 
 

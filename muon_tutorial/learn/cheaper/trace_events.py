@@ -1,8 +1,4 @@
-"""Lesson 13: one collective in four events, the report's published figures, and waiting in a timeline.
-
-``made_up_trace`` is made up. Its names and sorts are those of a published report, whose traces are not ours
-to ship; ``published_traces`` has what was read from them, with its source.
-"""
+"""Lesson 13: one collective in four events, the report's published figures, and waiting in a timeline."""
 
 from __future__ import annotations
 
@@ -109,10 +105,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The reference of the exercise: for one collective, how long each rank waited for the last member.
-
-    A rank that was done before the last one asked has only sent: it waited for nobody.
-    """
+    """The exercise's reference: how long each rank waited for the last; one done before has only sent."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

@@ -5,13 +5,5 @@ from __future__ import annotations
 from ..lazy_names import names_in
 
 __getattr__, __dir__ = names_in(
-    __name__,
-    "ring",
-    "on_ranks",
-    "messages",
-    "link_speed",
-    "switches",
-    "exercises",
-    "pictures",
-    "switch_pictures",
+    __name__, "on_ranks", "messages", "link_speed", "switches", "exercises", "pictures"
 )

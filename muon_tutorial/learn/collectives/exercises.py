@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from ...engine.collective import Kind
-from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
-from ..pictures.picture import Picture
 from . import messages
 from .messages import MessageNote
 from .on_ranks import (
@@ -23,14 +22,14 @@ from .on_ranks import (
     NUMEL,
     PATIENCE,
     CollectiveRun,
+    all_reduce_with,
     my_piece,
     my_pieces,
     play_on_ranks,
     ring_formula,
     run_sum,
 )
-from .pictures import SUM, draw_ladder, picture_of_gather
-from .ring import all_reduce_with
+from .pictures import GATHER, SUM, draw_ladder
 
 Found = str | Diagnosis
 
@@ -60,30 +59,29 @@ def guess_bytes(ranks: int) -> Exercise:
         if not isinstance(count, int) or not isinstance(size, int):
             return "Give two whole numbers."
         if count != 2 * (ranks - 1):
-            return f"messages: {_why_not_so_many(count, ranks)}"
-        if size != count * piece:
-            hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
-            return Diagnosis(f"bytes_sent: {_why_not_so_long(size, count, ranks)}", (hint,))
-        return None
+            home = "would bring every piece home again; the last round of a half is not needed."
+            told = why(
+                (count == ranks - 1, "is one half. There are two."),
+                (count in (ranks, 2 * ranks), home),
+                (count < 2 * (ranks - 1), "is too few."),
+                otherwise="is too many.",
+            )
+            return f"messages: {count} {told}"
+        if size == count * piece:
+            return None
+        told = why(
+            (size == count * NUMEL, f"{size} counts entries, and each takes {ITEM} bytes."),
+            (
+                size == count * ranks * piece,
+                f"{size} would be the whole tensor in every message, not one piece.",
+            ),
+            otherwise=f"a message carries one piece, {piece} bytes; {size} is not {count} of them.",
+        )
+        hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
+        return Diagnosis(f"bytes_sent: {told}", (hint,))
 
     hints = ("In each half a rank sends one piece a round. Count the rounds of a half in the picture.",)
     return Exercise(judge, hints, "In each half a rank passes on every piece but one.")
-
-
-def _why_not_so_many(count: int, ranks: int) -> str:
-    if count == ranks - 1:
-        return f"{count} is one half. There are two."
-    if count in (ranks, 2 * ranks):
-        return f"{count} would bring every piece home again; the last round of a half is not needed."
-    return f"{count} is {'too few' if count < 2 * (ranks - 1) else 'too many'}."
-
-
-def _why_not_so_long(size: int, count: int, ranks: int) -> str:
-    if size == count * NUMEL:
-        return f"{size} counts entries, and each takes {ITEM} bytes."
-    if size == count * ranks * NUMEL * ITEM:
-        return f"{size} would be the whole tensor in every message. A message carries one piece."
-    return f"a message carries one piece, {NUMEL * ITEM} bytes; {size} is not {count} of them."
 
 
 def counted(run: CollectiveRun) -> dict[str, int]:
@@ -95,17 +93,16 @@ def guess_stuck() -> Exercise:
     """The prediction: in how many settings of the switches somebody waits for ever."""
 
     def judge(stuck: object) -> str | None:
-        if not isinstance(stuck, int):
-            return "Give a whole number."
-        if stuck == 2:
-            return None
-        if stuck == 1:
-            return "1 is too few: everybody sending first is one. What else can all do alike?"
-        return f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
+        free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
+        told = why(
+            (not isinstance(stuck, int), "Give a whole number."),
+            (stuck == 1, "1 is too few: everybody sending first is one. What else can all do alike?"),
+            (stuck != 2, free),
+        )
+        return told or None
 
-    return Exercise(
-        judge, praise="Only if all do the same. One that differs sets the others free, one by one."
-    )
+    praise = "Only if all do the same. One that differs sets the others free, one by one."
+    return Exercise(judge, praise=praise)
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -113,33 +110,29 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
-    return Exercise(
-        judge_on_ranks(play, judge_ring, say_failure),
-        (*GATHER_HINTS, ORDER_HINT),
-        praise,
-        keeps=("ring_all_gather",),
-    )
+    hints = (*GATHER_HINTS, ORDER_HINT)
+    return Exercise(judge_on_ranks(play, judge_ring, say_failure), hints, praise, keeps=("ring_all_gather",))
 
 
 def judge_ring(run: CollectiveRun) -> Diagnosis | None:
     """What is wrong with a run of an all_gather, or None."""
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
-    found = _first(judges, run)
-    return (
-        None
-        if found is None
-        else _with_picture(found, GATHER_HINTS, picture_of_gather(run, "collectives-wrong"))
-    )
+    return _with_ladder(run, judges, GATHER_HINTS, GATHER, "collectives-wrong")
 
 
-def _first(judges: Sequence[Callable[[CollectiveRun], Iterator[Found]]], run: CollectiveRun) -> Found | None:
-    return next(chain.from_iterable(judge(run) for judge in judges), None)
-
-
-def _with_picture(found: Found, hints: tuple[str, ...], picture: Picture) -> Diagnosis:
-    """The diagnosis of a run with its ladder; with hints of the exercise if it has none of its own."""
+def _with_ladder(
+    run: CollectiveRun,
+    judges: Sequence[Callable[[CollectiveRun], Iterator[Found]]],
+    hints: tuple[str, ...],
+    heading: tuple[str, str],
+    name: str,
+) -> Diagnosis | None:
+    """The first thing that is wrong, with the run's ladder; and with ``hints``, if it has none of its own."""
+    found = first(chain.from_iterable(judge(run) for judge in judges))
+    if found is None:
+        return None
     given = found if isinstance(found, Diagnosis) else Diagnosis(found)
-    return Diagnosis(given.what, given.hints or hints, picture)
+    return Diagnosis(given.what, given.hints or hints, draw_ladder(run, heading, name))
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -152,12 +145,9 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
 
     par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
     praise = "Every rank has its piece of the sum."
+    hints = (*SUM_HINTS, ORDER_HINT)
     return Exercise(
-        judge_on_ranks(play, judge_sum, say_failure),
-        (*SUM_HINTS, ORDER_HINT),
-        praise,
-        par,
-        ("ring_reduce_scatter",),
+        judge_on_ranks(play, judge_sum, say_failure), hints, praise, par, ("ring_reduce_scatter",)
     )
 
 
@@ -173,21 +163,15 @@ class BytesPar(Par):
 def judge_sum(run: CollectiveRun) -> Diagnosis | None:
     """What is wrong with a run of a reduce_scatter, or None."""
     judges = (_judge_stuck, _judge_own_sum, _judge_ends)
-    found = _first(judges, run)
-    return (
-        None
-        if found is None
-        else _with_picture(found, SUM_HINTS, draw_ladder(run, SUM, "collectives-wrong-sum"))
-    )
+    return _with_ladder(run, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
 
 
 def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
     for rank, report in enumerate(run.reports):
         mine = report.returned
         if not isinstance(mine, Tensor) or mine.shape != (NUMEL,):
-            came = (
-                f"a tensor of shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else type(mine).__name__
-            )
+            came = type(mine).__name__
+            came = f"a tensor of shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else came
             yield f"Return one piece, a tensor of {NUMEL} entries; rank {rank} returned {came}."
             return
         due = torch.stack([my_pieces(other, run.ranks)[rank] for other in range(run.ranks)]).sum(0)
@@ -215,13 +199,12 @@ def _judge_ends(run: CollectiveRun) -> Iterator[Found]:
 
 
 def _judge_stuck(run: CollectiveRun) -> Iterator[Found]:
-    yield from (Diagnosis(what, (ORDER_HINT,)) for what in _say_stuck(run))
-
-
-def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
-    if not stuck:
-        return
+    if stuck:
+        yield Diagnosis(next(_say_stuck(run, stuck)), (ORDER_HINT,))
+
+
+def _say_stuck(run: CollectiveRun, stuck: Sequence[int]) -> Iterator[str]:
     dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
     if max(dropped) > 1:
         many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
@@ -246,9 +229,9 @@ def _judge_returned(run: CollectiveRun) -> Iterator[Found]:
             came = f"a list of {len(pieces)}" if isinstance(pieces, (list, tuple)) else type(pieces).__name__
             yield f"Return a list of {run.ranks} pieces; rank {rank} returned {came}."
     for rank, report in enumerate(run.reports):
-        first: dict[int, int] = {}
+        seen: dict[int, int] = {}
         for place, piece in enumerate(report.returned):
-            if (twin := first.setdefault(id(piece), place)) != place:
+            if (twin := seen.setdefault(id(piece), place)) != place:
                 what = f"Rank {rank} returned one tensor at places {twin} and {place}"
                 yield f"{what}: what came last has overwritten the rest. Receive into a new one each round."
 
@@ -312,9 +295,8 @@ def check_formula() -> Exercise:
             if not isinstance(said, (int, float)):
                 return f"{told}: return a number, not a {type(said).__name__}."
             if not math.isclose(said, due):
-                return (
-                    f"{told}: {said:,.0f} is not it. {_why_not_bytes(said, kind, entries * itemsize, ranks)}"
-                )
+                forgotten = _why_not_bytes(said, kind, entries * itemsize, ranks)
+                return f"{told}: {said:,.0f} is not it. {forgotten}"
         return None
 
     hints = (
@@ -326,30 +308,24 @@ def check_formula() -> Exercise:
 
 def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
     """What a wrong number of bytes has forgotten; ``whole`` is the tensor's bytes."""
-    halves = 2 if kind == "all_reduce" else 1
-    due = halves * whole * (ranks - 1) / ranks
-    if any(math.isclose(said * size, due) for size in (2, 4)) and kind != "all_reduce":
-        return "Those are entries. Each takes itemsize bytes."
-    if math.isclose(said, halves * whole):
-        return "One piece of each half need not travel."
-    if math.isclose(said, due / 2) and kind == "all_reduce":
-        return "That is one half of an all_reduce."
-    if math.isclose(said, due * ranks):
-        return "entries are those of the whole tensor. A message carries one piece of it."
-    return "Both halves send all pieces but one."
+    both = kind == "all_reduce"
+    due = (1 + both) * whole * (ranks - 1) / ranks
+    entries = any(math.isclose(said * size, due) for size in (2, 4))
+    piece = "entries are those of the whole tensor. A message carries one piece of it."
+    return why(
+        (entries and not both, "Those are entries. Each takes itemsize bytes."),
+        (math.isclose(said, (1 + both) * whole), "One piece of each half need not travel."),
+        (math.isclose(said, due / 2) and both, "That is one half of an all_reduce."),
+        (math.isclose(said, due * ranks), piece),
+        otherwise="Both halves send all pieces but one.",
+    )
 
 
 def quiz(ranks: int) -> Exercise:
     """Three numbers that the notebook has measured, or that its formula gives."""
-    half = ranks - 1
-    expected = {
-        "messages": 2 * half,
-        "share": 0.5,
-        "bytes": ring_formula("all_reduce", 1_000_000, 2, 8),
-    }
-    why = {
-        "messages": "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more.",
-        "share": "Divide the all_gather's bytes by the all_reduce's, in the table.",
-        "bytes": "Ask formula('all_reduce', 1_000_000, 2, 8).",
-    }
-    return numbers(expected, why)
+    on_a_ring = "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more."
+    return numbers(
+        ("messages", 2 * (ranks - 1), on_a_ring),
+        ("share", 0.5, "Divide the all_gather's bytes by the all_reduce's, in the table."),
+        ("bytes", ring_formula("all_reduce", 1_000_000, 2, 8), "Ask formula('all_reduce', 1_000_000, 2, 8)."),
+    )

@@ -7,7 +7,6 @@ know how they are drawn, and judges nothing.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections import defaultdict, deque
@@ -16,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from ..exercises.on_real_ranks import watching
 
 Verb = Literal["sent", "received"]
 HeldPieces = dict[int, frozenset[int]]
@@ -73,16 +73,9 @@ class MessageNote:
 def noting(ranks: int) -> Iterator[list[MessageNote]]:
     """Write down every send and receive that this process makes inside, in the order of its calls."""
     notes: list[MessageNote] = []
-    noted = {name: _noted(notes, verb, getattr(dist, name), ranks) for name, verb in _VERBS.items()}
-    with patch.multiple(dist, **noted):
-        yield notes
 
-
-def _noted(notes: list[MessageNote], verb: Verb, original: Callable[..., Any], ranks: int) -> Any:
-    """The call, written down; what returns at once is written down again when waited for."""
-
-    @functools.wraps(original)
-    def call(
+    def note(
+        original: Callable[..., Any],
         tensor: Tensor,
         dst: int | None = None,
         *,
@@ -92,6 +85,7 @@ def _noted(notes: list[MessageNote], verb: Verb, original: Callable[..., Any], r
         group_dst: int | None = None,
         group_src: int | None = None,
     ) -> Any:
+        verb = _VERBS[original.__name__]
         peer = next((place for place in (dst, src, group_dst, group_src) if place is not None), None)
         if peer is None or group is not None or tag:
             raise ValueError("in this lesson, say only what travels and the rank at the other end")
@@ -110,15 +104,13 @@ def _noted(notes: list[MessageNote], verb: Verb, original: Callable[..., Any], r
             return finish(answer)
         return SimpleNamespace(wait=lambda: finish(answer.wait()), is_completed=answer.is_completed)
 
-    return call
+    with watching(note, *_VERBS):
+        yield notes
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. ``round`` counts what had to arrive at the sender before; seconds from the run's start.
-
-    ``stop`` is None where nobody received it.
-    """
+    """One message; ``round`` counts what its sender got before; ``stop`` is None where nobody received it."""
 
     round: int
     sender: int
@@ -159,17 +151,13 @@ def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
         piece = (sender - step - 1) % ranks
         summed = min(step + 1, ranks)
         content = PieceContent(piece, frozenset((sender - back) % ranks for back in range(summed)))
-        found.append(
-            Message(step + 1, sender, (sender + 1) % ranks, content, nbytes, float(step), step + 1.0)
-        )
+        receiver, begun = (sender + 1) % ranks, float(step)
+        found.append(Message(step + 1, sender, receiver, content, nbytes, begun, begun + 1))
     return found
 
 
 def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
-    """The messages behind the ranks' notes: the first that one sent is the first that the other received.
-
-    In order of rounds, then of senders.
-    """
+    """The messages behind the ranks' notes: the first that one sent is the first that the other received."""
     arrivals: dict[tuple[int, int], deque[float]] = defaultdict(deque)
     for rank, mine in enumerate(notes):
         for note in mine:

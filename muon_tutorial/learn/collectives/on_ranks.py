@@ -16,15 +16,27 @@ from ...evidence.ring_bytes import ring_bytes
 from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference
+from ..my_muon.reference import ring_all_gather, ring_reduce_scatter
 from . import messages
 from .messages import HeldPieces, Message, MessageLog, MessageNote
-from .ring import ring_all_gather, ring_all_reduce
 
 Algorithm = Callable[[Any, int, int], Any]
 Bring = Callable[[int, int], Any]
 NUMEL = 1024
 ITEM = 4
 PATIENCE = 8.0
+
+
+def ring_all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
+    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of what it has left."""
+    return ring_all_gather(ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
+
+
+def all_reduce_with(
+    reduce_scatter: Callable[..., Any], pieces: list[Tensor], rank: int, ranks: int
+) -> list[Tensor]:
+    """As ``ring_all_reduce``, with another first half."""
+    return ring_all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +55,6 @@ class CollectiveRun:
     ranks: int
     start: tuple[HeldPieces, ...]
     reports: tuple[CallReport, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(report.returned is ... for report in self.reports)
 
     @property
     def messages(self) -> list[Message]:
@@ -102,9 +109,8 @@ def play_on_ranks(
 ) -> CollectiveRun:
     """Play ``algorithm(what bring gives a rank, rank, ranks)`` on real ranks."""
     reports = launch(play, ranks, args=(algorithm, bring, ranks), backend=backend, timeout=timeout)
-    return CollectiveRun(
-        ranks, tuple(_held(bring(rank, ranks), ranks) for rank in range(ranks)), tuple(reports)
-    )
+    start = tuple(_held(bring(rank, ranks), ranks) for rank in range(ranks))
+    return CollectiveRun(ranks, start, tuple(reports))
 
 
 def _held(brought: Tensor | list[Tensor], ranks: int) -> HeldPieces:
@@ -153,8 +159,7 @@ def ring_formula(collective: Kind, entries: int, itemsize: int, ranks: int) -> i
     """Bytes that each rank sends on a ring for a whole tensor of so many entries: the package's own count."""
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
     whole, piece = (torch.empty(numel, dtype=dtype, device="meta") for numel in (entries, entries // ranks))
-    send, receive = {"all_gather": (piece, whole), "reduce_scatter": (whole, piece)}.get(
-        collective, (whole, whole)
-    )
+    both = {"all_gather": (piece, whole), "reduce_scatter": (whole, piece)}
+    send, receive = both.get(collective, (whole, whole))
     request = Collective(collective, ("dp",), dtype, send, receive.numel(), Label("lesson"))
     return ring_bytes(request, Grid.of(dp=ranks).at(0))

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Rectangle
 
-from ..pictures.colours import EMPTY, INK, OTHER, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.colours import (
+    CARD,
+    EMPTY,
+    INK,
+    OTHER,
+    QUIET,
+    RIGHT,
+    WRONG,
+    WRONG_FILL,
+    rank_colour,
+)
+from ..pictures.picture import (
+    Picture,
+    Point,
+    arrow,
+    between,
+    blank,
+    centred,
+    finish,
+    heading,
+    rectangle,
+    tile,
+    verdict,
+    write,
+)
 from ..pictures.spectra import card, style
-from ..widgets.play import play
-from ..widgets.shell import Shell
+from ..widgets.shell import Shell, choice, play
 from .link_speed import LinkSpeed
 from .messages import HeldPieces, Message, MessageLog, first_repeat, holdings_after, of_ring_all_reduce
 from .on_ranks import ITEM, NUMEL, CollectiveRun
+from .switches import EVERY, SWITCHES, First, Setting, SettingRuns, moments_of
 
-Point = tuple[float, float]
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 126, 46, 84, 62, 30
 GATHER = (
     "all_gather, message by message",
@@ -33,11 +57,6 @@ SUM = (
 def _pitch(ranks: int) -> float:
     """From one lane to the next, in pixels."""
     return min(116.0, (900 - _LEFT - _RIGHT) / ranks)
-
-
-def _across(ranks: int) -> int:
-    """How wide a ladder is, in pixels."""
-    return round(max(_LEFT + _RIGHT + _pitch(ranks) * ranks, 540))
 
 
 def _x(ranks: int, rank: int, share: float = 0.5) -> float:
@@ -63,35 +82,40 @@ def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: i
     return draw_messages(run.log, heading, name, last)
 
 
-def draw_messages(run: MessageLog, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
-    """What each rank holds after every round, and the messages in between; rounds after ``last`` are open.
-
-    The two halves of an all_reduce are named, and the first message that brings nothing new is marked.
-    """
+def draw_messages(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
+    """What each rank holds after every round, and the messages in between; rounds after ``last`` are open."""
     last = run.rounds if last is None else last
-    figure, axes = blank(_across(run.ranks), round(_y(run.rounds) + _STRIP + 16))
-    write(axes, 16, 22, heading[0], 13.5, weight="bold")
-    write(axes, 16, 48, heading[1], 10.5, color=QUIET)
-    _draw_lanes(axes, run.ranks, _y(0), _y(run.rounds) + _STRIP, color=EMPTY, linewidth=2)
+    width = round(max(_LEFT + _RIGHT + _pitch(run.ranks) * run.ranks, 540))
+    figure, axes = blank(width, round(_y(run.rounds) + _STRIP + 16))
+    heading(axes, *words)
+    for x, rank in ((_x(run.ranks, rank), rank) for rank in range(run.ranks)):
+        axes.plot([x, x], [_y(0), _y(run.rounds) + _STRIP], zorder=1, color=EMPTY, linewidth=2)
+        centred(axes, x, _TOP + 8, f"rank {rank}", weight="bold")
     for row in range(run.rounds):
-        write(axes, 12, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", 11, color=QUIET)
-    if heading == SUM and run.rounds == 2 * (half := run.ranks - 1):
+        write(axes, 12, _y(row) + _STRIP / 2 + _ROW / 2, f"round {row + 1}", color=QUIET)
+    if words == SUM and run.rounds == 2 * (half := run.ranks - 1):
         for begun, phase in ((0, "reduce_\nscatter"), (half, "all_\ngather")):
-            write(axes, 12, _y(begun) + 12, phase, 11, weight="bold", zorder=6)
+            write(axes, 12, _y(begun) + 12, phase, weight="bold", zorder=6)
     for row in range(last + 1):
         for rank, held in enumerate(holdings_after(run.start, run.messages, row)):
             _draw_strip(axes, held, run, (_x(run.ranks, rank, 0), _y(row)), 0.76 * _pitch(run.ranks))
     wrong = first_repeat(run.start, run.messages)
     for message in run.messages:
         if message.round <= last:
-            _draw_message(axes, message, message.stop is None or message == wrong, run.ranks)
-    return finish(figure, name, _describe(run, heading, last))
-
-
-def _draw_lanes(axes: Axes, ranks: int, top: float, bottom: float, **line: Any) -> None:
-    for rank in range(ranks):
-        axes.plot([_x(ranks, rank)] * 2, [top, bottom], zorder=1, **line)
-        write(axes, _x(ranks, rank), _TOP + 8, f"rank {rank}", 11, ha="center", weight="bold")
+            lost, colour = message.stop is None, WRONG if (message.stop is None or message == wrong) else INK
+            for start, stop in _paths(message, run.ranks):
+                if lost:
+                    stop = between(start, stop, 0.55)
+                    centred(axes, *stop, "✕", 13, color=WRONG, zorder=8)
+                line = "--" if lost else "-"
+                look: Any = {"linestyle": line, "linewidth": 1.3, "mutation_scale": 11, **_TO_THE_END}
+                arrow(axes, start, stop, zorder=5, color=colour, **look)
+                label, fill = "?", EMPTY
+                if message.content is not None:
+                    label, fill = str(message.content.piece), rank_colour(message.content.piece)
+                box = {"boxstyle": "round,pad=0.18", "facecolor": fill, "edgecolor": colour, "linewidth": 1.0}
+                centred(axes, *between(start, stop, 0.5), label, zorder=7, bbox=box)
+    return finish(figure, name, _describe(run, words, last))
 
 
 def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, width: float) -> None:
@@ -102,47 +126,12 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
         share = len(ranks) / run.ranks if run.sums else float(bool(ranks))
         left, full = corner[0] + piece * cell, share * _STRIP
         rectangle(axes, left, corner[1], cell, _STRIP, EMPTY, linewidth=0, zorder=2)
-        rectangle(
-            axes, left, corner[1] + _STRIP - full, cell, full, rank_colour(piece), linewidth=0, zorder=3
-        )
+        top, fill = corner[1] + _STRIP - full, rank_colour(piece)
+        rectangle(axes, left, top, cell, full, fill, linewidth=0, zorder=3)
         line, order = (1.8, 5) if share == 1 else (0.7, 4)
-        axes.add_patch(
-            Rectangle(
-                (left, corner[1]), cell, _STRIP, fill=False, edgecolor=INK, linewidth=line, zorder=order
-            )
-        )
         label = str(piece) if ranks and cell >= 12 else ""
-        write(
-            axes, left + cell / 2, corner[1] + _STRIP / 2, label, min(11, cell / 1.7), ha="center", zorder=6
-        )
-
-
-def _draw_message(axes: Axes, message: Message, wrong: bool, ranks: int) -> None:
-    lost, colour = message.stop is None, WRONG if wrong else INK
-    for start, stop in _paths(message, ranks):
-        if lost:
-            stop = _between(start, stop, 0.55)
-            write(axes, *stop, "✕", 13, ha="center", color=WRONG, zorder=8)
-        _draw_arrow(axes, start, stop, colour, "--" if lost else "-")
-        _draw_label(axes, message, _between(start, stop, 0.5), colour)
-
-
-def _draw_arrow(axes: Axes, start: Point, stop: Point, colour: str, line: str) -> None:
-    look: Any = {"color": colour, "linestyle": line, "linewidth": 1.3, "mutation_scale": 11}
-    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", shrinkA=0, shrinkB=0, zorder=5, **look))
-
-
-def _draw_label(axes: Axes, message: Message, where: Point, edge: str) -> None:
-    """The number of the piece that travels; a question mark where it is none."""
-    label, fill = "?", EMPTY
-    if message.content is not None:
-        label, fill = str(message.content.piece), rank_colour(message.content.piece)
-    box = {"boxstyle": "round,pad=0.18", "facecolor": fill, "edgecolor": edge, "linewidth": 1.0}
-    write(axes, *where, label, 11, ha="center", zorder=7, bbox=box)
-
-
-def _between(start: Point, stop: Point, share: float) -> Point:
-    return start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1])
+        frame = (left, corner[1], cell, _STRIP)
+        tile(axes, frame, "none", label, min(11, cell / 1.7), linewidth=line, zorder=order)
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
@@ -212,3 +201,135 @@ def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[flo
     said = "; ".join(f"{size:,} bytes {time * 1e6:.0f} µs" for size, time in zip(sizes, seconds, strict=True))
     words = f"latency {wire.latency * 1e6:.0f} µs, bandwidth {wire.bandwidth / 1e9:.2f} GB/s"
     return finish(figure, "collectives-wire", f"{title}: {said}. The model: {words}.")
+
+
+_WIDE, _HIGH = 560, 420
+_DASHED = "dashed: not sent yet · bold: passes just now"
+_TO_THE_END: dict[str, Any] = {"shrinkA": 0, "shrinkB": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """A ring of ranks with one setting of its switches, after some moments; where it is drawn."""
+
+    setting: Setting
+    moment: int
+    left: float = 140
+    right: float = 420
+
+    @property
+    def spots(self) -> tuple[tuple[float, float], ...]:
+        """Where the ranks stand; messages go round clockwise."""
+        return (self.left, 130), (self.right, 130), (self.right, 300), (self.left, 300)
+
+    @property
+    def now(self) -> list[int]:
+        """The ranks whose message passes just now."""
+        film = moments_of(self.setting)
+        return film[self.moment - 1] if 0 < self.moment <= len(film) else []
+
+    @property
+    def done(self) -> list[int]:
+        """The ranks whose message has passed."""
+        return [rank for passing in moments_of(self.setting)[: self.moment] for rank in passing]
+
+    def state(self, rank: int) -> str:
+        """What a rank is doing."""
+        sent, received = rank in self.done, (rank - 1) % SWITCHES in self.done
+        if sent and received:
+            return "done"
+        sending = not sent and (received or self.setting[rank] == "send")
+        return f"sends to {(rank + 1) % SWITCHES}" if sending else f"waits for {(rank - 1) % SWITCHES}"
+
+
+def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
+    """A switch for each rank, and a film of what comes of them; below it, what real ranks have made of it."""
+    options: dict[str, First] = {"send first": "send", "receive first": "receive"}
+    knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
+    return play(partial(_draw, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
+
+
+def _draw(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
+    return draw_setting(runs, tuple(firsts[f"rank_{rank}"] for rank in range(SWITCHES)), moment)
+
+
+def draw_setting(runs: SettingRuns, setting: Setting, moment: int) -> Picture:
+    """The ring after some moments: which messages have passed, what every rank is doing, and how it ended."""
+    ring = _Ring(setting, moment)
+    figure, axes = blank(_WIDE, _HIGH)
+    heading(axes, f"After {moment} moment{'s' * (moment != 1)}", _DASHED)
+    _draw_ring(axes, ring, runs)
+    return finish(figure, "collectives-switches", _say_ring(runs, ring))
+
+
+def draw_flip(runs: SettingRuns) -> Picture:
+    """A deadlock, and beside it the same ring with one switch flipped, on its way."""
+    rings = _Ring(("send",) * 4, 2, 100, 330), _Ring(("receive", "send", "send", "send"), 2, 560, 790)
+    figure, axes = blank(890, _HIGH)
+    heading(axes, "After 2 moments: all send first, and the same with rank 0 flipped", _DASHED)
+    for ring in rings:
+        _draw_ring(axes, ring, runs)
+    return finish(figure, "collectives-flip", " Beside it: ".join(_say_ring(runs, ring) for ring in rings))
+
+
+def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
+    for rank in range(SWITCHES):
+        _draw_switched(axes, ring, rank)
+    for rank, (x, y) in enumerate(ring.spots):
+        rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
+        centred(axes, x, y - 10, f"rank {rank}", 11.5, weight="bold", zorder=5)
+        centred(axes, x, y + 12, ring.state(rank), zorder=5)
+    frame = (ring.left - 88, 364, ring.right - ring.left + 176, 40)
+    verdict(axes, frame, _end(runs, ring.setting), runs.arrived[ring.setting], 11)
+
+
+def _draw_switched(axes: Axes, ring: _Ring, rank: int) -> None:
+    start, stop = ring.spots[rank], ring.spots[(rank + 1) % SWITCHES]
+    off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
+    ends = between(start, stop, off), between(start, stop, 1 - off)
+    line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
+    width = 3.4 if rank in ring.now else 1.6
+    arrow(axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END)
+
+
+def _end(runs: SettingRuns, setting: Setting) -> str:
+    if runs.arrived[setting]:
+        return "on real processes, all messages arrived"
+    return f"on real processes, all stood still for {runs.patience:g} s"
+
+
+def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
+    firsts = ", ".join(f"rank {rank} {first}" for rank, first in enumerate(ring.setting))
+    passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in ring.now) or "none"
+    states = ", ".join(f"rank {rank} {ring.state(rank)}" for rank in range(SWITCHES))
+    return (
+        f"First of all, {firsts}. After moment {ring.moment}, messages that pass just now: {passing}. "
+        f"{states}. In the end, {_end(runs, ring.setting)}."
+    )
+
+
+def draw_every_setting(runs: SettingRuns) -> Picture:
+    """Every setting of the switches, and what came of it on real ranks."""
+    columns, wide, high, top = 4, 150, 118, 72
+    figure, axes = blank(columns * wide + 16, top + high * (len(EVERY) // columns) + 8)
+    title = f"All {len(EVERY)} settings of the switches, on real processes"
+    heading(axes, title, "S: sends first · R: receives first")
+    for number, setting in enumerate(EVERY):
+        left, y = 16 + number % columns * wide, top + number // columns * high
+        right = runs.arrived[setting]
+        edge, fill = (RIGHT, CARD) if right else (WRONG, WRONG_FILL)
+        rectangle(axes, left, y, wide - 14, high - 14, fill, edgecolor=edge, linewidth=1.2 if right else 2.6)
+        for rank, first in enumerate(setting):
+            x = left + 10 + 30 * rank
+            frame, letter = (x, y + 12, 26, 30), first[0].upper()
+            tile(axes, frame, rank_colour(rank), letter, 11.5, linewidth=0.9, weight="bold")
+        moments = len(moments_of(setting))
+        word = f"✓ {moments} moments" if right else "✗ stuck"
+        centred(axes, left + (wide - 14) / 2, y + 74, word, color=edge, weight="bold")
+    stuck = [setting for setting, arrived in runs.arrived.items() if not arrived]
+    said = " and ".join(f"{', '.join(setting)}" for setting in stuck)
+    alt = (
+        f"All {len(EVERY)} settings of {SWITCHES} switches, each run on real processes. {len(stuck)} of them "
+        f"stand still: {said}. In all others every message arrives, in 2 to {SWITCHES} moments."
+    )
+    return finish(figure, "collectives-every-setting", alt)

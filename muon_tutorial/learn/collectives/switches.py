@@ -1,8 +1,4 @@
-"""Lesson 03: a switch for each rank of a ring, send first or receive first, and what comes of every setting.
-
-A message passes while its sender sends and its receiver receives. ``moments_of`` plays that by itself;
-``run_every_setting`` plays the reader's own function on real ranks.
-"""
+"""Lesson 03: a switch for each rank of a ring, send first or receive first, and what comes of it."""
 
 from __future__ import annotations
 
@@ -61,11 +57,7 @@ class SettingRuns:
 
 
 def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = PATIENCE) -> SettingRuns:
-    """Play ``exchange(mine, rank, ranks, first)`` on real ranks, once for every setting of the switches.
-
-    Where the film gets through, ranks are given ample time, for it costs none; elsewhere, ``patience``
-    seconds.
-    """
+    """Play ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
     runs = {
         setting: run_setting(exchange, setting, backend, AMPLE)
         if moments_of(setting)

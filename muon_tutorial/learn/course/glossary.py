@@ -40,7 +40,7 @@ tp | 00 | Tensor parallel: the axis of the grid along which a weight is cut, by 
 dp | 00 | Data parallel: the axis along which a weight is copied. Each rank on it sees other data.
 layout | 00 | Who holds what of a tensor. W[I, J_tp]: tp cuts the columns; an axis not named holds copies.
 momentum | 00 | A running average of past gradients, as large as the weight.
-ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, and nobody keeps a copy.
+ZeRO | 00 | A way to save memory: what the optimizer remembers is cut along dp, so no rank keeps a copy.
 must call | 00 | Said of ranks and a function in which they wait for each other: if one stays away, all
     others hang.
 orthogonalize (orthogonalizing) | 00 | To keep a matrix's directions and make all equally loud: UVᵀ in place
@@ -65,27 +65,26 @@ Frobenius norm | 02 | The root of the sum of the squares of all entries of a mat
 step | 02 | Of Newton–Schulz: three matrix products that move every singular value s to a s + b s³ + c s⁵.
 FLOPs | 02 | Floating-point operations. A product of p × q with q × r takes 2 p q r of them.
 bfloat16 | 02 | Numbers of 16 bits, with the range of float32 and two to three digits.
-collective | 03 | A call that all ranks of a group make together, and after which all of them know
-    something.
+collective | 03 | A call that all ranks of a group make together, and that tells each of them something.
 all_gather | 03 | A collective: each rank brings one piece, and all leave with all pieces.
 all_reduce | 03 | A collective: each rank brings a tensor, and all leave with the sum.
 reduce_scatter | 03 | A collective: each rank brings a tensor and leaves with one piece of the sum.
 ring | 03 | An order for messages: each rank sends to the next, and the last one to rank 0.
 tree | 03 | Messages that branch: each round, twice as many ranks have a part in them as in the last.
 round | 03 | Messages that can travel at the same time, one from each rank.
-deadlock | 03 | All wait for somebody who waits, too. It has no end of its own.
+deadlock | 03 | Each rank waits for another one that is waiting, too. It never ends by itself.
 latency | 03 | The time that a message takes however small it is.
 bandwidth | 03 | How many bytes pass in a second, once a message is on its way.
 owner | 04 | Of a matrix: the one rank that orthogonalizes it for all.
 round robin | 04 | To deal out in turn: matrix i belongs to rank i modulo dp.
 flat buffer | 04 | A row of entries with a place for each matrix, one after the other.
-makespan | 04 | The work of the busiest rank, for which all others wait.
+makespan | 04 | The work of the busiest rank. All others wait for it.
 ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along dp, and weights stay copies.
 bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
 straddles | 05 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
-virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. Nobody
-    holds it.
+virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. No
+    rank holds it.
 coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
@@ -113,16 +112,16 @@ FSDP2 | 11 | PyTorch's `fully_shard`: it cuts each parameter along dp, and gathe
 empty shard | 11 | The shard of a rank for which no row was left. Its rank makes all calls, with nothing in
     hand.
 HSDP | 11 | FSDP2 within each replica: the ranks of a replica hold the whole model between them.
-expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which nobody else has.
+expert parallel | 11 | Each rank, or group of ranks, holds experts of its own, which no other has.
 asynchronous | 12 | Said of a call that hands work over and returns before it is done.
-ticket | 12 | What an asynchronous request gives back at once. Who waits for it gets the answer.
-overlap | 12 | To compute while something travels. It hides the time of the one behind the other.
+ticket | 12 | What an asynchronous request gives back at once. Waiting for it brings the answer.
+overlap | 12 | To compute while something travels, so that one hides the time of the other.
 exposed | 12 | Said of communication for which a rank waits: nothing hides it.
 prefetch | 12 | To ask for what comes later before working on what is here.
 window | 12 | How many matrices or buckets may be asked for and not yet done.
 timed world | 12 | Ranks as generators, each with a clock; work and messages cost what a machine's file
     says, and nothing is sent.
-bus | 12 | One link that all ranks share. What one sends, the others wait for.
+bus | 12 | One link that all ranks share. While one of them sends, the others wait.
 waterfall | 13 | A picture that leads from one number to another, one named change at a time.
 like for like | 13 | Said of a comparison: both sides begin with the same and end with the same.
 annotation | 13 | A label in a trace over a stretch of time. Nothing runs because of it.
@@ -130,14 +129,14 @@ break-even | 13 | The point at which two choices cost the same.
 planner | 13 | Predicts bytes, memory and seconds of a step: it walks the step without data, by the file of
     a machine.
 floor | 14 | The time of the costliest matrix at one owner. No number of ranks makes a step shorter than it.
-oracle | 15 | The same training in one process. What ranks find is held against it.
+oracle | 15 | The same training in one process, with which the results of ranks are compared.
 flight recorder | 15 | A list of each rank's latest calls, kept in memory, to be read after a hang.
 DTensor | 16 | A tensor of which each rank holds a part, and which knows the whole.
 scheduler | 16 | An object that changes the learning rate from step to step. It counts them itself.
 clip | 16 | To shorten a gradient whose norm is too large. The norm is that of all parameters together.
-checkpoint | 16 | All that a run needs to go on: model, the optimizer's memory, the loop's memory.
+checkpoint | 16 | Everything that a run needs to go on: model, optimizer state, and what the loop knows.
 box | 16 | A rectangle of a matrix: from which row to which, and from which column to which.
-torchrun | 16 | PyTorch's command that starts one process a rank, and starts all again if one dies.
+torchrun | 16 | PyTorch's command that starts a process for each rank, and all again if one dies.
 """
 
 _SYMBOLS = """\
@@ -163,6 +162,9 @@ P₁, P₂, … | 08 | What became of each rank's shard, orthogonalized alone.
 global_range, local_range | 05 | Where a matrix lies in its bucket, and in a rank's slice.
 x, route, at | 09 | What a rank holds, the way it goes, and where the rank stands.
 D | 10 | The number of ranks in a ring of one axis.
+J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis not named holds copies.
+{U_dp} | 03 04 05 09 10 11 13 | Unreduced: each dp rank has a summand, and the sum is still to be taken.
+@dp=k | 11 14 | Owned: the rank at place k of dp has the tensor whole, and the others have nothing.
 """
 
 

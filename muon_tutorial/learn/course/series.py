@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import quote
 
 from ...errors import UsageError
@@ -25,6 +26,7 @@ _WIDTH = 108
 class Lesson:
     """One notebook: the stem of its file, its package, its title, its minutes, and the lessons it needs.
 
+    ``minutes`` are those of reading and of the required exercises; the ``optional`` ones take so many more.
     What the notebook uses is ``muon_tutorial.learn.<package>``.
     """
 
@@ -32,6 +34,7 @@ class Lesson:
     package: str
     title: str
     minutes: int
+    optional: int = 0
     after: tuple[str, ...] = ()
 
     @property
@@ -52,28 +55,36 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class CoursePath:
-    """A way through the course for somebody who wants only that. ``note`` says what it leaves open."""
+    """A way through the course. ``note`` says what it is for and what it leaves open.
+
+    ``and_then`` are minutes for what it takes from other lessons.
+    """
 
     name: str
     numbers: tuple[str, ...]
     note: str = ""
+    exercises: Literal["required", "all"] = "required"
+    and_then: int = 0
 
     @property
     def minutes(self) -> int:
         """Of all its lessons together."""
-        return sum(lesson(number).minutes for number in self.numbers)
+        lessons = [lesson(number) for number in self.numbers]
+        optional = sum(each.optional for each in lessons) if self.exercises == "all" else 0
+        return sum(each.minutes for each in lessons) + optional + self.and_then
 
 
 LESSONS = (
-    Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 5),
-    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 30),
-    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 35, ("01",)),
-    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 30, ("00",)),
+    Lesson("00_a_distributed_muon_step", "first_look", "What does a distributed Muon step look like?", 15, 0),
+    Lesson("01_why_orthogonalize", "why_muon", "Why orthogonalize a gradient?", 40, 8),
+    Lesson("02_five_matrix_products", "five_products", "How do five matrix products do it?", 45, 0, ("01",)),
+    Lesson("03_what_does_a_collective_move", "collectives", "What does a collective move?", 60, 0, ("00",)),
     Lesson(
         "04_the_first_distributed_muon",
         "first_muon",
         "How did the first distributed Muon work?",
-        50,
+        60,
+        0,
         ("03",),
     ),
     Lesson(
@@ -81,45 +92,46 @@ LESSONS = (
         "zero1_buffer",
         "ZeRO-1 and the virtual buffer",
         40,
+        15,
         ("00", "03"),
     ),
-    Lesson("06_the_grid", "the_grid", "Which ranks belong together?", 30, ("03", "05")),
-    Lesson("07_what_tp_and_dp_cut", "cuts", "What do tp and dp cut?", 40, ("05", "06")),
+    Lesson("06_the_grid", "the_grid", "Which ranks belong together?", 40, 12, ("03", "05")),
+    Lesson("07_what_tp_and_dp_cut", "cuts", "What do tp and dp cut?", 45, 15, ("05", "06")),
     Lesson(
         "08_each_shard_alone",
         "shards_alone",
         "What happens if each shard is orthogonalized alone?",
-        30,
+        35,
+        12,
         ("01", "07"),
     ),
     Lesson(
         "09_the_mirror",
         "the_mirror",
         "The mirror: how does every matrix find its way back?",
-        40,
+        60,
+        0,
         ("03", "05", "07"),
     ),
-    Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, ("05", "09")),
+    Lesson("10_the_bill", "bill", "The bill: what does a step cost?", 40, 0, ("05", "09")),
     Lesson(
-        "11_my_own_sharding",
-        "own_sharding",
-        "How do I plug in my own sharding?",
-        45,
-        ("03", "04", "06"),
+        "11_my_own_sharding", "own_sharding", "How do I plug in my own sharding?", 50, 0, ("03", "04", "06")
     ),
     Lesson(
         "12_why_step_returns_early",
         "early_return",
         "Why does `step()` return before the work is done?",
         45,
+        0,
         ("03", "09"),
     ),
-    Lesson("13_is_muon_cheaper", "cheaper", "Is Muon cheaper than AdamW?", 45, ("09", "10")),
+    Lesson("13_is_muon_cheaper", "cheaper", "Is Muon cheaper than AdamW?", 50, 0, ("09", "10")),
     Lesson(
         "14_from_32_to_16384_ranks",
         "many_ranks",
         "What changes when ranks go from 32 to 16,384?",
-        40,
+        20,
+        0,
         ("04", "10"),
     ),
     Lesson(
@@ -127,22 +139,29 @@ LESSONS = (
         "broken_runs",
         "It hangs, or lies. Which rank, which line?",
         60,
+        24,
         ("04", "06"),
     ),
-    Lesson("16_does_it_survive_my_loop", "my_loop", "Does it survive my loop?", 40, ("06", "09")),
+    Lesson("16_does_it_survive_my_loop", "my_loop", "Does it survive my loop?", 50, 12, ("06", "09")),
 )
 
 PATHS = (
     CoursePath(
-        "Only the math",
-        ("00", "01", "02", "08"),
-        "Lesson 08 builds on 07, too; what 00 says of cuts and copies is enough to follow it.",
+        "Ninety minutes",
+        ("00", "09"),
+        "What a distributed Muon step is, and one of yours that runs. Lesson 09 builds on 03, 05 and 07, and"
+        " what it takes from them stands on the page about notation. At the end, run the finale of 16, which"
+        " completes what you have not written.",
+        and_then=15,
     ),
     CoursePath(
-        "Only the systems",
-        ("00", "03", "04", "05", "06", "07", "09", "10", "11", "12", "13", "14", "15", "16"),
+        "A day",
+        ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
+        "The required exercises of these: the whole optimizer, written by you, to the bit, and its bill.",
     ),
-    CoursePath("Everything", tuple(lesson.number for lesson in LESSONS)),
+    CoursePath(
+        "Everything", tuple(lesson.number for lesson in LESSONS), "With all optional exercises.", "all"
+    ),
 )
 
 
@@ -260,17 +279,17 @@ def table() -> str:
     """All lessons as a Markdown table, with links for the README."""
     links = [link(each, each.number, "notebooks/") for each in LESSONS]
     rows = [
-        f"| {to} | {each.minutes} | {', '.join(each.after)} | {each.title} |"
+        f"| {to} | {each.minutes} | {each.optional or ''} | {', '.join(each.after)} | {each.title} |"
         for to, each in zip(links, LESSONS, strict=True)
     ]
-    return "\n".join(["| lesson | minutes | after | question |", "|---|---|---|---|", *rows])
+    return "\n".join(["| lesson | minutes | optional | after | question |", "|---|---|---|---|---|", *rows])
 
 
 def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
-    """The recommended paths as a Markdown list.
+    """The three ways through the course, as a Markdown list.
 
     >>> print(paths([CoursePath("Two", ("00", "01"))]))
-    - *Two* (35 minutes): 00, 01.
+    - *Two* (55 minutes): 00, 01.
     """
     return "\n".join(
         _item(f"*{path.name}* ({path.minutes} minutes): {', '.join(path.numbers)}. {path.note}".rstrip())

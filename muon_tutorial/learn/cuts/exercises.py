@@ -1,7 +1,4 @@
-"""Exercises of lesson 07: shapes of pieces, a pass through both layers, who holds an entry, a fused weight.
-
-What is said of a wrong answer names the first wrong piece, entry or head.
-"""
+"""Exercises of lesson 07: shapes of pieces, a pass through both layers, who holds what, a fused weight."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import qkv
 from .on_ranks import (
@@ -39,10 +36,7 @@ GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """Heads and tp of the fused weights that are tried."""
 TP_OF_PAR = 3
-SPOILERS = {
-    "same_bits": [r"same_bits\W+False", r"the same bits: False"],
-    "torn": [r"\btorn\W+4\b"],
-}
+SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"], "torn": [r"\btorn\W+4\b"]}
 """What would answer each prediction of the notebook."""
 Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
@@ -57,23 +51,24 @@ def pieces_exercise(tp: int) -> Exercise:
             right = local_shape(UP, kind, tp - 1, tp)
             if not _is_pair(said):
                 return f"{kind}_parallel: give a pair (rows, columns)."
-            if tuple(said) != right:  # type: ignore[arg-type]
-                return f"{kind}_parallel: {_why_not_last(tuple(said), kind, tp)}"  # type: ignore[arg-type]
+            if (pair := tuple(said)) != right:  # type: ignore[arg-type]
+                dim, other = DIM[kind], KINDS[1 - DIM[kind]]
+                swapped = f"{pair} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
+                left = f"{UP[dim]} when each of the others has {-(-UP[dim] // tp)}"
+                told = why(
+                    (pair == local_shape(UP, other, tp - 1, tp), swapped),
+                    (pair[1 - dim] != UP[1 - dim], f"dimension {1 - dim} stays whole, {UP[1 - dim]}."),
+                    (
+                        pair == local_shape(UP, kind, 0, tp),
+                        f"{pair} is the first piece. The last gets what is left.",
+                    ),
+                    otherwise=f"{pair} is not what is left of {left}.",
+                )
+                return f"{kind}_parallel: {told}"
         return None
 
     hints = ("Set the buttons to the last rank, and count. Each square has one entry's height and width.",)
     return Exercise(judge, hints, "Cut one dimension, keep the other. The last piece may be a sliver.")
-
-
-def _why_not_last(said: tuple[int, int], kind: CutKind, tp: int) -> str:
-    dim, other = DIM[kind], KINDS[1 - DIM[kind]]
-    if said == local_shape(UP, other, tp - 1, tp):
-        return f"{said} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
-    if said[1 - dim] != UP[1 - dim]:
-        return f"dimension {1 - dim} stays whole, {UP[1 - dim]}."
-    if said == local_shape(UP, kind, 0, tp):
-        return f"{said} is the first piece. The last gets what is left."
-    return f"{said} is not what is left of {UP[dim]} when each of the others has {-(-UP[dim] // tp)}."
 
 
 def shapes_exercise() -> Exercise:
@@ -108,9 +103,8 @@ def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp
             return f"give a pair (rows, columns) of whole numbers for tp_rank {tp_rank}, not {one!r}."
         if tuple(one) != expected:
             pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
-            return (
-                f"tp_rank {tp_rank} holds {expected}, not {tuple(one)}. {_why_not(pieces, shape, kind, tp)}"
-            )
+            told = _why_not(pieces, shape, kind, tp)
+            return f"tp_rank {tp_rank} holds {expected}, not {tuple(one)}. {told}"
     return None
 
 
@@ -166,19 +160,18 @@ def _why_not_y(run: LayersRun, rank: int, output: Tensor) -> str:
     given, tp = run.given, run.tp
     x = given.batches[rank // tp]
     up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
-    known = {
-        "this is its own part of every sum. The parts of its tp group are missing.": torch.relu(x @ up.T)
-        @ down.T,
-        "this is the output without relu.": x @ given.up.T @ given.down.T,
-        "the relu comes after the sum. It belongs on the hidden features.": torch.relu(
-            x @ given.up.T @ given.down.T
-        ),
-        "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group.": sum(
-            (given.alone(dp_rank) for dp_rank in range(run.dp)), torch.zeros(())
-        ),
-    }
-    found = next((why for why, wrong in known.items() if torch.equal(output, wrong)), None)
-    return found or "the output is not that of one process with the whole weights."
+    plain = x @ given.up.T @ given.down.T
+    everybody = torch.stack([given.alone(dp_rank) for dp_rank in range(run.dp)]).sum(0)
+    own = "this is its own part of every sum. The parts of its tp group are missing."
+    late = "the relu comes after the sum. It belongs on the hidden features."
+    all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
+    return why(
+        (torch.equal(output, torch.relu(x @ up.T) @ down.T), own),
+        (torch.equal(output, plain), "this is the output without relu."),
+        (torch.equal(output, torch.relu(plain)), late),
+        (torch.equal(output, everybody), all_ranks),
+        otherwise="the output is not that of one process with the whole weights.",
+    )
 
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
@@ -186,13 +179,12 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     grids = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:
-        for sizes in grids:
+        for sizes, row, column in itertools.product(grids, range(UP[0]), range(UP[1])):
             length = slice_length(*sizes)
-            for row, column in itertools.product(range(UP[0]), range(UP[1])):
-                case = f"up[{row}, {column}] on a grid of dp {sizes[0]}, tp {sizes[1]}, length {length}: {{}}"
-                said = value_of(function, row, column, *sizes, length, told=case)
-                if wrong := _judge_holders(said, row, column, sizes):
-                    return case.format(wrong)
+            case = f"up[{row}, {column}] on a grid of dp {sizes[0]}, tp {sizes[1]}, length {length}: {{}}"
+            said = value_of(function, row, column, *sizes, length, told=case)
+            if wrong := _judge_holders(said, row, column, sizes):
+                return case.format(wrong)
         return None
 
     hints = (
@@ -209,33 +201,21 @@ def _judge_holders(said: object, row: int, column: int, sizes: tuple[int, int]) 
         return "return a pair: the list of ranks that hold the weight, and the rank that keeps the momentum."
     weight, momentum = said
     if not isinstance(weight, (list, tuple, set, range)) or sorted(weight) != right:
-        return (
-            f"the weight is on {right}, a column of the grid, not on {weight}. {_why_not_on(weight, right)}"
-        )
-    if momentum != keeper:
-        other = (
-            f"rank {momentum} keeps another slice"
-            if momentum in right
-            else f"rank {momentum} has not even the weight"
-        )
-        return f"the momentum is on rank {keeper}, not {momentum}: {other}."
-    return None
-
-
-def _why_not_on(said: object, right: Sequence[int]) -> str:
-    if isinstance(said, (list, tuple, set, range)) and set(said) < set(right):
-        return "dp copies the weight."
-    return "Which tp coordinate has this row? The first pieces are rounded up."
+        is_part = isinstance(weight, (list, tuple, set, range)) and set(weight) < set(right)
+        told = "Which tp coordinate has this row? The first pieces are rounded up."
+        told = "dp copies the weight." if is_part else told
+        return f"the weight is on {right}, a column of the grid, not on {weight}. {told}"
+    if momentum == keeper:
+        return None
+    what = "keeps another slice" if momentum in right else "has not even the weight"
+    return f"the momentum is on rank {keeper}, not {momentum}: rank {momentum} {what}."
 
 
 def qkv_exercise() -> Exercise:
     """The hard exercise: cut a fused weight so that every head is whole, and the inverse that restores it."""
 
     def judge(shard: Shard, join: Join) -> str | Diagnosis | None:
-        for heads, tp in FUSED:
-            if found := judge_fused(shard, join, heads, tp):
-                return found
-        return None
+        return first(judge_fused(shard, join, *sizes) for sizes in FUSED)
 
     hints = (
         "Deal out heads, not rows: torch.arange(heads).tensor_split(tp)[tp_rank] says which are yours.",
@@ -288,9 +268,8 @@ def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
         raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))
     numbers_of_rows = [int(row[0]) // whole.shape[1] for row in piece]
     if not torch.equal(piece, whole[numbers_of_rows]):
-        raise MistakeError(
-            case.format("a piece has rows that are not rows of W. Cut, and calculate nothing.")
-        )
+        said = "a piece has rows that are not rows of W. Cut, and calculate nothing."
+        raise MistakeError(case.format(said))
     return tuple(numbers_of_rows)
 
 
@@ -314,17 +293,12 @@ def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
 def quiz(dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured."""
     plan = plan_of(dp, tp)
-    expected = {
-        "columns": local_shape(DOWN, "row", tp - 1, tp)[1],
-        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0))),
-        "torn": qkv.count_torn(4),
-    }
-    why = {
-        "columns": f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1].",
-        "kept": "Ask kept[0].entries, or add up rank 0's line.",
-        "torn": "Slide tp to 4, or ask lesson.count_torn(4).",
-    }
-    return numbers(expected, why)
+    kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
+    return numbers(
+        ("columns", local_shape(DOWN, "row", tp - 1, tp)[1], f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1]."),
+        ("kept", kept, "Ask kept[0].entries, or add up rank 0's line."),
+        ("torn", qkv.count_torn(4), "Slide tp to 4, or ask lesson.count_torn(4)."),
+    )
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:

@@ -1,7 +1,4 @@
-"""Lesson 07 on real ranks: pieces of two weights, a forward pass through both, training, and what is kept.
-
-The weights have sizes that most tp do not divide. Each dp coordinate has data of its own.
-"""
+"""Lesson 07 on real ranks: pieces of two weights of odd sizes, a pass through both, training."""
 
 from __future__ import annotations
 
@@ -15,6 +12,7 @@ from torch import Tensor
 
 from ... import Grid, Matrix, Plan, Shard, build_mesh, zero1
 from ...launching.launch import launch
+from ..my_muon.reference import local_shape
 from ..pictures.holdings import name_contents
 
 CutKind = Literal["column", "row"]
@@ -26,18 +24,6 @@ UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
 PATIENCE = 10.0
 """Seconds that a rank waits for others in an answer that hangs."""
-
-
-def local_shape(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> tuple[int, int]:
-    """The shape of the piece of a Linear's weight that one tp coordinate holds.
-
-    >>> [local_shape((10, 8), "column", tp_rank, 3) for tp_rank in range(3)]
-    [(4, 8), (4, 8), (2, 8)]
-    """
-    lengths = list(shape)
-    dim: int = DIM[kind]  # type: ignore[index]
-    lengths[dim] = Shard(dim).run(shape[dim], tp_rank, tp)[1]
-    return lengths[0], lengths[1]
 
 
 def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
@@ -92,11 +78,6 @@ class LayersRun:
     tp: int
     given: LinearNumbers
     outputs: tuple[Any, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(output is ... for output in self.outputs)
 
     def pairs(self) -> list[tuple[Tensor, Tensor]]:
         """The output of each rank, and that of one process for the same batch."""

@@ -1,11 +1,7 @@
-"""Pictures of lesson 07: a Linear cut both ways, the buffers that dp cuts, and a fused weight under tp.
-
-A fill is a rank. A hatch is a coordinate along tp, whoever stands there.
-"""
+"""Pictures of lesson 07: a Linear cut both ways, the buffers that dp cuts, a fused weight."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,16 +9,14 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 
 from ... import Box, Grid, Plan, Replicate, Shard
+from ...plan.exchange import BufferSlice
 from ...plan.layout import shard_box
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, WRONG, rank_colour, tp_hatch
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.rank_buttons import RankButtons
-from ..widgets.shell import Shell, choice, show
+from ..pictures.picture import Frame, Picture, Point, blank, centred, finish, rectangle, tile, write
+from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
-from .qkv import HEADS, PARTS, FusedWeight, cut_fused, rows_as_one, rows_of_each
+from .qkv import PARTS, FusedWeight, cut_fused, rows_as_one, rows_of_each
 
-Frame = tuple[float, float, float, float]
 _WIDTH, _MARGIN = 880, 24.0
 _UNIT, _SPACE = 20.0, 66.0
 _CUTS: dict[CutKind, str] = {
@@ -31,9 +25,6 @@ _CUTS: dict[CutKind, str] = {
 }
 _MOST_TP = 6
 """How far the film of the fused weight goes."""
-
-
-# A Linear, y = x Wᵀ, cut one way.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +71,8 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     def draw(rank: int, cut: CutKind) -> Picture:
         return draw_linear(grid, UP, rank, cut)
 
-    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS})
-    cut.style.button_width = "130px"
-    return show(functools.cache(draw), draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
+    cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS}, width=130)
+    return show(draw, draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
 
 
 def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
@@ -121,40 +111,30 @@ def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: C
         left += operand.shape[1] * _UNIT + _SPACE + (24 if operand.name == "W" else 0)
 
 
-def _draw_operand(
-    axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: tuple[float, float]
-) -> None:
+def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: Point) -> None:
+    """An operand's pieces, each with its tp coordinate beside it, where even a sliver has room."""
     (left, top), (rows, columns) = corner, operand.shape
-    size = (columns * _UNIT, rows * _UNIT)
+    whole = (left, top, columns * _UNIT, rows * _UNIT)
     write(axes, left, top - 30, f"{operand.name}   {rows} × {columns}", 12, weight="bold")
-    rectangle(axes, left, top, *size, CARD, linewidth=1.4)
+    rectangle(axes, *whole, CARD, linewidth=1.4)
     if operand.dim is None:
         label = "a part of\nevery sum" if operand.partial and tp > 1 else "all of it"
-        rectangle(axes, left, top, *size, rank_colour(rank), linewidth=1.4)
-        write(axes, left + size[0] / 2, top + size[1] / 2, label, 11.5, ha="center", linespacing=1.3)
+        tile(axes, whole, rank_colour(rank), label, 11.5, linewidth=1.4, linespacing=1.3)
         return
     for tp_rank in range(tp):
         box = operand.box(tp_rank, tp)
-        if box.numel:
-            x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
-            frame = (x, y, box.shape[1] * _UNIT, box.shape[0] * _UNIT)
-            fill = rank_colour(rank) if tp_rank == mine else EMPTY
-            rectangle(axes, *frame, fill, linewidth=1.2, hatch=tp_hatch(tp_rank) or None)
-            _label_piece(axes, operand.dim, frame, tp_rank, bold=tp_rank == mine)
-
-
-def _label_piece(axes: Axes, dim: int, frame: Frame, tp_rank: int, bold: bool) -> None:
-    """The coordinate of a piece, beside it, where even a sliver has room: right of rows, above columns."""
-    x, y, width, height = frame
-    weight = "bold" if bold else "normal"
-    if dim == 0:
-        write(axes, x + width + 5, y + height / 2, f"tp {tp_rank}", 11, weight=weight)
-    else:
-        label = f"tp {tp_rank}" if width > 38 else str(tp_rank)
-        write(axes, x + width / 2, y - 9, label, 11, ha="center", weight=weight)
-
-
-# Weights that dp copies, and buffers that it cuts.
+        if not box.numel:
+            continue
+        x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
+        width, height = box.shape[1] * _UNIT, box.shape[0] * _UNIT
+        fill, weight = (rank_colour(rank), "bold") if tp_rank == mine else (EMPTY, "normal")
+        rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=tp_hatch(tp_rank) or None)
+        if operand.dim == 0:
+            write(axes, x + width + 5, y + height / 2, f"tp {tp_rank}", weight=weight)
+        else:
+            centred(
+                axes, x + width / 2, y - 9, f"tp {tp_rank}" if width > 38 else str(tp_rank), weight=weight
+            )
 
 
 def hero() -> Picture:
@@ -191,12 +171,10 @@ def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
         at = grid.at(rank)
         box, left = operand.box(at["tp"], tp), _MARGIN + step * at["dp"]
         if at["tp"] == 0:
-            write(axes, left, 50, f"dp {at['dp']}", 11, color=QUIET)
+            write(axes, left, 50, f"dp {at['dp']}", color=QUIET)
         if box.numel:
             frame = (left, 64 + unit * box.offset[0], width, unit * box.shape[0])
-            rectangle(axes, *frame, rank_colour(rank), linewidth=1.2)
-            label = _label(rank, letters, width)
-            write(axes, left + width / 2, frame[1] + frame[3] / 2, label, 11.5, ha="center")
+            tile(axes, frame, rank_colour(rank), _label(rank, letters, width), 11.5, linewidth=1.2)
 
 
 def picture_of_buffers(dp: int, tp: int) -> Picture:
@@ -218,22 +196,26 @@ def _draw_buffer(axes: Axes, plan: Plan, tp_rank: int, frame: Frame, letters: Se
     scale = width / length
     write(axes, frame[0], top + height, f"tp {tp_rank}", 11.5, weight="bold")
     rectangle(axes, left, top, width, height, EMPTY)
-    if at["tp"] == plan.grid.size("tp") - 1 and _has_padding(plan, tp_rank):
-        write(axes, left, top - 9, "grey: padding", 11, color=QUIET)
-    for spot in bucket.buffer_slices(bucket.model_layout, at):
-        if spot.box.numel:
-            rows, columns = spot.box.shape
-            start, stop = (left + edge * scale for edge in spot.interval)
-            rectangle(axes, start, top, stop - start, height, CARD)
-            name = spot.entry.matrix.name
-            label = f"{name} {rows} × {columns}" if stop - start > 92 else name
-            write(axes, (start + stop) / 2, top + height / 2, label, 11, ha="center")
-    for position in range(dp):
-        rank = plan.grid.rank({"dp": position, "tp": tp_rank})
-        part = width / dp
-        rectangle(axes, left + position * part, top + height, part, height, rank_colour(rank))
-        label = _label(rank, letters, part)
-        write(axes, left + (position + 0.5) * part, top + 1.5 * height, label, 11, ha="center")
+    spots = _spots(plan, tp_rank)
+    if at["tp"] == plan.grid.size("tp") - 1 and sum(spot.box.numel for spot in spots) < length:
+        write(axes, left, top - 9, "grey: padding", color=QUIET)
+    for spot in spots:
+        rows, columns = spot.box.shape
+        start, stop = (left + edge * scale for edge in spot.interval)
+        name = spot.entry.matrix.name
+        label = f"{name} {rows} × {columns}" if stop - start > 92 else name
+        tile(axes, (start, top, stop - start, height), CARD, label)
+    part = width / dp
+    for position, rank in enumerate(at.group("dp")):
+        frame = (left + position * part, top + height, part, height)
+        tile(axes, frame, rank_colour(rank), _label(rank, letters, part))
+
+
+def _spots(plan: Plan, tp_rank: int) -> list[BufferSlice]:
+    """The pieces that lie in a tp coordinate's buffer."""
+    [bucket] = plan.buckets
+    spots = bucket.buffer_slices(bucket.model_layout, plan.grid.at(tp_rank))
+    return [spot for spot in spots if spot.box.numel]
 
 
 def _label(rank: int, letters: Sequence[str], width: float) -> str:
@@ -242,12 +224,6 @@ def _label(rank: int, letters: Sequence[str], width: float) -> str:
     if not letters:
         return words
     return f"{words} · {letters[rank]}" if width > 60 else f"{words}·{letters[rank]}"
-
-
-def _has_padding(plan: Plan, tp_rank: int) -> bool:
-    [bucket] = plan.buckets
-    spots = bucket.buffer_slices(bucket.model_layout, plan.grid.at(tp_rank))
-    return sum(spot.box.numel for spot in spots) < bucket.length(bucket.model_layout, plan.grid.at(tp_rank))
 
 
 def _say_weight(grid: Grid, rank: int, letters: Sequence[str]) -> str:
@@ -260,7 +236,7 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
     [bucket] = plan.buckets
     at, dp = plan.grid.at(tp_rank), plan.grid.size("dp")
     length = bucket.length(bucket.model_layout, at)
-    spots = [spot for spot in bucket.buffer_slices(bucket.model_layout, at) if spot.box.numel]
+    spots = _spots(plan, tp_rank)
     pieces = [f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}" for spot in spots]
     if sum(spot.box.numel for spot in spots) < length:
         pieces.append("padding elsewhere" if pieces else "padding only")
@@ -270,9 +246,6 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
         for position, rank in enumerate(at.group("dp"))
     )
     return f"tp {tp_rank}: a buffer of {length} entries holds {', '.join(pieces)}; {'; '.join(slices)}."
-
-
-# A fused weight.
 
 
 def slide_qkv(live: bool = True) -> Shell | Picture:
@@ -306,7 +279,10 @@ def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None
     write(axes, left, 48, verdict, 12, color=WRONG if torn else RIGHT, weight="bold")
     unit = 356 / fused.rows
     _draw_heads_of_weight(axes, fused, left, unit)
-    _draw_runs(axes, fused, left, unit)
+    for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
+        top, height = 70 + unit * start, unit * length
+        rectangle(axes, left + 26, top, 96, height, _fill(holder), linewidth=0.6)
+        write(axes, left + 128, top + height / 2, f"rank {holder}" if holder >= 0 else "nobody")
     for head in range(fused.heads):
         _draw_head(axes, fused, head, (left + 206, 70 + 356 / fused.heads * head))
 
@@ -326,15 +302,6 @@ def _draw_heads_of_weight(axes: Axes, fused: FusedWeight, left: float, unit: flo
             axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
 
 
-def _draw_runs(axes: Axes, fused: FusedWeight, left: float, unit: float) -> None:
-    """The rows of the weight in the colours of those that hold them, and the rank beside each run."""
-    for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
-        top, height = 70 + unit * start, unit * length
-        rectangle(axes, left + 26, top, 96, height, _fill(holder), linewidth=0.6)
-        label = f"rank {holder}" if holder >= 0 else "nobody"
-        write(axes, left + 128, top + height / 2, label, 11)
-
-
 def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
     """Who holds, where a run of it starts, and how long it is.
 
@@ -348,23 +315,20 @@ def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _draw_head(axes: Axes, fused: FusedWeight, head: int, corner: tuple[float, float]) -> None:
+def _draw_head(axes: Axes, fused: FusedWeight, head: int, corner: Point) -> None:
     """One head: its q, its k and its v in the colours of those that hold their rows."""
     left, top = corner
-    ranks = fused.ranks_of(head)
-    is_torn = len(ranks) > 1
+    mark, edge = ("✗ torn", WRONG) if len(fused.ranks_of(head)) > 1 else ("✓ whole", RIGHT)
     write(axes, left, top + 12, f"head {head}", 11.5, weight="bold")
-    mark = "✗ torn" if is_torn else "✓ whole"
-    write(axes, left + 64, top + 12, mark, 11.5, color=WRONG if is_torn else RIGHT, weight="bold")
+    write(axes, left + 64, top + 12, mark, 11.5, color=edge, weight="bold")
     high = min(30.0, 356 / fused.heads - 40)
     for part, name in enumerate(PARTS):
         holders = fused.holders(part, head)
         for holder, start, length in _runs(holders):
             down, height = (high * number / len(holders) for number in (start, length))
             rectangle(axes, left + 56 * part, top + 28 + down, 46, height, _fill(holder), linewidth=0.6)
-        edge = WRONG if is_torn else RIGHT
-        rectangle(axes, left + 56 * part, top + 28, 46, high, "none", edgecolor=edge, linewidth=1.8, zorder=6)
-        write(axes, left + 56 * part + 23, top + 28 + high / 2, name, 11.5, ha="center", zorder=7)
+        frame = (left + 56 * part, top + 28, 46, high)
+        tile(axes, frame, "none", name, 11.5, edgecolor=edge, linewidth=1.8, zorder=6)
 
 
 def _say_fused(fused: FusedWeight, title: str) -> str:
@@ -375,6 +339,3 @@ def _say_fused(fused: FusedWeight, title: str) -> str:
         for head in range(fused.heads)
     )
     return f"{title}: {len(torn)} of {fused.heads} heads torn; {'; '.join(heads)}."
-
-
-__all__ = ["HEADS", "explore", "hero", "picture_of_buffers", "picture_of_kept", "slide_qkv"]

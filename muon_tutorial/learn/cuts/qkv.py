@@ -1,8 +1,4 @@
-"""Lesson 07: q, k and v in one weight, and what becomes of its heads when tp cuts it. Rows as plain numbers.
-
-The weight has q above k above v; each has a run of rows for every head. A head is whole where its rows of all
-three are on one rank.
-"""
+"""Lesson 07: q above k above v in one weight, and what becomes of its heads when tp cuts it."""
 
 from __future__ import annotations
 

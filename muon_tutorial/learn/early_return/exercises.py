@@ -1,16 +1,14 @@
-"""Exercises of lesson 12: a makespan, a loop that asks ahead, a missing wait, an order of gathers, a quiz.
-
-Loops and programs are judged by what they do: in the timed world, and over real matrices.
-"""
+"""Exercises of lesson 12: a makespan, a loop that asks ahead, a missing wait, an order of gathers, a quiz."""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, numbers
+from ..exercises.judge import Diagnosis, Exercise, first, guesses, numbers
 from ..pictures.picture import Picture
 from .loops import Loop, LoopTimes, TimedLoop, first_wrong, one_by_one, prefetch, real_walks, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
@@ -36,38 +34,38 @@ SPOILERS = {
 
 def makespans(ranks: int) -> dict[str, int]:
     """The answers of the prediction, by the timed world: milliseconds of three loops over four matrices."""
-    loops: dict[str, tuple[Loop, LoopTimes, int]] = {
-        "one_at_a_time": (one_by_one, QUICK, 1),
-        "ahead_of_work": (prefetch, QUICK, 2),
-        "slow_link": (prefetch, SLOW, 2),
-    }
-    return {name: round(time_loop(*given, ranks).milliseconds) for name, given in loops.items()}
+    names = ("one_at_a_time", "ahead_of_work", "slow_link")
+    return {name: round(loop.milliseconds) for name, loop in zip(names, _schedules(ranks), strict=True)}
+
+
+def _schedules(ranks: int) -> list[TimedLoop]:
+    """The three loops of the prediction."""
+    tried = ((one_by_one, QUICK, 1), (prefetch, QUICK, 2), (prefetch, SLOW, 2))
+    return [time_loop(loop, times, window, ranks) for loop, times, window in tried]
 
 
 def makespan_exercise(ranks: int) -> Exercise:
     """The prediction: how long three schedules take."""
     right = makespans(ranks)
-    why = {
-        "one_at_a_time": "Nothing overlaps: a gather and the work, then the next.",
-        "ahead_of_work": "While it works on one matrix the next one comes. What is left to wait for?",
-        "slow_link": "Now a gather takes longer than the work. Draw both lanes: which one is never idle?",
-    }
-
-    def judge(*said: Any) -> str | None:
-        pairs = zip(right, said, strict=True)
-        return next((f"{name}: not {mine}. {why[name]}" for name, mine in pairs if mine != right[name]), None)
-
-    return Exercise(judge, (), "The busier lane sets the pace; the other one only adds its first, or last.")
+    slow = "Now a gather takes longer than the work. Draw both lanes: which one is never idle?"
+    return guesses(
+        ("one_at_a_time", right["one_at_a_time"], "Nothing overlaps: a gather and the work, then the next."),
+        (
+            "ahead_of_work",
+            right["ahead_of_work"],
+            "While it works, the next comes. What is left to wait for?",
+        ),
+        ("slow_link", right["slow_link"], slow),
+        praise="The busier lane sets the pace; the other one only adds its first, or last.",
+    )
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
     """A loop with a window, judged by time, by what it holds, and by bits."""
 
     def judge(loop: Loop) -> Diagnosis | None:
-        for times, window in TRIED:
-            if wrong := _judge_times(loop, times, window, ranks):
-                return wrong
-        return _judge_bits(loop, ranks, seed)
+        tried = first(_judge_times(loop, times, window, ranks) for times, window in TRIED)
+        return tried or _judge_bits(loop, ranks, seed)
 
     return Exercise(judge, (), "Right bits, no gather too early, and none too late.", keeps=("prefetch",))
 
@@ -79,6 +77,7 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
     if mine.watch.done != list(range(count)):
         said = f"{where}: your loop works on {mine.watch.done}; each of 0 to {count - 1} once, in order."
         return Diagnosis(said, ("How often does work run, and with which i?",))
+    picture = partial(draw_loops, {"yours": mine, "possible": due}, where, "tried")
     if mine.watch.held > window:
         said = (
             f"{where}: yours holds {mine.watch.held} at once, asked for and not done. Memory grows with it."
@@ -87,27 +86,22 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
             "Ask for matrix a only when a < i + window.",
             "Ask first, then wait and work: a gather that is asked for before work(i) counts beside i.",
         )
-        return Diagnosis(said, hints, _beside(mine, due, where))
+        return Diagnosis(said, hints, picture())
     if mine.milliseconds > due.milliseconds:
         said = f"{where}: yours takes {mine.milliseconds:g} ms; {due.milliseconds:g} are possible."
         hints = (
             "When you work on matrix i, which gathers are already under way? There may be window − 1.",
             "Keep the tickets in a list. Before you wait for matrix i, ask for all up to i + window − 1.",
         )
-        return Diagnosis(said, hints, _beside(mine, due, where))
+        return Diagnosis(said, hints, picture())
     return None
 
 
-def _beside(mine: TimedLoop, due: TimedLoop, where: str) -> Picture:
-    return draw_loops({"yours": mine, "possible": due}, where, "tried")
-
-
 def _judge_bits(loop: Loop, ranks: int, seed: int) -> Diagnosis | None:
-    count = 4
-    held, walks = real_walks(loop, count, 2, ranks, seed)
+    held, walks = real_walks(loop, COUNT, 2, ranks, seed)
     LocalWorld(Grid.of(dp=ranks)).run(walks)
     for each in held:
-        turn = first_wrong(each, count)
+        turn = first_wrong(each, COUNT)
         if turn is not None:
             said = f"The schedule is right, but on rank {each.rank} work({turn}, …) got another matrix."
             return Diagnosis(said, ("Tickets are answered in the order in which you asked.",))
@@ -121,10 +115,8 @@ def wait_exercise(ranks: int) -> Exercise:
     def judge(line: Any, ticket: Any) -> Diagnosis | None:
         run = run_program(with_wait(line, ticket), ranks)
         if run.wrong is not None:
-            said = (
-                f"With your wait, matrix {run.wrong} still comes out wrong: others receive what was written "
-                f"for matrix {run.wrong + 2}."
-            )
+            what = f"others receive what was written for matrix {run.wrong + 2}."
+            said = f"With your wait, matrix {run.wrong} still comes out wrong: {what}"
             hints = (
                 "Two buffers, used in turn. Which matrix used this one before matrix i?",
                 "The wait goes before the line that writes, not after it.",
@@ -133,16 +125,11 @@ def wait_exercise(ranks: int) -> Exercise:
         if run.milliseconds > due.milliseconds:
             times = f"{run.milliseconds:g} ms; {due.milliseconds:g} are possible"
             said = f"The bits are right, but it takes {times}."
-            return Diagnosis(
-                said,
-                ("Wait as late as you can, and for the oldest ticket that will do.",),
-                draw_program(run, "Your run: right, and slow"),
-            )
+            hint = "Wait as late as you can, and for the oldest ticket that will do."
+            return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            return Diagnosis(
-                "The bits are right. But that share used the *other* buffer: with this wait, one would do.",
-                ("Which matrix used buffers[i % 2] before matrix i?",),
-            )
+            said = "The bits are right. But that share used the *other* buffer: with this wait, one would do."
+            return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
     return Exercise(judge, (), "Nobody writes what somebody may still read.")
@@ -150,12 +137,8 @@ def wait_exercise(ranks: int) -> Exercise:
 
 def draw_schedules(ranks: int) -> Picture:
     """The three loops of the prediction."""
-    loops = {
-        "one by one": time_loop(one_by_one, QUICK, 1, ranks),
-        "asks ahead": time_loop(prefetch, QUICK, 2, ranks),
-        "asks ahead, slow link": time_loop(prefetch, SLOW, 2, ranks),
-    }
-    return draw_loops(loops, f"{COUNT} matrices, three schedules", "schedules")
+    loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
+    return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
 
 
 def broken_program(ranks: int) -> Picture:
@@ -165,24 +148,16 @@ def broken_program(ranks: int) -> Picture:
 
 def quiz(ranks: int) -> Exercise:
     """Numbers that the notebook has measured, or can in a line."""
-    expected = {
-        "endless": time_loop(prefetch, QUICK, COUNT, ranks).milliseconds,
-        "held": float(time_loop(prefetch, QUICK, 3, ranks).watch.held),
-        "exposed": round(1000 * time_loop(prefetch, QUICK, 2, ranks).timeline.total("wait", 0), 6),
-    }
-    why = {
-        "endless": "Once the link is never waited for but at the start, a larger window gains nothing.",
-        "held": "A window of three holds what is worked on, and what was asked for ahead.",
-        "exposed": "What hides the first gather?",
-    }
-    return numbers(expected, why)
+    two, three, all_at_once = (time_loop(prefetch, QUICK, window, ranks) for window in (2, 3, COUNT))
+    ahead = "A window of three holds what is worked on, and what was asked for ahead."
+    endless = "Once the link is never waited for but at the start, a larger window gains nothing."
+    return numbers(
+        ("endless", all_at_once.milliseconds, endless),
+        ("held", float(three.watch.held), ahead),
+        ("exposed", round(1000 * two.timeline.total("wait", 0), 6), "What hides the first gather?"),
+    )
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: makespan, prefetch, wait, quiz."""
-    return (
-        makespan_exercise(ranks),
-        prefetch_exercise(ranks, seed),
-        wait_exercise(ranks),
-        quiz(ranks),
-    )
+    return (makespan_exercise(ranks), prefetch_exercise(ranks, seed), wait_exercise(ranks), quiz(ranks))

@@ -173,10 +173,7 @@ def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
 
 @dataclass(eq=False)
 class RealMatrices:
-    """One rank's rows of real matrices, and its updates. In turn ``i`` there is a matrix for each rank.
-
-    ``noting`` surrounds the work, for a recorder.
-    """
+    """One rank's rows of real matrices, and its updates; ``noting`` is around the work, for a recorder."""
 
     rank: int
     ranks: int

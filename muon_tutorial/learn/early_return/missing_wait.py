@@ -49,11 +49,7 @@ def say_program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """What became of the program with one more wait: the first wrong matrix, if any, and its timeline.
-
-    ``overwritten`` is when, in seconds, that matrix's buffer was written again while it was on its way; None
-    where nothing was.
-    """
+    """What became of the program with one more wait: the first wrong matrix, if any, and its timeline."""
 
     wrong: int | None
     timeline: StepTimeline
@@ -184,10 +180,7 @@ class _LateRank:
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
-    """Walk all ranks to their end; what a rank sends is read when it waits for it. Exchanges of like pieces.
-
-    Returns their values.
-    """
+    """Walk all ranks to their end; what a rank sends is read when it waits for it. Returns their values."""
     ranks = [_LateRank(walk) for walk in walks]
     while not all(rank.ended for rank in ranks):
         for rank in ranks:

@@ -1,8 +1,4 @@
-"""Pictures of lesson 12: for each rank a lane for what it computes and one for what is on its way.
-
-A rank's colour fills what it computes; hatched is waiting; a transfer is a grey bar with the number of its
-bucket or matrix.
-"""
+"""Pictures of lesson 12: for each rank a lane for what it computes and one for what is on its way."""
 
 from __future__ import annotations
 
@@ -16,9 +12,8 @@ from matplotlib.axes import Axes
 from ...timing.timed_world import Span
 from ...timing.timeline import Recording, StepTimeline
 from ..pictures.colours import CARD, EMPTY, FAINT, INK, MARKED, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice, show
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..widgets.shell import Shell, choice, play, show
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
 from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
@@ -48,27 +43,26 @@ def draw_panels(panels: Sequence[Panel], title: str, name: str, foot: str = "") 
     """Timelines below each other on one axis of time."""
     last = max(panel.timeline.seconds for panel in panels)
     height = 40 + sum(panel.height for panel in panels) + (44 if foot else 26)
-    figure, axes = blank(_WIDTH, height)
-    write(axes, 14, 20, title, 12, weight="bold")
+    figure, axes = blank(_WIDTH, height, title, 14, 20)
     scale, y = (_WIDTH - _LEFT - _RIGHT) / last, 40.0
     for panel in panels:
         _draw_panel(axes, panel, y, scale)
         y += panel.height
-    write(axes, 14, y + 8, _LEGEND, _SIZE, color=QUIET)
+    write(axes, 14, y + 8, _LEGEND, color=QUIET)
     if foot:
-        write(axes, 14, y + 28, foot, _SIZE, color=QUIET)
+        write(axes, 14, y + 28, foot, color=QUIET)
     said = " ".join(_say_panel(panel) for panel in panels)
     return finish(figure, f"lanes-{name}", f"{title}. {said} {foot}".strip())
 
 
 def _draw_panel(axes: Axes, panel: Panel, y: float, scale: float) -> None:
-    write(axes, 14, y + 12, panel.heading, _SIZE)
+    write(axes, 14, y + 12, panel.heading)
     y += 26
     end = _LEFT + scale * panel.timeline.seconds
     axes.plot([end, end], [y - 4, y + panel.height - 34], color=INK, linewidth=1.4)
     for rank in panel.ranks:
-        write(axes, 14, y + _COMPUTE / 2, f"rank {rank} computes", _SIZE)
-        write(axes, 14, y + _COMPUTE + _LINK / 2, "its link", _SIZE, color=QUIET)
+        write(axes, 14, y + _COMPUTE / 2, f"rank {rank} computes")
+        write(axes, 14, y + _COMPUTE + _LINK / 2, "its link", color=QUIET)
         for span in panel.timeline.of(rank):
             _draw_span(axes, span, y, scale, panel)
         if panel.wrong is not None and rank == panel.ranks[0]:
@@ -88,7 +82,7 @@ def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> 
             edge = {"edgecolor": WRONG, "linewidth": 2.0, "zorder": 3}
         rectangle(axes, x, y + _COMPUTE, width, _LINK, MARKED, **edge)
         words = f"{span.label[0]}{number}" if words and "matrix" in span.label and width > 22 else words
-        write(axes, x + width / 2, y + _COMPUTE + _LINK / 2, words, _SIZE, ha="center")
+        centred(axes, x + width / 2, y + _COMPUTE + _LINK / 2, words)
         return
     look: dict[str, Any] = {"edgecolor": QUIET, "linewidth": 0.5}
     if span.doing == "wait":
@@ -96,7 +90,7 @@ def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> 
     fill = {"product": rank_colour(span.rank), "copy": EMPTY}.get(span.doing, CARD)
     rectangle(axes, x, y, width, _COMPUTE, fill, **look)
     if span.doing == "product":
-        write(axes, x + width / 2, y + _COMPUTE / 2, words, _SIZE, ha="center")
+        centred(axes, x + width / 2, y + _COMPUTE / 2, words)
 
 
 def _say_panel(panel: Panel) -> str:
@@ -153,7 +147,7 @@ def explore_windows(live: bool = True) -> Shell | Picture:
         label="window",
         interval=1500,
         first=1,
-        link=choice("link", {link: link for link in LINKS}),
+        link=choice("link", LINKS),
     )
 
 
@@ -218,7 +212,7 @@ def explore_recording(
         draw,
         draw(links[0], 3, "zero1"),
         live,
-        link=choice("link", {each: each for each in links}),
-        window=choice("window", {str(each): each for each in (1, 3)}),
+        link=choice("link", links),
+        window=choice("window", (1, 3)),
         strategy=choice("strategy", {each: each for each in ("zero1", "owner")}),
     )

@@ -1,8 +1,4 @@
-"""Lesson 12: the package's own step in the timed world, by link and window; and recorded steps.
-
-The machine is a file of the package, so its seconds are predictions. The recording is of real ranks, and says
-of which.
-"""
+"""Lesson 12: the package's own step in the timed world, by link and window; and recorded steps."""
 
 from __future__ import annotations
 

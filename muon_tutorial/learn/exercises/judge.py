@@ -12,8 +12,9 @@ import html
 import math
 import textwrap
 import traceback
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from ..pictures.colours import EMPTY, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
@@ -69,10 +70,7 @@ _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
 
 @dataclass(frozen=True, slots=True)
 class VerdictLook:
-    """How a verdict shows in HTML: its mark, and the colours of its edge and its ground.
-
-    A page that keeps no style of a notebook's knows this one, and has a class of this name in its place.
-    """
+    """How a verdict shows in HTML: its mark, and its colours. Pages have it as a class."""
 
     name: str
     mark: str
@@ -233,31 +231,87 @@ def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
     return names if all(isinstance(name, str) and name in known for name in names) else None
 
 
-def numbers(expected: Mapping[str, float], why: Mapping[str, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers: ``expected`` by name, and ``why`` for each, said where the answer is wrong.
+def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
+    """A quiz answered by numbers: for each a name, what is right, and what is said of a wrong answer.
 
-    ``within`` is how far an answer may be off, as a part of the expected number.
+    ``within`` is how far an answer may be off, as a part of the right number.
 
-    >>> numbers({"legs": 4}, {"legs": "Count a cat's."}).check({"legs": 5})
+    >>> numbers(("legs", 4, "Count a cat's.")).check({"legs": 5})
     Not yet. legs: 5 is not it. Count a cat's.
     """
 
     def judge(answers: Mapping[str, Any]) -> str | None:
         if not isinstance(answers, Mapping):
-            return f"Give a dictionary of {', '.join(expected)}."
-        wrong = [name for name in expected if not _is_near(answers.get(name, ...), expected[name], within)]
-        said = [f"{name}: {answers[name]} is not it. {why[name]}" for name in wrong]
-        left = [name for name in expected if answers.get(name, ...) is ...]
-        said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(expected) else []
+            return f"Give a dictionary of {', '.join(name for name, *_ in asked)}."
+        left = [name for name, *_ in asked if answers.get(name, ...) is ...]
+        said = [
+            f"{name}: {answers[name]} is not it. {told}"
+            for name, right, told in asked
+            if name not in left and not is_near(answers[name], right, within)
+        ]
+        said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(asked) else []
         return " ".join(said) or None
 
     return Exercise(judge, praise="Each of these you have measured above.")
 
 
-def _is_near(answer: Any, expected: float, within: float) -> bool:
-    if answer is ...:
-        return True
+def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:
+    """A prediction of several things, in order, each a name, what is right, and what is said otherwise.
+
+    >>> guesses(("legs", 4, "Count a cat's."), ("wings", 0, "None."), praise="A cat it is.").check(4, 2)
+    Not yet. wings: not 2. None.
+    """
+
+    def judge(*said: Any) -> str | Diagnosis | None:
+        return first(
+            f"{name}: not {mine}. {told}"
+            for mine, (name, right, told) in zip(said, asked, strict=True)
+            if not is_near(mine, right, within)
+        )
+
+    return Exercise(judge, praise=praise)
+
+
+def first(found: Iterable[str | Diagnosis | None]) -> str | Diagnosis | None:
+    """The first thing that is wrong; None where nothing is."""
+    return next(filter(None, found), None)
+
+
+def why(*cases: tuple[object, str], otherwise: str = "") -> str:
+    """What is said of a wrong answer: the words of the first case that holds.
+
+    >>> why((False, "Too few."), (True, "Too many."), otherwise="Count again.")
+    'Too many.'
+    """
+    return next((said for holds, said in cases if holds), otherwise)
+
+
+def lines_of(function: Callable[..., Any]) -> int:
+    """How many lines of a function's body hold code.
+
+    >>> def double(x):
+    ...     # a comment is no code
+    ...     y = 2 * x
+    ...     return y
+    >>> lines_of(double)
+    2
+    """
+    code = function.__code__
+    return max(1, len({line for line in _lines(code) if line > code.co_firstlineno}))
+
+
+def _lines(code: CodeType) -> Iterator[int]:
+    yield from (line for *_, line in code.co_lines() if line)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _lines(inner)
+
+
+def is_near(answer: Any, right: Any, within: float = 0.0) -> bool:
+    """Whether an answer is right: a number within that part of it, a truth value itself, a word alike."""
+    if isinstance(right, bool | str):
+        return answer is right or (isinstance(right, str) and answer == right)
     try:
-        return math.isclose(answer, expected, rel_tol=within, abs_tol=0.0)
+        return math.isclose(answer, right, rel_tol=within, abs_tol=0.0)
     except (TypeError, ValueError):
         return False

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+import torch.distributed as dist
 
 from ...errors import RankFailedError
 from .judge import Diagnosis, Judge, MistakeError, OpenAnswerError
@@ -14,50 +20,8 @@ OTHERS = "The other ranks:"
 _CELL = re.compile(r"Cell In\[\d+\], line")
 
 
-class RunOfAnswer(Protocol):
-    """What all ranks made of the reader's function."""
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-
-
-AnyRun = TypeVar("AnyRun", bound=RunOfAnswer)
-
-
-def judge_on_ranks(
-    play: Callable[[Any], AnyRun],
-    judge_run: Callable[[AnyRun], str | Diagnosis | None],
-    say: Callable[[RankFailedError], str],
-) -> Judge:
-    """A judge that plays the reader's function on real ranks; ``say`` tells of a run that failed."""
-
-    def judge(function: Any) -> str | Diagnosis | None:
-        try:
-            run = play(function)
-        except RankFailedError as error:
-            raise MistakeError(say(error)) from None
-        if run.is_open:
-            raise OpenAnswerError
-        return judge_run(run)
-
-    return judge
-
-
-def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
-    """The run of the reader's function; of the reference, said aloud, where it is a stub still."""
-    run = play(function)
-    if not run.is_open:
-        return run
-    print("No answer yet: this is the reference.")
-    return play(reference)
-
-
 def say_failure(error: RankFailedError) -> str:
-    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks.
-
-    What several ranks have in common is said once, with all of them.
-    """
+    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks."""
     report = str(error).splitlines()
     own = [place for place, line in enumerate(report) if line.strip().startswith("Cell In")]
     yours = report[own[-1] : own[-1] + 2] if own else []
@@ -92,3 +56,52 @@ def say_ranks(ranks: Sequence[object]) -> str:
     """
     *most, last = map(str, ranks)
     return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
+
+
+AnyRun = TypeVar("AnyRun")
+
+
+def is_stub(run: Any) -> bool:
+    """Whether the reader's function was a stub still: any rank brought ``...`` back."""
+    if run is ... or (not isinstance(run, Mapping | list | tuple) and not is_dataclass(run)):
+        return run is ...
+    if is_dataclass(run):
+        return any(is_stub(getattr(run, part.name)) for part in fields(run))
+    return any(map(is_stub, run.values() if isinstance(run, Mapping) else run))
+
+
+@contextmanager
+def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
+    """Inside, ``see(original, *given, **named)`` answers these calls of ``torch.distributed``."""
+    with patch.multiple(dist, **{name: partial(see, getattr(dist, name)) for name in names}):
+        yield
+
+
+def judge_on_ranks(
+    play: Callable[[Any], AnyRun],
+    judge_run: Callable[[AnyRun], str | Diagnosis | None],
+    say: Callable[[RankFailedError], str] = say_failure,
+) -> Judge:
+    """A judge that plays the reader's function on real ranks; ``say`` tells of a run that failed."""
+
+    def judge(function: Any) -> str | Diagnosis | None:
+        if not callable(function):
+            raise MistakeError("Give a function.")
+        try:
+            run = play(function)
+        except RankFailedError as error:
+            raise MistakeError(say(error)) from None
+        if is_stub(run):
+            raise OpenAnswerError
+        return judge_run(run)
+
+    return judge
+
+
+def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
+    """The run of the reader's function; of the reference, said aloud, where it is a stub still."""
+    run = play(function)
+    if not is_stub(run):
+        return run
+    print("No answer yet: this is the reference.")
+    return play(reference)

@@ -97,9 +97,7 @@ def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
 def quiz(plan: Plan) -> Exercise:
     """Two numbers that the notebook has measured."""
     at: Coordinate = plan.grid.at(0)
-    expected = {"copies": at.size("dp"), "kept": plan.buckets[0].stored_shards(at)[0].numel}
-    why = {
-        "copies": "Count the ranks whose weight has the same letter as rank 0's.",
-        "kept": "Ask reports[0].momentum.numel().",
-    }
-    return numbers(expected, why)
+    return numbers(
+        ("copies", at.size("dp"), "Count the ranks whose weight has the same letter as rank 0's."),
+        ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),
+    )

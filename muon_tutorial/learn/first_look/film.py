@@ -1,7 +1,4 @@
-"""Lesson 00: a step as a film, in which all ranks move at once. Data alone; the drawing is done elsewhere.
-
-Each piece of the matrix is known by its keeper: the rank that keeps it between steps, whose colour it has.
-"""
+"""Lesson 00: a step as a film. Each piece of the matrix is known by its keeper, whose colour it has."""
 
 from __future__ import annotations
 

@@ -11,11 +11,10 @@ from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
-from ..pictures.colours import EMPTY, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
+from ..pictures.colours import EMPTY, QUIET, rank_colour
 from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell
+from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
+from ..widgets.shell import Shell, play
 from .film import FilmMoment, Piece, moments_of
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
 
@@ -73,7 +72,7 @@ def draw_grid(
     """One matrix for each rank of a grid, with what the rank holds in its colour, and axes that say where."""
     place = _place(grid, 84, 108, 780)
     figure, axes = blank(_wide(place), round(place.bottom + 4))
-    _write_title(axes, title, what)
+    heading(axes, title, what)
     _write_axes(axes, place)
     for item in held:
         pieces = [Piece(box, item.rank) for box in item.boxes]
@@ -95,17 +94,12 @@ def _wide(place: _Place) -> int:
     return round(max(place.right, 500))
 
 
-def _write_title(axes: Axes, title: str, what: str) -> None:
-    write(axes, 16, 24, title, 14, weight="bold")
-    write(axes, 16, 50, what, 11.5, color=QUIET)
-
-
 def _write_axes(axes: Axes, place: _Place) -> None:
     """The grid's two axes: tp from left to right, dp downwards."""
-    write(axes, 16, place.top - 20, "dp↓ tp→", 11, color=QUIET)
+    write(axes, 16, place.top - 20, "dp↓ tp→", color=QUIET)
     for position in range(place.grid.size("tp")):
         x, _ = place.corner(position)
-        write(axes, x + place.width / 2, place.top - 20, f"tp {position}", 12, ha="center", weight="bold")
+        centred(axes, x + place.width / 2, place.top - 20, f"tp {position}", 12, weight="bold")
     for position in range(place.grid.size("dp")):
         _, y = place.corner(position * place.grid.size("tp"))
         write(axes, 16, y + place.height / 2, f"dp {position}", 12, weight="bold")
@@ -119,7 +113,7 @@ def _draw_rank(
     rectangle(axes, x, y, place.width, place.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
     for piece in pieces:
         _draw_piece(axes, place, (x, y), piece)
-    write(axes, x, y + place.height + 13, label, 11)
+    write(axes, x, y + place.height + 13, label)
 
 
 def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: Piece, order: int = 3) -> None:
@@ -184,7 +178,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
     now = film.moments[min(number, len(film.moments) - 1)]
     place = _place(film.plan.grid, 84, 108, 780)
     figure, axes = blank(_wide(place), round(place.bottom + 44))
-    _write_title(axes, f"{number + 1 - ended} · {now.title}", now.what)
+    heading(axes, f"{number + 1 - ended} · {now.title}", now.what)
     _write_axes(axes, place)
     held = now.held if gone == 1 else film.moments[number - 1].held
     for rank in film.plan.grid.ranks:
@@ -194,23 +188,15 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
     if gone < 1:
         _draw_flights(axes, place, now, gone)
     if ended:
-        _write_verdict(axes, film, 84, place.bottom + 20, place.right - _GAP - 84)
+        frame = (84, place.bottom + 2, place.right - _GAP - 84, 36)
+        verdict(axes, frame, film.verdict, not film.differ, 13)
     return finish(figure, "first_look-film", _say_frame(film, moment))
 
 
 def _draw_flights(axes: Axes, place: _Place, moment: FilmMoment, gone: float) -> None:
     for flight in moment.flights:
-        start, stop = place.corner(flight.source), place.corner(flight.target)
-        now = (start[0] + gone * (stop[0] - start[0]), start[1] + gone * (stop[1] - start[1]))
+        now = between(place.corner(flight.source), place.corner(flight.target), gone)
         _draw_piece(axes, place, now, flight.piece, 5)
-
-
-def _write_verdict(axes: Axes, film: StepFilm, left: float, y: float, width: float) -> None:
-    right = not film.differ
-    fill, edge, sign = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
-    rectangle(axes, left, y - 18, width, 36, fill, edgecolor=edge, linewidth=1.6)
-    look: dict[str, Any] = {"ha": "center", "weight": "bold", "color": edge}
-    write(axes, left + width / 2, y, f"{sign} {film.verdict}", 13, **look)
 
 
 def _say_frame(film: StepFilm, moment: int) -> str:
@@ -260,13 +246,12 @@ def draw_story(film: StepFilm) -> Picture:
         left, top = 14 + number % columns * room, number // columns * down
         place = _place(grid, left, top + 72, room - 8, 138)
         write(axes, left, top + 24, f"{chosen + 1} · {now.title}", 13, weight="bold")
-        write(axes, left, top + 48, now.what, 11, color=QUIET)
+        write(axes, left, top + 48, now.what, color=QUIET)
         for rank in grid.ranks:
-            label = (
-                film.label(rank, now).replace("bytes ", "") if place.width < 150 else film.label(rank, now)
-            )
-            _draw_rank(axes, place, rank, now.held[rank], label if place.width > 40 else "")
-    _write_verdict(axes, film, 14, rows * down + 26, 872)
+            label = film.label(rank, now) if place.width > 40 else ""
+            label = label.replace("bytes ", "") if place.width < 150 else label
+            _draw_rank(axes, place, rank, now.held[rank], label)
+    verdict(axes, (14, rows * down + 8, 872, 36), film.verdict, not film.differ, 13)
     told = (film.frames.index((chosen, 1.0)) for chosen in _TOLD)
     words = " ".join(_say_frame(film, moment) for moment in told)
     return finish(figure, "first_look-step", f"{words} Beside one process alone, {film.verdict}.")

@@ -5,5 +5,5 @@ from __future__ import annotations
 from ..lazy_names import names_in
 
 __getattr__, __dir__ = names_in(
-    __name__, "on_ranks", "makespan", "balance", "first_wrong_place", "exercises", "pictures", "saboteur_film"
+    __name__, "on_ranks", "balance", "first_wrong_place", "exercises", "pictures", "saboteur"
 )

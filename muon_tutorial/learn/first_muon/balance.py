@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
-from ...plan.assign import longest_first
+from ... import Grid, Matrix, Plan, owner, round_robin
+from ...newton_schulz import DEFAULT_STEPS
+from ...plan.assign import longest_first, newton_schulz_cost
+from ...plan.strategies import plan_imbalance
+from .on_ranks import gpt_shapes
 
 TOY = (8, 7, 6, 5, 4)
 """Costs of five matrices, in some unit, for which longest first on two owners is not the best."""
@@ -19,8 +24,8 @@ def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[
     [17.0, 13.0]
     """
     loads = [0.0] * ranks
-    for cost, owner in zip(costs, owners, strict=True):
-        loads[owner] += cost
+    for cost, rank in zip(costs, owners, strict=True):
+        loads[rank] += cost
     return loads
 
 
@@ -36,3 +41,26 @@ def toy_makespans() -> dict[str, int]:
         name: int(max(loads_of(TOY, owners, 2)))
         for name, owners in (("longest_first", longest), ("best", TOY_BEST))
     }
+
+
+LARGE = gpt_shapes(12, 768)
+MOST = 16
+WORST = 6
+Way = Literal["by index", "longest first"]
+WAYS: tuple[Way, Way] = ("by index", "longest first")
+COSTS = [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in LARGE.values()]
+"""Floating-point operations of Newton–Schulz, all its iterations, for each matrix of the large model."""
+
+
+def plan_of(ranks: int, way: Way) -> Plan:
+    """The package's plan for the large model: round robin, or its owners chosen with the costliest first."""
+    matrices = [Matrix(number, name, shape) for number, (name, shape) in enumerate(LARGE.items())]
+    if way == "by index":
+        return round_robin(matrices, Grid.of(dp=ranks), order="index")
+    one_bucket = sum(matrix.numel for matrix in matrices) * matrices[0].grad_dtype.itemsize
+    return owner(matrices, Grid.of(dp=ranks), round_bytes=one_bucket)
+
+
+def fair_shares(ranks: int, way: Way = "by index") -> float:
+    """The makespan for the large model, in fair shares: 1 is perfect."""
+    return plan_imbalance(plan_of(ranks, way))

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import SupportsFloat, SupportsIndex
 
-from ...errors import RankFailedError
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Par,
-    names_or_none,
-    numbers,
-)
-from .balance import (
-    TOY,
-    toy_makespans,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, why
+from ..exercises.on_real_ranks import judge_on_ranks
+from .balance import TOY, WORST, fair_shares, toy_makespans
 from .first_wrong_place import early_starts, early_wrong, explain, explain_gathered, reaches_into
-from .makespan import WORST, fair_shares
 from .on_ranks import (
     LENGTH,
     PLACES,
     SHAPES,
     Lacking,
-    SharingFunction,
+    SharingRun,
     owner_lacks,
     place_of,
     predict_ring,
@@ -56,37 +45,36 @@ def guess(ranks: int) -> Exercise:
             said, part = operator.index(owner_of_last), float(zeros)
         except (TypeError, ValueError):
             return "Give a rank, and a number between 0 and 1."
+        last = len(PLACES) - 1
         if said != right:
-            return f"owner_of_last: {_why_not_owner(said, ranks)}"
-        if not abs(part - ranks / more) <= 0.005:
-            return f"zeros: {_why_not_zeros(part, ranks)}"
-        return None
+            told = why(
+                (
+                    not 0 <= said <= ranks,
+                    f"there is no rank {said}; with one more, ranks go from 0 to {ranks}.",
+                ),
+                (said == PLACES[-1].owner(ranks), f"{said} owns it as long as nobody joins."),
+                (
+                    said == (last + 1) % more,
+                    f"numbers begin at 0, so the last of {last + 1} has number {last}.",
+                ),
+                otherwise=f"matrix i belongs to rank i modulo {more}; {said} is not that of matrix {last}.",
+            )
+            return f"owner_of_last: {told}"
+        if abs(part - ranks / more) <= 0.005:
+            return None
+        told = why(
+            (not 0 <= part <= 1, f"{part:g} is no part of a whole: give a number between 0 and 1."),
+            (abs(part - 1 / more) < 0.005, f"{part:g} is the part that is filled."),
+            (abs(part - (ranks - 1) / ranks) < 0.005, f"{part:g} it is as long as nobody joins."),
+            otherwise=f"{part:g} is not it. Look at one place: on how many ranks is it zero?",
+        )
+        return f"zeros: {told}"
 
     hints = (
         "The last matrix has number 11. Deal out 0, 1, 2 … in turn.",
         "Every place is filled on one rank, and zero on all others.",
     )
     return Exercise(judge, hints, "Each place is filled once. On all other ranks it is zero.")
-
-
-def _why_not_owner(said: int, ranks: int) -> str:
-    if not 0 <= said <= ranks:
-        return f"there is no rank {said}; with one more, ranks go from 0 to {ranks}."
-    if said == PLACES[-1].owner(ranks):
-        return f"{said} owns it as long as nobody joins."
-    if said == len(PLACES) % (ranks + 1):
-        return f"numbers begin at 0, so the last of {len(PLACES)} matrices has number {len(PLACES) - 1}."
-    return f"matrix i belongs to rank i modulo {ranks + 1}; {said} is not that of matrix {len(PLACES) - 1}."
-
-
-def _why_not_zeros(said: float, ranks: int) -> str:
-    if not 0 <= said <= 1:
-        return f"{said:g} is no part of a whole: give a number between 0 and 1."
-    if abs(said - 1 / (ranks + 1)) < 0.005:
-        return f"{said:g} is the part that is filled."
-    if abs(said - (ranks - 1) / ranks) < 0.005:
-        return f"{said:g} it is as long as nobody joins."
-    return f"{said:g} is not it. Look at one place: on how many ranks is it filled, and on how many zero?"
 
 
 def predict(ranks: int) -> Exercise:
@@ -134,15 +122,8 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         owner_lacks("q1", ranks) + owner_lacks("o2", ranks),
     ]
 
-    def judge(function: SharingFunction) -> str | None:
-        try:
-            runs = run_cases(function, ranks, cases, backend=backend, seed=seed)
-        except RankFailedError as error:
-            raise MistakeError(say_trouble(error)) from None
-        if all(run.is_open for run in runs):
-            raise OpenAnswerError
-        return next(filter(None, map(explain, runs)), None)
-
+    play = partial(run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
+    judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), say_trouble)
     hints = (
         "The offset must say the same on all ranks. What may it depend on?",
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
@@ -154,43 +135,31 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: all updates on all ranks, with fewer bytes than the zero-filled all_reduce sends."""
     summed, par = ring_sent("all_reduce", LENGTH * 2, ranks), predict_ring(ranks)
-    sent: dict[int, int] = {}
+    sent: list[int] = []
 
-    def judge(function: SharingFunction) -> str | Diagnosis | None:
-        try:
-            [run] = run_cases(function, ranks, [()], backend=backend, seed=seed)
-        except RankFailedError as error:
-            raise MistakeError(say_trouble(error)) from None
-        if run.is_open:
-            raise OpenAnswerError
-        sent[id(function)] = run.sent
-        if wrong := explain_gathered(run):
+    def judge(runs: list[SharingRun]) -> str | Diagnosis | None:
+        sent.append(runs[0].sent)
+        if wrong := explain_gathered(runs[0]):
             return wrong
-        if run.sent >= summed > par:
+        if sent[-1] >= summed > par:
             hint = "Leave the zeros at home: a rank brings its own updates, one after the other, and no more."
-            return Diagnosis(
-                f"All updates arrive. But a rank sends {run.sent:,} bytes, and the all_reduce of the whole "
-                f"buffer sends {summed:,}.",
-                (hint,),
-            )
-        if ranks > 1 and not run.sent:
+            said = f"a rank sends {sent[-1]:,} bytes, and the all_reduce of the whole buffer {summed:,}."
+            return Diagnosis(f"All updates arrive. But {said}", (hint,))
+        if ranks > 1 and not sent[-1]:
             return "All updates are there, and no all_gather was called: how did they get there?"
-        if run.sent < par:
-            return (
-                f"All updates are there, but a rank sends {run.sent:,} bytes, fewer than the updates that "
-                "the others lack: did every rank compute all of them?"
-            )
-        return None
+        fewer = f"a rank sends {sent[-1]:,} bytes, fewer than the updates that the others lack"
+        asked = "did every rank compute all of them?"
+        return f"All updates are there, but {fewer}: {asked}" if sent[-1] < par else None
 
+    play = partial(run_cases, ranks=ranks, cases=[()], backend=backend, seed=seed)
     hints = (
         "Rank r owns parameters[r::ranks]. How many entries is that, for each r? Fill up to the longest.",
         "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
         "For matrix i: from segment i % ranks take the next p.numel() entries that nobody has taken yet.",
     )
-    scored = Par("bytes", par, lambda function: sent[id(function)])
-    return Exercise(
-        judge, hints, "Every rank has every update, and no zero has travelled.", scored, ("gathered_share",)
-    )
+    praise = "Every rank has every update, and no zero has travelled."
+    scored = Par("bytes", par, lambda _: sent[-1])
+    return Exercise(judge_on_ranks(play, judge, say_trouble), hints, praise, scored, ("gathered_share",))
 
 
 def check_toy() -> Exercise:
@@ -217,13 +186,12 @@ def quiz(ranks: int) -> Exercise:
     """Three numbers that the notebook has measured."""
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = predict_ring(ranks)
-    expected = {"zeros": LENGTH - own, "busiest": fair_shares(WORST), "bytes": sent}
-    why = {
-        "zeros": "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0).",
-        "busiest": f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST}).",
-        "bytes": "It is par of your all_gather; or ask counted[0][1].ring.",
-    }
-    return numbers(expected, why, within=1e-6)
+    return numbers(
+        ("zeros", LENGTH - own, "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0)."),
+        ("busiest", fair_shares(WORST), f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST})."),
+        ("bytes", sent, "It is par of your all_gather; or ask counted[0][1].ring."),
+        within=1e-6,
+    )
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:

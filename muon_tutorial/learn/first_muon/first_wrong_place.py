@@ -1,16 +1,13 @@
-"""Lesson 04: the first wrong place of a run, by rank and matrix, and why; and what a skipped offset spoils.
-
-What the early code would do follows from intervals alone: where each update goes if a missing gradient does
-not move the offset.
-"""
+"""Lesson 04: the first wrong place of a run, by rank and matrix, and why; what a skipped offset spoils."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from ..exercises.on_real_ranks import say_ranks
 from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffer, place_of, updates
 
 
@@ -76,16 +73,6 @@ def _say_case(run: SharingRun) -> str:
         who = "all ranks" if len(ranks) == run.ranks > 1 else say_ranks(ranks)
         said.append(f"{who} {'lack' if len(ranks) > 1 else 'lacks'} the gradient of {name}")
     return f"Where {' and '.join(said)}:"
-
-
-def say_ranks(ranks: Sequence[int]) -> str:
-    """Ranks in words.
-
-    >>> say_ranks([2]), say_ranks([0, 1, 3])
-    ('rank 2', 'ranks 0, 1 and 3')
-    """
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def ranks_of(flags: int, ranks: int) -> list[int]:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,7 @@ from ...evidence.ledger import LedgerRow
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects, sum_counts
-from ..exercises.on_real_ranks import say_failure
+from ..exercises.on_real_ranks import is_stub, say_failure, watching
 from ..inputs import measure
 
 WIRE = torch.bfloat16
@@ -105,10 +104,7 @@ def parameters(
 
 
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
-    """All updates, flat: every place filled by its owner and summed over ranks; the exercise's reference.
-
-    All ranks must call.
-    """
+    """The exercise's reference: every place filled by its owner, summed over ranks. All ranks must call."""
     return sum_counts(fill(parameters, rank, ranks))
 
 
@@ -137,10 +133,7 @@ def _take(
 
 
 def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, skips: bool = False) -> Tensor:
-    """A rank's flat buffer before the sum: its own updates in their places, zeros elsewhere.
-
-    ``skips`` leaves the offset where a gradient is missing, as the early code does.
-    """
+    """A rank's own updates in their places, zeros elsewhere; ``skips`` as the early code does."""
     flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
@@ -182,11 +175,6 @@ class SharingRun:
     def ranks(self) -> int:
         """How many took part."""
         return len(self.reports)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(report.returned is ... for report in self.reports)
 
     def filled(self, rank: int) -> Tensor:
         """A rank's buffer as it handed it to its last all_reduce of a whole one, in whatever shape; what it
@@ -309,26 +297,21 @@ class Traffic:
 
 @contextmanager
 def noting_traffic() -> Iterator[Traffic]:
-    """Note what this process hands to its collectives inside.
-
-    Gloo adds buffers of unequal length without a word, or aborts; here they are refused, on all ranks.
-    """
+    """Note what this process hands to its collectives inside; buffers of unequal length are refused."""
     traffic = Traffic()
-    with ExitStack() as patched:
-        for kind in _NOTED:
-            noted = partial(_noted, getattr(dist, kind), kind, traffic)
-            patched.enter_context(patch.object(dist, kind, noted))
+
+    def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        kind = original.__name__
+        place, name = _NOTED[kind]
+        tensor = more[name] if name in more else given[place]
+        _check_alike(f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}")
+        if kind == "all_reduce":
+            traffic.handed.append(tensor.detach().clone())
+        traffic.sent += ring_sent(kind, tensor.nbytes, dist.get_world_size())
+        return original(*given, **more)
+
+    with watching(note, *_NOTED):
         yield traffic
-
-
-def _noted(original: Callable[..., Any], kind: str, traffic: Traffic, *given: Any, **more: Any) -> Any:
-    place, name = _NOTED[kind]
-    tensor = more[name] if name in more else given[place]
-    _check_alike(f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}")
-    if kind == "all_reduce":
-        traffic.handed.append(tensor.detach().clone())
-    traffic.sent += ring_sent(kind, tensor.numel() * tensor.dtype.itemsize, dist.get_world_size())
-    return original(*given, **more)
 
 
 def ring_sent(kind: str, size: int, ranks: int) -> int:
@@ -374,7 +357,7 @@ def run_share(
     cases = [owner_lacks(lacking, ranks) if lacking else ()]
     try:
         [run] = run_cases(function, ranks, cases, backend=backend, seed=seed)
-        trouble = "No answer yet" if run.is_open else ""
+        trouble = "No answer yet" if is_stub(run) else ""
     except RankFailedError as error:
         trouble = f"{say_trouble(error).rstrip('.')}. Your function left no buffers to show"
     if trouble:
@@ -424,7 +407,9 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     counted = []
     for back in BACKS:
         ledger = Ledger()
-        muon = Muon(named_parameters(seed), strategy=partial(round_robin, back=back), mesh=world)
+        muon = Muon(
+            named_parameters(seed), strategy=partial(round_robin, order="index", back=back), mesh=world
+        )
         world.observers[:] = [ledger]
         muon.step()
         rows = {row.phase: row for row in ledger.rows(world.at.rank)}

@@ -1,7 +1,4 @@
-"""Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank.
-
-Colours say which rank wrote an entry; where several did, their sum is hatched red.
-"""
+"""Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank."""
 
 from __future__ import annotations
 
@@ -14,12 +11,22 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..pictures.spectra import card, style
-from ..widgets.shell import Shell, choice, show, slider
-from .balance import TOY, TOY_BEST, deal_longest_first, loads_of
+from ..widgets.shell import Shell, choice, rank_choice, show, slider
+from .balance import (
+    COSTS,
+    MOST,
+    TOY,
+    TOY_BEST,
+    WAYS,
+    WORST,
+    deal_longest_first,
+    fair_shares,
+    loads_of,
+    plan_of,
+)
 from .first_wrong_place import ranks_of, say_ranks
-from .makespan import COSTS, MOST, WAYS, WORST, fair_shares, plan_of
 from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
 
 MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
@@ -42,7 +49,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
         top = _RULER + 56 + row * _STEP
         _draw_row(axes, run, row, moment, top, bold=row == rank)
     said = _say_count(run, moment, rank)
-    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said, 11)
+    write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said)
     return finish(figure, f"first_muon-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
 
 
@@ -52,18 +59,13 @@ def draw_run(run: SharingRun, name: str = "first_muon-run") -> Picture:
     second = _RULER + 62 + run.ranks * _STEP
     figure, axes = blank(_WIDTH, round(second + 34 + len(shown) * _STEP))
     _draw_ruler(axes, run, "each matrix has an owner")
-    write(
-        axes,
-        _LEFT,
-        _RULER + 50,
-        "what each rank hands to the all_reduce: its own updates, and zeros (grey)",
-        11,
-    )
+    said = "what each rank hands to the all_reduce: its own updates, and zeros (grey)"
+    write(axes, _LEFT, _RULER + 50, said)
     for rank in range(run.ranks):
         _draw_row(axes, run, rank, 1, _RULER + 62 + rank * _STEP)
     wrong = run.wrong()
     verdict = f"wrong, in red: {', '.join(wrong)} · hatched: added up" if wrong else "all places right"
-    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}", 11)
+    write(axes, _LEFT, second + 14, f"after the all_reduce · {verdict}")
     for row, rank in enumerate(shown):
         label = "every rank" if run.agree() else f"rank {rank}"
         _draw_row(axes, run, rank, 2, second + 26 + row * _STEP, label=label)
@@ -76,8 +78,8 @@ def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
         left = _LEFT + 200 + rank * min(84, 580 / run.ranks)
         rectangle(axes, left, 15, 14, 14, rank_colour(rank), linewidth=0.8)
         if run.ranks <= 8:
-            write(axes, left + 19, 22, f"rank {rank}", 11)
-    write(axes, 12, _RULER + _HIGH / 2, "matrices", 11, weight="bold")
+            write(axes, left + 19, 22, f"rank {rank}")
+    write(axes, 12, _RULER + _HIGH / 2, "matrices", weight="bold")
     for place in PLACES:
         _block(axes, place.start, place.stop, _RULER, rank_colour(place.owner(run.ranks)))
         _write_name(axes, place.start, place.stop, _RULER, place.name)
@@ -112,7 +114,7 @@ def _block(axes: Axes, start: int, stop: int, top: float, fill: str, **look: Any
 
 
 def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look: Any) -> None:
-    write(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, 11, ha="center", **look)
+    centred(axes, _LEFT + (start + stop) / 2 * _SCALE, top + _HIGH / 2, name, **look)
 
 
 def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
@@ -149,10 +151,9 @@ def _say_count(run: SharingRun, moment: int, rank: int) -> str:
     if moment == 0:
         return f"rank {rank}: all {LENGTH:,} entries of its buffer are zero."
     if moment == 1:
-        zeros = run.zeros(rank)
-        return (
-            f"rank {rank}: {own:,} entries are its own updates, {zeros:,} are zeros ({zeros / LENGTH:.0%})."
-        )
+        zeros = LENGTH - own
+        part = f"{zeros:,} are zeros ({zeros / LENGTH:.0%})"
+        return f"rank {rank}: {own:,} entries are its own updates, {part}."
     zeros = int((run.after(rank) == 0).sum())
     came = LENGTH - own - zeros
     return f"rank {rank}: {own:,} entries were its own, {came:,} came from others, {zeros:,} are zero."
@@ -189,16 +190,9 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
 
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
     """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
-    moment = choice("moment", MOMENTS)
-    moment.style.button_width = "120px"
-    rank = choice("rank", {f"rank {rank}": rank for rank in range(run.ranks)})
-    return show(
-        partial(draw_moment, run),
-        draw_run(run, "first_muon-first"),
-        live,
-        moment=moment,
-        rank=rank,
-    )
+    moment = choice("moment", MOMENTS, width=120)
+    rank = rank_choice(run.ranks)
+    return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, moment=moment, rank=rank)
 
 
 def draw_loads(ranks: int) -> Picture:
@@ -236,12 +230,8 @@ def _draw_packings(
     fair = sum(costs) / ranks
     most = max(max(loads_of(costs, owners, ranks)) for _, owners in panels)
     for number, (title, owners) in enumerate(panels):
-        axes = style(
-            figure.add_subplot(1, len(panels), number + 1), title, f"{unit} · dashed: a fair share", ""
-        )
-        axes.title.set_fontsize(12)
-        axes.xaxis.label.set_fontsize(11)
-        axes.tick_params(labelsize=11)
+        plot = figure.add_subplot(1, len(panels), number + 1)
+        axes = style(plot, title, f"{unit} · dashed: a fair share", "")
         for rank in range(ranks):
             _draw_load(axes, rank, [cost for cost, owner in zip(costs, owners, strict=True) if owner == rank])
         axes.set(xlim=(0, most * 1.05), ylim=(ranks - 0.4, -0.6))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
-from .counted_products import count_products
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
 from .singular_values import (
     QUIET_START,
     SCOPE_STEPS,
@@ -23,10 +24,7 @@ from .singular_values import (
     polynomial,
 )
 
-SPOILERS = {
-    "where": (r"1 goes to 0\.70",),
-    "settles": (r"It never settles",),
-}
+SPOILERS = {"where": (r"1 goes to 0\.70",), "settles": (r"It never settles",)}
 """What would answer the predictions of this lesson."""
 
 
@@ -45,23 +43,17 @@ def write_step() -> Exercise:
 
     def judge(function: Step) -> str | None:
         generator = torch.Generator().manual_seed(0)
-        for shape, triple in product(((3, 5), (4, 4)), (KELLER_JORDAN, (2.0, -1.5, 0.5))):
-            X = torch.randn(shape, generator=generator, dtype=torch.float64)
-            if wrong := _judge_step(X / X.norm(), function, triple):
-                return wrong
-        return None
+        cases = product(((3, 5), (4, 4)), (KELLER_JORDAN, (2.0, -1.5, 0.5)))
+        drawn = ((torch.randn(shape, generator=generator, dtype=torch.float64), abc) for shape, abc in cases)
+        return first(_judge_step(X / X.norm(), function, abc) for X, abc in drawn)
 
     hints = (
         "a * X is the first part. What stands before X in the other two can be added up first.",
         "A² is A @ A, not A * A. Then (b * A + c * A @ A) @ X.",
     )
-    par = Par("products", 3, lambda function: _products_of(function))
-    return Exercise(judge, hints, "No direction was ever looked for.", par)
-
-
-def _products_of(function: Step) -> int:
     X = torch.eye(3, 5, dtype=torch.float64)
-    return count_products(lambda: function(X, 2.0, -1.5, 0.5)).products
+    par = Par("products", 3, lambda function: count_products(lambda: function(X, 2.0, -1.5, 0.5)).products)
+    return Exercise(judge, hints, "No direction was ever looked for.", par)
 
 
 def _judge_step(X: Tensor, function: Step, triple: Triple) -> str | None:
@@ -78,20 +70,17 @@ def _judge_step(X: Tensor, function: Step, triple: Triple) -> str | None:
         return "The function has changed X itself. Make a new matrix."
     if torch.allclose(value, newton_schulz_step(X, *triple)):
         return None
-    other = "The values are not those of a X + b X Xᵀ X + c X Xᵀ X Xᵀ X."
-    return next((said for wrong, said in _wrong_steps(X, *triple) if torch.allclose(value, wrong)), other)
-
-
-def _wrong_steps(X: Tensor, a: float, b: float, c: float) -> list[tuple[Tensor, str]]:
-    A = X @ X.T
-    return [
+    (a, b, c), A = triple, X @ X.T
+    wrong = (
         (a * X + (b * A + c * A * A) @ X, "A * A squares each entry. A² is the matrix product A @ A."),
         (a * X + b * A @ X, "The last part, with c, is missing."),
         ((b * A + c * A @ A) @ X, "The first part, a * X, is missing."),
         (a * X + (c * A + b * A @ A) @ X, "b and c have changed places: b goes with A, c with A @ A."),
         (a * X + (b * A + c * A @ A @ A) @ X, "That is A³, which makes seventh powers. c goes with A @ A."),
         (a * X + b * X**3 + c * X**5, "X**3 cubes each entry. X³ here is X @ X.T @ X."),
-    ]
+    )
+    other = "The values are not those of a X + b X Xᵀ X + c X Xᵀ X Xᵀ X."
+    return why(*((torch.allclose(value, each), said) for each, said in wrong), otherwise=other)
 
 
 def write_all() -> Exercise:
@@ -99,10 +88,10 @@ def write_all() -> Exercise:
 
     def judge(function: Callable[..., object]) -> str | Diagnosis | None:
         generator = torch.Generator().manual_seed(1)
-        for shape in ((3, 5), (6, 4), (4, 4)):
-            G = 20 * torch.randn(shape, generator=generator, dtype=torch.float64)
-            if wrong := _judge_all(G, function):
-                return wrong
+        shapes = ((3, 5), (6, 4), (4, 4))
+        drawn = (20 * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        if wrong := first(_judge_all(G, function) for G in drawn):
+            return wrong
         G = 20 * torch.randn(3, 5, generator=generator, dtype=torch.float64)
         fewer = value_of(function, G.clone(), 3)
         if isinstance(fewer, Tensor) and not torch.allclose(fewer, newton_schulz(G, 3), atol=1e-6):
@@ -137,24 +126,19 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         hint = "Without the norm, singular values begin far above 1."
         return Diagnosis("The values fly off to infinity. Was X divided by its norm?", (hint,))
     if not torch.allclose(value, newton_schulz(G)):
-        return next((said for steps, said in _wrong_counts(G, value)), _say_all(value))
+        counts = ((torch.allclose(value, newton_schulz(G, steps)), steps) for steps in range(9))
+        values = torch.linalg.svdvals(value)
+        return why(
+            *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
+            otherwise=f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}, and not where five "
+            "steps bring them.",
+        )
     made = count_products(lambda: function(G)).flops
     if made > 1.01 * flops(rows, columns):
         enough = flops(rows, columns)
         what = f"Right, and dear: {made:,} FLOPs for a {rows} × {columns} matrix. {enough:,} are enough."
         return Diagnosis(what, ("A tall X makes a large X @ X.T. Lay it on its side first.",))
     return None
-
-
-def _wrong_counts(G: Tensor, value: Tensor) -> list[tuple[int, str]]:
-    counts = [steps for steps in range(9) if torch.allclose(value, newton_schulz(G, steps))]
-    return [(steps, f"That is {steps} steps, not {SCOPE_STEPS}.") for steps in counts]
-
-
-def _say_all(value: Tensor) -> str:
-    values = torch.linalg.svdvals(value)
-    ends = f"{values[-1]:.2f} to {values[0]:.2f}"
-    return f"Its singular values go from {ends}, and not where five steps bring them."
 
 
 def bound_values(steps: int) -> Exercise:
@@ -228,16 +212,52 @@ def _say_flops(m: int, n: int, steps: int, value: object) -> str | Diagnosis:
 
 def quiz(steps: int) -> Exercise:
     """Four numbers that the notebook has measured."""
-    expected = {
-        "growth": KELLER_JORDAN[0] ** steps,
-        "products": 3.0 * steps,
-        "gflop": flops(768, 3072, steps) / 1e9,
-        "norm": 0.5,
-    }
-    why = {
-        "growth": "For a tiny s only a·s counts: each step multiplies it by a.",
-        "products": "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps.",
-        "gflop": "Ask your flops, and divide by 1e9.",
-        "norm": "Four equal squares add up to 1.",
-    }
-    return numbers(expected, why, within=0.01)
+    return numbers(
+        ("growth", KELLER_JORDAN[0] ** steps, "For a tiny s only a·s counts: each step multiplies it by a."),
+        ("products", 3.0 * steps, "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps."),
+        ("gflop", flops(768, 3072, steps) / 1e9, "Ask your flops, and divide by 1e9."),
+        ("norm", 0.5, "Four equal squares add up to 1."),
+        within=0.01,
+    )
+
+
+_FIRST_FACTOR = {
+    torch.ops.aten.mm: 0,
+    torch.ops.aten.addmm: 1,
+    torch.ops.aten.bmm: 0,
+    torch.ops.aten.baddbmm: 1,
+}
+
+
+@dataclass(slots=True)
+class CountedProducts:
+    """How many matrix products were made, and their FLOPs, a multiply-add counted as two."""
+
+    products: int = 0
+    flops: int = 0
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self, counted: CountedProducts) -> None:
+        super().__init__()
+        self.counted = counted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        if packet in _FIRST_FACTOR:
+            left, right = args[_FIRST_FACTOR[packet] :][:2]
+            self.counted.products += left.shape[0] if left.ndim == 3 else 1
+            self.counted.flops += 2 * left.numel() * right.shape[-1]
+        return func(*args, **(kwargs or {}))
+
+
+def count_products(work: Callable[[], object]) -> CountedProducts:
+    """What ``work`` multiplies.
+
+    >>> count_products(lambda: torch.ones(3, 5) @ torch.ones(5, 4))
+    CountedProducts(products=1, flops=120)
+    """
+    counted = CountedProducts()
+    with _Counter(counted):
+        work()
+    return counted

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import ipywidgets
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from ..pictures.colours import INK, MUON, QUIET
+from ...newton_schulz import KELLER_JORDAN, Coefficients, Triple, coefficients_per_step
+from ..pictures.colours import INK, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, finish
 from ..pictures.spectra import card, style
-from ..widgets.shell import Shell, choice, show, slider
-from .singular_values import SCOPE_STEPS, SPECTRA, polynomial, spectra
+from ..widgets.shell import Shell, choice, play, show, slider
+from .singular_values import PUBLISHED, SCOPE_STEPS, SPECTRA, mean_distance, polynomial, spectra
 
 _START = 1e-4
 
@@ -73,9 +77,8 @@ def draw_scope(step: int, spectrum: str) -> Picture:
     right.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     right.plot(places, ends.sort(descending=True).values.tolist(), "o", color=MUON, markersize=5, alpha=0.7)
     right.set(ylim=(0, 1.3))
-    return finish(
-        figure, f"five_products-scope-{step}-{spectrum}", _describe_scope(step, spectrum, starts, ends)
-    )
+    said = _describe_scope(step, spectrum, starts, ends)
+    return finish(figure, f"five_products-scope-{step}-{spectrum}", said)
 
 
 def _say_step(step: int) -> str:
@@ -89,7 +92,9 @@ def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)
     axes.plot(shown.tolist(), polynomial(shown, step).tolist(), "o", color=MUON, markersize=5, alpha=0.7)
-    _scale(axes)
+    axes.set(xscale="log", xlim=(_START, 1.15), ylim=(0, 1.3))
+    axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
+    axes.minorticks_off()
 
 
 def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> str:
@@ -117,11 +122,105 @@ def draw_film(spectrum: str = "gradient") -> Picture:
 
 def microscope(live: bool = True) -> Shell | Picture:
     """A slider through the steps and a button for each spectrum, over the polynomial and the spectrum."""
-    spectrum = choice("spectrum", {name: name for name in SPECTRA})
+    spectrum = choice("spectrum", list(SPECTRA))
     return show(draw_scope, draw_film(), live, step=slider("step", last=SCOPE_STEPS), spectrum=spectrum)
 
 
-def _scale(axes: Axes) -> None:
-    axes.set(xscale="log", xlim=(_START, 1.15), ylim=(0, 1.3))
-    axes.set_xticks([1e-4, 1e-3, 1e-2, 0.1, 1], ["0.0001", "0.001", "0.01", "0.1", "1"])
-    axes.minorticks_off()
+FRAMES = 3
+"""Pictures from one step to the next."""
+CLASSICAL: Triple = (2.0, -1.5, 0.5)
+"""They sum to 1, so that 1 stays at 1; quiet values climb slowly."""
+_TOP = 1.5
+_KINDS = ("a", 2.0, 4.0, 0.25), ("b", -5.0, -1.5, 0.25), ("c", 0.5, 2.5, 0.25)
+
+
+@dataclass(frozen=True, slots=True)
+class _Player:
+    name: str
+    triples: Coefficients
+    colour: str
+
+
+def duel(live: bool = True) -> Shell | Picture:
+    """Sliders for a, b and c beside a choice of published sets; one against the other, as a film."""
+    last = FRAMES * SCOPE_STEPS
+    sliders = {name: _fine_slider(number, *kind) for number, (name, *kind) in enumerate(_KINDS)}
+    rival = choice("against", list(PUBLISHED), width=116)
+    still = draw_still(CLASSICAL)
+    return play(draw_bounce, last, still, live, interval=180, **sliders, rival=rival)
+
+
+def _fine_slider(number: int, low: float, high: float, by: float) -> ipywidgets.SelectionSlider:
+    """A slider over decimal numbers, Keller Jordan's own among them, where it begins."""
+    count = round((high - low) / by) + 1
+    values = sorted({*(round(low + by * each, 2) for each in range(count)), KELLER_JORDAN[number]})
+    return ipywidgets.SelectionSlider(
+        options=[(f"{value:g}", value) for value in values],
+        value=KELLER_JORDAN[number],
+        description="abc"[number],
+        layout=ipywidgets.Layout(width="420px"),
+        style={"description_width": "90px"},
+    )
+
+
+def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Picture:
+    """Both players' dots at a moment, each where it is between two steps, below their scores."""
+    players = _Player("yours", (a, b, c), OTHER), _Player(rival, PUBLISHED[rival], MUON)
+    step, part = divmod(moment, FRAMES)
+    figure = card(700, 320)
+    said = []
+    for number, player in enumerate(players):
+        axes = figure.add_axes((0.07 + 0.49 * number, 0.1, 0.43, 0.78))
+        said.append(_draw_player(axes, player, step, part / FRAMES))
+    text = f"Step {moment / FRAMES:.3g}. With a = {a:g}, b = {b:g}, c = {c:g}: {said[0]}; {rival}: {said[1]}."
+    return finish(figure, "five_products-bounce", text)
+
+
+def draw_still(triple: Triple) -> Picture:
+    """Where five steps end, for one triple and for every published set, with its score."""
+    players = [_Player(", ".join(f"{x:g}" for x in triple), triple, OTHER)]
+    players += [_Player(name, triples, MUON) for name, triples in PUBLISHED.items() if name != "CANS"]
+    figure, said = card(700, 520), []
+    for number, player in enumerate(players):
+        axes = figure.add_subplot(2, 2, number + 1)
+        said.append(f"{player.name}: {_draw_player(axes, player, SCOPE_STEPS, 0.0)}")
+    figure.tight_layout()
+    return finish(figure, "five_products-bounce-still", f"After {SCOPE_STEPS} steps. {'; '.join(said)}.")
+
+
+def _draw_player(axes: Axes, player: _Player, step: int, part: float) -> str:
+    """One player's dots; returns them in words."""
+    starts = spectra()["gradient"]
+    now, trail = _glide(starts, player.triples, step, part), _glide(starts, player.triples, step, 0.0)
+    score = mean_distance(starts, player.triples)
+    at_end = f"{score:.3f} from 1" if score < 100 else "flies off"
+    style(axes, f"{player.name}: {at_end}", "", "")
+    axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
+    places = range(1, len(starts) + 1)
+    axes.vlines(places, _shown(trail), _shown(now), color=player.colour, linewidth=0.8, alpha=0.5)
+    axes.plot(places, _shown(now), "o", color=player.colour, markersize=5.5, alpha=0.8, clip_on=False)
+    axes.set(ylim=(0, _TOP), xlim=(-1, len(starts) + 2))
+    off = int((now > _TOP).sum())
+    axes.set_yticks([0, 0.5, 1, 1.5], ["0", "0.5", "1", "1.5"])
+    axes.set_xticks([1, len(starts)], ["loudest", "quietest"])
+    left, right = axes.get_xticklabels()
+    left.set_horizontalalignment("left")
+    right.set_horizontalalignment("right")
+    flown = f", {off} of them out of the picture" if off else ""
+    between = f"{len(now)} values between {now.min():.3g} and {now.max():.3g}"
+    return f"{between}{flown}, at the end {at_end} on average"
+
+
+def _shown(values: Tensor) -> Sequence[float]:
+    return values.clamp(0, _TOP).tolist()
+
+
+def _glide(starts: Tensor, triples: Coefficients, step: int, part: float) -> Tensor:
+    """Values between a step and the next: slowly off, fast in between, slowly to rest."""
+    every = coefficients_per_step(triples, SCOPE_STEPS)
+    here = polynomial(starts, step, every[:step]) if step else starts
+    if part == 0:
+        return here.nan_to_num(1e9, 1e9, 0).clamp(0, 1e9)
+    there = polynomial(here, 1, every[step])
+    eased = part * part * (3 - 2 * part)
+    return torch.lerp(here, there, eased).nan_to_num(1e9, 1e9, 0).clamp(0, 1e9)

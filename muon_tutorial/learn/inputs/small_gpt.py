@@ -1,7 +1,4 @@
-"""A small GPT, trained for a few steps on real text: where the lessons' real gradients come from.
-
-The text is Python's own library: nothing is downloaded, and gradients differ between Python versions.
-"""
+"""A small GPT, trained for a few steps on Python's own library: the source of real gradients."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ MEMORY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TrainedGPT:
-    """A trained model, its last batch and loss; for each parameter its gradient and mean square.
-
-    ``momenta`` are those of the hidden matrices, as they stood before this gradient.
-    """
+    """A trained model, its last batch and loss; for each parameter gradient, mean square, momentum."""
 
     model: GPT
     batch: Batch

@@ -1,7 +1,4 @@
-"""Lesson 14: who owns which matrix, balanced by entries or by work; matrices to try it on.
-
-Work is Newton–Schulz's: s × l entries with s ≤ l take 4 s² l + 2 s³ operations an iteration.
-"""
+"""Lesson 14: who owns which matrix, balanced by entries or by work; matrices to try it on."""
 
 from __future__ import annotations
 

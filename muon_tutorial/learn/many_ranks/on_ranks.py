@@ -1,7 +1,4 @@
-"""Lesson 14 on real ranks: the reader's owners, in a plan that real processes step.
-
-Imports nothing that draws.
-"""
+"""Lesson 14 on real ranks: the reader's owners, in a plan that real processes step."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ SHAPES = ((16, 96), (96, 16), (48, 48), (16, 96), (96, 48), (24, 24), (48, 96), 
 
 @dataclass(frozen=True, slots=True)
 class SteppedRank:
-    """One rank's part of a step: the matrices that it owns, their work, and what its weights became.
-
-    ``same`` says whether all its weights have the bits that one process alone gives them.
-    """
+    """What a rank of a step owns, its work, and whether its weights have one process' bits."""
 
     owned: tuple[int, ...]
     work: int

@@ -1,7 +1,4 @@
-"""Pictures of lesson 14: a step over ranks, who stands idle, owners by entries and by work.
-
-Seconds are predicted, and each picture says so. Light grey is time in which owners stand idle.
-"""
+"""Pictures of lesson 14: a step over ranks, who stands idle, owners by entries and by work. Predicted."""
 
 from __future__ import annotations
 
@@ -15,8 +12,7 @@ from ...timing.commands import find_machine
 from ...timing.report import say_seconds
 from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
+from ..widgets.shell import Shell, choice, play
 from .balance import OwnedModel, assign, by_entries, owned_models
 from .scaling import DOUBLINGS, LINKS, MACHINE, MODEL, RANKS, StepAtScale, steps
 
@@ -105,7 +101,7 @@ def draw_scale(doubling: int, links: str) -> Picture:
     figure = card(900, 430)
     left = figure.add_axes((0.085, 0.19, 0.43, 0.67))
     _draw_curves(left, found, factor)
-    _thin_ticks(left)
+    left.set_xticks(RANKS[::3], [f"{rank:,}" for rank in RANKS[::3]], size=_SIZE)
     left.axvline(step.ranks, color=INK, linewidth=1.2)
     left.plot([step.ranks], [step.seconds(factor)], marker="o", markersize=9, color=INK)
     title = f"{step.ranks:,} ranks: {say_seconds(step.seconds(factor))} a step"
@@ -119,11 +115,6 @@ def draw_scale(doubling: int, links: str) -> Picture:
         f"share is {say_seconds(step.fair)}: owners are idle for {max(0.0, step.idle):.0%} of that time."
     )
     return finish(figure, f"many_ranks-{doubling}-{links.replace(' ', '-')}", said)
-
-
-def _thin_ticks(axes: Axes) -> None:
-    """In a narrow plot, every third number of ranks."""
-    axes.set_xticks(RANKS[::3], [f"{rank:,}" for rank in RANKS[::3]], size=_SIZE)
 
 
 def _draw_owners(axes: Axes, step: StepAtScale) -> None:
@@ -152,15 +143,12 @@ def explore_scale(live: bool = True) -> Shell | Picture:
         live,
         label="doubling",
         first=0,
-        links=choice("all links", {name: name for name in LINKS}),
+        links=choice("all links", list(LINKS)),
     )
 
 
 def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:
-    """What each owner has: entries on the left, work on the right, in fair shares.
-
-    Without owners, those that are balanced by entries.
-    """
+    """Each owner's entries on the left, its work on the right, in fair shares."""
     model = model or owned_models()[0]
     chosen = by_entries(model.shapes, model.owners) if chosen is None else chosen
     work, shares = model.plan_work(chosen)

@@ -137,11 +137,9 @@ def say_steps(model: str = MODEL) -> str:
     """All steps of a model as a table."""
     lines = [f"{'ranks':>7}{'owners':>8}{'idle':>7}{'busiest':>10}{'latency':>10}{'step':>9}"]
     for step in steps(model):
-        times = (step.busiest, step.latency, step.seconds())
-        busiest, latency, whole = map(say_seconds, times)
-        lines.append(
-            f"{step.ranks:>7,}{step.owners:>8,}{step.idle_owners:>7,}{busiest:>10}{latency:>10}{whole:>9}"
-        )
+        busiest, latency, whole = map(say_seconds, (step.busiest, step.latency, step.seconds()))
+        counts = f"{step.ranks:>7,}{step.owners:>8,}{step.idle_owners:>7,}"
+        lines.append(f"{counts}{busiest:>10}{latency:>10}{whole:>9}")
     return "\n".join([*lines, _predicted()])
 
 
@@ -167,9 +165,8 @@ def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
 @cache
 def step_of(model: str, dp: int, tp: int) -> StepEstimate:
     """The estimate of a model's step on a grid."""
-    return estimate(
-        "layerwise", REPEATED, matrices_of(model, tp), Grid.of(dp=dp, tp=tp), find_machine(MACHINE)
-    )
+    matrices, grid = matrices_of(model, tp), Grid.of(dp=dp, tp=tp)
+    return estimate("layerwise", REPEATED, matrices, grid, find_machine(MACHINE))
 
 
 def say_experts(dp: int = 256, tp: int = TP, ep: int = 64) -> str:

@@ -27,14 +27,14 @@ SPOILERS = {
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
     "LambdaLR": "MuonWithAdamW is a torch Optimizer with groups: the scheduler takes it as it takes AdamW.",
-    "for step": "The loop's range has nothing to do with who steps; look there for going on.",
+    "for step": "The loop's range does not depend on the optimizer. It matters when a run has to go on.",
     "loss =": "The model and its loss know nothing of optimizers.",
-    "backward": "FSDP2 sums and cuts the gradients in the backward pass, whoever steps.",
+    "backward": "FSDP2 sums and cuts the gradients in the backward pass, whichever optimizer steps.",
     "clip_grad_norm_": "On DTensors, clip_grad_norm_ takes the norm of the whole gradient: right as it is.",
     "optimizer.step": "One optimizer, one step: MuonWithAdamW steps both of its parts.",
     "scheduler.step": "One scheduler moves the groups of both parts.",
     "zero_grad": "zero_grad of MuonWithAdamW clears the gradients of both parts.",
-    "AdamW(": "That line says who steps. A kill takes nothing of it that a load does not bring back.",
+    "AdamW(": "That line says which optimizer steps, and what a kill takes from it, a load brings back.",
     "torch.save": "Saving has nothing to do with who steps.",
 }
 
@@ -283,17 +283,20 @@ def explain_life(life: RunLife) -> Diagnosis | None:
 def quiz(life: RunLife) -> Exercise:
     """Three numbers that the notebook has measured."""
     first = life.attempts[0]
-    expected = {
-        "twice": life.taken_twice,
-        "files": len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
-        "too_long": math.sqrt(first.ranks),
-    }
-    why = {
-        "twice": "From the checkpoint up to the kill; or ask life.taken_twice.",
-        "files": "Every rank writes one: lesson.tensor_files(life).",
-        "too_long": "Squares of norms add up over ranks; or ask plain.clipped_alone.",
-    }
-    return numbers(expected, why, within=1e-3)
+    return numbers(
+        ("twice", life.taken_twice, "From the checkpoint up to the kill; or ask life.taken_twice."),
+        (
+            "files",
+            len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
+            "Every rank writes one: lesson.tensor_files(life).",
+        ),
+        (
+            "too_long",
+            math.sqrt(first.ranks),
+            "Squares of norms add up over ranks; or ask plain.clipped_alone.",
+        ),
+        within=1e-3,
+    )
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
@@ -301,7 +304,7 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
     open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
                  if it.accepted is ...]  # fmt: skip
     if open_ones:
-        print(f"No right answer yet for {' nor for '.join(open_ones)}: the reference is used.")
+        print(f"No right answer yet for {' or for '.join(open_ones)}: the reference is used.")
     halves = [() if it.accepted is ... else it.accepted for it in (ported, survived)]
     default = Port()
     return Port(

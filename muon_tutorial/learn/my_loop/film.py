@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell
+from ..widgets.shell import Shell, play
 from .lives import Attempt, RunLife
 
 _LEFT, _TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150

@@ -205,7 +205,7 @@ def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """Two runs to hold a life against: the same kill, but the same grid again; and nobody killed."""
+    """Two runs to compare a life with: one that goes on on its own grid, and one without a kill."""
 
     same_grid: RunLife
     undisturbed: RunLife

@@ -1,6 +1,6 @@
 """Lesson 16: the four functions that a reader ports, the reference's, and the loop around them.
 
-``train`` is one rank's part, whoever started it: ``launch()`` or torchrun. Rank 0 writes down what happens,
+``train`` is one rank's part, started by ``launch()`` or by torchrun. Rank 0 writes down what happens,
 line by line, so that what a killed run did can be read afterwards. Knows nothing of how ranks are started.
 """
 

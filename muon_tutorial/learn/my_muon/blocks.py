@@ -1,8 +1,4 @@
-"""The text of a my_muon.py: blocks between marks, what completes them, and what is wrong with a file.
-
-It deals in text alone. A block is the source of one answer with what it needs; all else in the file is the
-reader's, and stays where it is.
-"""
+"""The text of a my_muon.py: blocks between marks, what completes them, and what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -54,12 +50,8 @@ def blocks_of(text: str) -> dict[str, Block]:
     for mark in _MARK.finditer(text):
         line = text.count("\n", 0, mark.start()) + 1
         if (opened is None) != (mark[1] is not None) or (opened and opened[2] != mark[2]):
-            what = (
-                f"the block of {opened[2]} has no end"
-                if opened
-                else f"the block of {mark[2]} has no beginning"
-            )
-            raise BrokenFileError(f"line {line}: {what}")
+            what = f"{opened[2]} has no end" if opened else f"{mark[2]} has no beginning"
+            raise BrokenFileError(f"line {line}: the block of {what}")
         if opened:
             start = text.count("\n", 0, opened.end()) + 2
             found[mark[2]] = Block(opened[1], mark[2], text[opened.end() + 1 : mark.start()], start)

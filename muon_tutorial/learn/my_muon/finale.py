@@ -1,7 +1,4 @@
-"""The finale: the reader's completed optimizer trains a GPT on four real ranks, beside torch.optim.Muon.
-
-Nothing here stops a lesson: what the reader's file does wrong is said in a line, and the reference goes on.
-"""
+"""The finale: the reader's completed optimizer trains a GPT on four real ranks, beside torch.optim.Muon."""
 
 from __future__ import annotations
 

@@ -50,10 +50,7 @@ class MyMuon:
 
 
 def keep(name: str, function: Any, folder: Path | None = None) -> str:
-    """Write a right answer into the reader's file; returns a sentence that says so, or why not.
-
-    Only a function of a notebook's or a script's own is kept; of others nothing is said.
-    """
+    """Write a right answer of the reader's own into their file; returns words that say so, or why not."""
     if getattr(function, "__module__", None) != "__main__":
         return ""
     path = (folder or Path.cwd()) / FILE
@@ -170,10 +167,7 @@ def read_mine(folder: Path | None = None) -> MyMuon:
 
 
 def so_far(lesson: str, folder: Path | None = None) -> Any:
-    """All functions of the course, the reader's where there are such; prints in a line whose they are.
-
-    ``lesson`` is this one's number: of what comes after it nothing is said.
-    """
+    """All functions of the course, the reader's where there are such; prints whose they are."""
     mine = read_mine(folder)
     print(say_whose(mine, lesson))
     module = types.ModuleType("my_muon_so_far")

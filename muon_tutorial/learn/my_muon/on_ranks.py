@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ... import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
+from ..exercises.on_real_ranks import watching
 
 Matrices = Sequence[tuple[tuple[int, int], str]]
 TRIED: Matrices = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
@@ -53,22 +54,13 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
     """The bytes that this rank sends meanwhile, by phase; an all_gather counts as a ring does."""
     sent: dict[int, int] = {}
 
-    def noting(name: str, size: Callable[..., int]) -> Any:
-        call = getattr(dist, name)
+    def count(original: Callable[..., Any], first: Any, *more: Any, **named: Any) -> Any:
+        is_gather = original.__name__ == "all_gather"
+        size = (len(first) - 1) * more[0].nbytes if is_gather else first.nbytes
+        sent[phase()] = sent.get(phase(), 0) + size
+        return original(first, *more, **named)
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            sent[phase()] = sent.get(phase(), 0) + size(*args)
-            return call(*args, **kwargs)
-
-        return patch.object(dist, name, counted)
-
-    def nbytes(tensor: Tensor, *_: Any) -> int:
-        return tensor.numel() * tensor.element_size()
-
-    def gathered(pieces: list[Tensor], mine: Tensor, *_: Any) -> int:
-        return (len(pieces) - 1) * nbytes(mine)
-
-    with noting("isend", nbytes), noting("send", nbytes), noting("all_gather", gathered):
+    with watching(count, "isend", "send", "all_gather"):
         yield sent
 
 

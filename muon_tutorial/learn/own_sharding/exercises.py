@@ -10,8 +10,18 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RankFailedError
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
-from ..exercises.on_real_ranks import say_failure
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    OpenAnswerError,
+    Par,
+    first,
+    numbers,
+    value_of,
+    why,
+)
+from ..exercises.on_real_ranks import is_stub, say_failure
 from . import pictures
 from .on_ranks import (
     PATIENCE,
@@ -27,12 +37,7 @@ from .on_ranks import (
 from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
 
-__all__ = ["SPOILERS", "all_exercises", "guess", "quiz"]
-
-SPOILERS = {
-    "rows": [r"\[3, 3, 3, 0\]"],
-    "got": [r"\[None, None, None, 'tensor'\]"],
-}
+SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
 """What would answer each prediction of the notebook."""
 
 ALL_CALL = "Only the owner gets the matrix, yet everybody calls"
@@ -61,9 +66,7 @@ def _why_not_rows(mine: list[Any], rows: list[int]) -> str:
     if not all(isinstance(number, int) for number in mine) or sum(mine) != sum(rows):
         return f"rows: together they have to be {sum(rows)}."
     if max(mine) - min(mine) <= 1:
-        return (
-            "rows: fair, but torch does not deal rows out one by one. It makes runs of one length, and stops."
-        )
+        return "rows: fair, but torch does not deal rows out one by one: it makes runs of one length."
     return "rows: torch.chunk gives every rank a run of the same length, for as long as there are rows."
 
 
@@ -73,12 +76,9 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     def judge(assign: Callable) -> str | Diagnosis | None:
         return _judge_run(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
 
-    hints = (
-        "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters.",
-    )
-    return Exercise(
-        judge, hints, "All ranks of a group name the same owners, by their global numbers.", keeps=("assign",)
-    )
+    hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
+    praise = "All ranks of a group name the same owners, by their global numbers."
+    return Exercise(judge, (hint,), praise, keeps=("assign",))
 
 
 def check_gather(
@@ -95,12 +95,8 @@ def check_gather(
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
     )
-    return Exercise(
-        judge,
-        hints,
-        "Each owner has the whole matrix, to the bit; everybody else has None.",
-        keeps=("gather",),
-    )
+    praise = "Each owner has the whole matrix, to the bit; everybody else has None."
+    return Exercise(judge, hints, praise, keeps=("gather",))
 
 
 def check_redistribute(
@@ -120,18 +116,14 @@ def check_redistribute(
         functions = functions if gather is ... else replace(functions, gather=gather)
         return _judge_run(dp, tp, seed, functions, "step", backend, timeout, runs)
 
-    def count(redistribute: Callable) -> float:
-        return bytes_back(runs[-1])
-
     hints = (
         "The way back is the way out with the two lists exchanged.",
         "Off the owner the update is None: make an empty tensor, and call all the same.",
         "state['local_shape'] says what shape this rank's part has.",
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
-    return Exercise(
-        judge, hints, praise, Par("bytes on the way back", par_bytes(dp, tp), count), ("redistribute",)
-    )
+    par = Par("bytes on the way back", par_bytes(dp, tp), lambda _: bytes_back(runs[-1]))
+    return Exercise(judge, hints, praise, par, ("redistribute",))
 
 
 def par_bytes(dp: int, tp: int) -> int:
@@ -171,7 +163,7 @@ def _judge_run(
     except RankFailedError as error:
         hint = "Gloo ends a process where sizes differ: what one rank sends, the other has to take."
         return Diagnosis(say_failure(error), (hint,))
-    if run.is_open:
+    if is_stub(run):
         raise OpenAnswerError
     if runs is not None:
         runs.append(run)
@@ -181,7 +173,7 @@ def _judge_run(
 def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
     """What is wrong with a run of the three functions, told by the first call that is."""
     judges = (_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), _wrong_steps(run))
-    return next(chain.from_iterable(judges), None)
+    return first(chain.from_iterable(judges))
 
 
 def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
@@ -192,7 +184,14 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
         if not isinstance(trial.owners, dict) or set(trial.owners) != set(range(count)):
             yield f"assign must return a dict with an owner for each of the parameters 0 to {count - 1}."
         if not are_owners(trial.owners, trial.group, count):
-            yield _strange_owner(rank, trial)
+            index, owner = next(
+                (i, o) for i, o in trial.owners.items() if type(o) is not int or o not in trial.group
+            )
+            holders = ", ".join(map(str, trial.group))
+            what = f"On rank {rank}, parameter {index} goes to {owner!r}, but ranks {holders} share it."
+            if owner in range(len(trial.group)):
+                what += f" {owner} is a place in that group; an owner is named by its global rank."
+            yield (Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",)))
     yield from _unlike_owners(run, count)
 
 
@@ -201,22 +200,12 @@ def _unlike_owners(run: FunctionsRun, count: int) -> Iterator[str | Diagnosis]:
         other = run.trials[trial.group[0]]
         if trial.owners != other.owners:
             what = f"Ranks {trial.group[0]} and {rank} share parameters, and name different owners"
-            yield Diagnosis(
-                f"{what}: {other.owners} and {trial.owners}.", ("Who am I does not matter to assign.",)
-            )
+            what = f"{what}: {other.owners} and {trial.owners}."
+            yield Diagnosis(what, ("Who am I does not matter to assign.",))
     for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
             shared = ", ".join(map(str, trial.group))
             yield f"Ranks {shared} share the work, but only {set(trial.owners.values())} of them get any."
-
-
-def _strange_owner(rank: int, trial: RankTrial) -> Diagnosis:
-    index, owner = next((i, o) for i, o in trial.owners.items() if type(o) is not int or o not in trial.group)
-    holders = ", ".join(map(str, trial.group))
-    what = f"On rank {rank}, parameter {index} goes to {owner!r}, but ranks {holders} share it."
-    if owner in range(len(trial.group)):
-        what += f" {owner} is a place in that group; an owner is named by its global rank."
-    return Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",))
 
 
 def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
@@ -250,13 +239,15 @@ def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -
 
 
 def _hints_for(note: TrialNote) -> tuple[str, ...]:
-    if "not part of group" in note.error:
-        return ("src and dst of torch's collectives are global ranks, whatever the group.",)
-    if "NoneType" in note.error:
-        return ("Off the owner there is no update, it is None: make an empty tensor, and call all the same.",)
-    if "size" in note.error or "split" in note.error or "shape" in note.error:
-        return ("Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is.",)
-    return ("Which matrix is it, and how many rows does this rank hold of it?",)
+    none = "Off the owner there is no update, it is None: make an empty tensor, and call all the same."
+    uneven = "Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is."
+    hint = why(
+        ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
+        ("NoneType" in note.error, none),
+        (any(word in note.error for word in ("size", "split", "shape")), uneven),
+        otherwise="Which matrix is it, and how many rows does this rank hold of it?",
+    )
+    return (hint,)
 
 
 def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
@@ -280,15 +271,13 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     elif note.value.shape != due.shape:
         yield Diagnosis(f"{where} {_wrong_shape(note.value, due, run.dp)}", _SHAPE_HINTS)
     elif not note.value.equal(due):
-        lengths = rows_of(len(due), run.dp)
-        yield Diagnosis(
-            f"{where} {_say_rows(source_rows(note.value, due))}",
-            (
-                "Ranks of the group in order, and of each its rows in order.",
-                "No row twice, and none left out.",
-            ),
-            pictures.draw_rows(source_rows(note.value, due), lengths, trial.group, note.index),
+        found = source_rows(note.value, due)
+        picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)
+        hints = (
+            "Ranks of the group in order, and of each its rows in order.",
+            "No row twice, and none left out.",
         )
+        yield Diagnosis(f"{where} {_say_rows(found)}", hints, picture)
 
 
 _SHAPE_HINTS = (
@@ -298,14 +287,14 @@ _SHAPE_HINTS = (
 
 
 def _wrong_shape(value: Tensor, due: Tensor, ranks: int) -> str:
-    said = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(value.shape)}."
-    if value.numel() == due.numel():
-        return f"{said} All its entries are there: give them their rows and columns back with .view(shape)."
-    if value.ndim == 2 and len(value) == max(rows_of(len(due), ranks)) * ranks > len(due):
-        return f"{said} That is with padding."
-    if value.ndim == 2 and len(value) in rows_of(len(due), ranks):
-        return f"{said} That is one rank's rows."
-    return said
+    rows, length = rows_of(len(due), ranks), len(value) if value.ndim == 2 else -1
+    all_there = " All its entries are there: give them their rows and columns back with .view(shape)."
+    told = why(
+        (value.numel() == due.numel(), all_there),
+        (length == max(rows) * ranks > len(due), " That is with padding."),
+        (length in rows, " That is one rank's rows."),
+    )
+    return f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(value.shape)}.{told}"
 
 
 def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
@@ -315,17 +304,15 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     begin = sum(lengths[:place])
     due = whole[begin : begin + lengths[place]]
     if not isinstance(note.value, Tensor):
-        yield Diagnosis(
-            f"{where} everybody gets its part; it returned {note.value or 'None'}.", (f"{ALL_CALL}.",)
-        )
+        what = f"{where} everybody gets its part; it returned {note.value or 'None'}."
+        yield Diagnosis(what, (f"{ALL_CALL}.",))
     elif note.value.shape != due.shape:
         yield f"{where} its part has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
     elif not note.value.equal(due):
         found = source_rows(note.value, whole)
         what = f"{where} due are rows {begin} to {begin + len(due) - 1} of the update, and it has {found}."
-        yield Diagnosis(
-            what.replace("None", "no row of it"), ("Each rank's run starts where the last one's ends.",)
-        )
+        hint = "Each rank's run starts where the last one's ends."
+        yield Diagnosis(what.replace("None", "no row of it"), (hint,))
 
 
 def source_rows(value: Tensor, whole: Tensor) -> list[int | None]:
@@ -359,9 +346,8 @@ def check_shared_work(model: MixedModel) -> Exercise:
                 return wrong
             if owners != answers[0]:
                 what = f"Ranks 0 and {rank} name different owners. What differs between them is the shards."
-                return Diagnosis(
-                    what, ("Take the work from state['shapes'], which is the same on all ranks.",)
-                )
+                hint = "Take the work from state['shapes'], which is the same on all ranks."
+                return Diagnosis(what, (hint,))
         mine = model.makespan(answers[0])
         if mine <= par * (1 + 1e-9):
             return None
@@ -375,11 +361,11 @@ def check_shared_work(model: MixedModel) -> Exercise:
         "min(state['holders'][index], key=…) picks among those who may.",
     )
 
-    def count(assign: Callable) -> float:
+    def busiest_of(assign: Callable) -> float:
         return round(model.makespan(assign(model.params_at(0), dict(model.state))), 1)
 
     praise = "Nobody owns what it does not hold, and the work is spread."
-    return Exercise(judge, hints, praise, Par("GFLOP on the busiest rank", round(par, 1), count))
+    return Exercise(judge, hints, praise, Par("GFLOP on the busiest rank", round(par, 1), busiest_of))
 
 
 def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
@@ -397,12 +383,10 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 def quiz(rows: Sequence[int]) -> Exercise:
     """Two numbers that the notebook has measured."""
-    expected = {"fewest": min(rows), "step": 2}
-    why = {
-        "fewest": "min(found.rows).",
-        "step": "Read the trap with the gradient again: the first step was near enough.",
-    }
-    return numbers(expected, why)
+    return numbers(
+        ("fewest", min(rows), "min(found.rows)."),
+        ("step", 2, "Read the trap with the gradient again: the first step was near enough."),
+    )
 
 
 def all_exercises(dp: int, tp: int, seed: int, backend: str) -> tuple[Exercise, Exercise, Exercise, Exercise]:

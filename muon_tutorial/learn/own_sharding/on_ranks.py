@@ -66,10 +66,7 @@ class TrialNote:
 
 @dataclass(frozen=True, slots=True)
 class RankTrial:
-    """What one rank made of the three functions. ``group`` is global ranks.
-
-    ``differs`` is the first parameter that is not the single process' after all steps, None without one.
-    """
+    """What one rank made of the three functions; ``differs`` is the first parameter with other bits."""
 
     group: tuple[int, ...]
     owners: Any
@@ -85,12 +82,6 @@ class FunctionsRun:
     tp: int
     seed: int
     trials: tuple[RankTrial, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether one of the functions was a stub still."""
-        values = [note.value for trial in self.trials for note in trial.notes]
-        return any(value is ... for value in (*values, *(trial.owners for trial in self.trials)))
 
     def momentum(self, rank: int, index: int) -> Tensor:
         """The whole matrix that the ranks of a rank's group hold between them."""

@@ -1,22 +1,20 @@
-"""Pictures of lesson 11: the four layouts side by side and as a film, wrong rows, bytes, loads, a timeline.
-
-A fill says whose entries they are: who brought them, or who computed them.
-"""
+"""Pictures of lesson 11: layouts side by side and as a film, wrong rows, loads. A fill: whose entries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch
 
+from ...plan.grid import Grid
+from ...plan.layout import Box, Shard
+from ...plan.matrix import Cut, held_box
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
-from .journey import LAYOUTS, MOMENTS, Entries, Journey, journey_of, say_moment
+from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, tile, write
+from ..widgets.shell import Shell, choice, play
 from .shared_work import MixedModel, as_the_package
 
 _HERO_ROWS = {"assign": "assign_fn", "gather": "gather_fn", "redistribute": "redistribute_fn"}
@@ -35,49 +33,45 @@ def hero() -> Picture:
     for column, journey in enumerate(journeys):
         x = left + column * across
         write(axes, x, 20, journey.layout, 14, weight="bold")
-        write(axes, x, 42, _short(journey.layout), 11, color=QUIET)
+        write(axes, x, 42, _short(journey.layout), color=QUIET)
     for row, (name, title) in enumerate(_HERO_ROWS.items()):
         y = 66 + row * down
         rectangle(axes, 8, y - 6, left + 4 * across - 12, down - 6, CARD, edgecolor=EMPTY, linewidth=1.0)
-        write(axes, 16, y + 16, title, 11, weight="bold")
-        write(axes, 16, y + 50, _HERO_SAYS[name], 11, color=QUIET, linespacing=1.25)
+        write(axes, 16, y + 16, title, weight="bold")
+        write(axes, 16, y + 50, _HERO_SAYS[name], color=QUIET, linespacing=1.25)
         for column, journey in enumerate(journeys):
             now = journey.moments[MOMENTS.index(name)]
             for rank, held in enumerate(now.held):
                 x = left + column * across + rank * (small + 6)
                 _draw_matrix(axes, x, y + 6, small, journey.side, held)
                 if name == "assign" and rank in journey.owners:
-                    write(axes, x + small / 2, y + 25, "★", 15, ha="center", zorder=6)
-            write(axes, left + column * across, y + 66, _hero_line(journey, name), 11)
+                    centred(axes, x + small / 2, y + 25, "★", 15, zorder=6)
+            write(axes, left + column * across, y + 66, _hero_line(journey, name))
     bottom = 66 + 3 * down + 20
     for rank in range(4):
         rectangle(axes, left + rank * 88, bottom - 8, 16, 16, rank_colour(rank), linewidth=0.8)
-        write(axes, left + rank * 88 + 22, bottom, f"rank {rank}", 11)
-    write(
-        axes, left + 4 * 88 + 4, bottom, "★ owner · colour: who brought it, or computed it", 11, color=QUIET
-    )
+        write(axes, left + rank * 88 + 22, bottom, f"rank {rank}")
+    write(axes, left + 4 * 88 + 4, bottom, "★ owner · colour: who brought it, or computed it", color=QUIET)
     said = " ".join(say_moment(journey, MOMENTS.index(name)) for journey in journeys for name in _HERO_ROWS)
     return finish(figure, "own_sharding-hero", f"One parameter, three functions, four layouts. {said}")
 
 
 def _short(layout: str) -> str:
-    return {
-        "FSDP2": "rows cut",
-        "HSDP": "rows cut, replicas",
-        "TP": "columns cut",
-        "EP": "an expert each",
-    }[layout]
+    short = {"FSDP2": "rows cut", "HSDP": "rows cut, replicas", "TP": "columns cut"}
+    return short.get(layout, "an expert each")
 
 
 def _hero_line(journey: Journey, name: str) -> str:
     if name == "assign":
         return "each its own" if journey.layout == "EP" else f"rank {journey.owners[0]}, for all"
-    sent = journey.moments[MOMENTS.index(name)].sent
-    crossing = sum(journey.replica_of(each.sender) != journey.replica_of(each.receiver) for each in sent)
-    pieces = "1 piece travels" if len(sent) == 1 else f"{len(sent)} pieces travel"
-    if crossing:
-        return f"{len(sent)} travel, {crossing} across"
-    return pieces if sent else "nothing travels"
+    now = journey.moments[MOMENTS.index(name)]
+    if crossing := sum(map(journey.crosses, now.sent)):
+        return f"{len(now.sent)} travel, {crossing} across"
+    return _say_pieces(len(now.sent))
+
+
+def _say_pieces(count: int) -> str:
+    return {0: "nothing travels", 1: "1 piece travels"}.get(count, f"{count} pieces travel")
 
 
 def _draw_matrix(
@@ -88,8 +82,8 @@ def _draw_matrix(
     unit = size / side
     for each in held:
         (top, left), (high, wide) = each.box.offset, each.box.shape
-        rectangle(axes, x + left * unit, y + top * unit, wide * unit, high * unit, rank_colour(each.by),
-                  linewidth=0.8 * look)  # fmt: skip
+        frame = (x + left * unit, y + top * unit, wide * unit, high * unit)
+        rectangle(axes, *frame, rank_colour(each.by), linewidth=0.8 * look)
 
 
 @cache
@@ -110,13 +104,14 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
         is_owner = moment > 0 and rank in journey.owners
         if is_owner:
             rectangle(axes, x - 4, top - 4, size + 8, size + 8, "none", linewidth=2.6)
-        write(axes, x + size / 2, top + size + 20, f"{'★ ' if is_owner else ''}rank {rank}", 12, ha="center",
-              weight="bold" if is_owner else "normal")  # fmt: skip
-        write(axes, x + size / 2, top + size + 44, now.said[rank], 11, ha="center")
+        name, weight = (f"★ rank {rank}", "bold") if is_owner else (f"rank {rank}", "normal")
+        centred(axes, x + size / 2, top + size + 20, name, 12, weight=weight)
+        centred(axes, x + size / 2, top + size + 44, now.said[rank])
     for each in now.sent:
         ends = [(left + rank * across + size / 2, top - 6) for rank in (each.sender, each.receiver)]
-        crosses = journey.replica_of(each.sender) != journey.replica_of(each.receiver)
-        _draw_arc(axes, ends[0], ends[1], crosses)
+        curve = f"arc3,rad={-0.18 if ends[0][0] < ends[1][0] else 0.18}"
+        look: dict[str, Any] = {"linestyle": "--" if journey.crosses(each) else "-", "connectionstyle": curve}
+        arrow(axes, *ends, shrinkA=3, shrinkB=3, linewidth=1.7, zorder=8, mutation_scale=15, **look)
     return finish(figure, f"own_sharding-{layout}-{moment}-{dp}-{tp}", say_moment(journey, moment))
 
 
@@ -124,29 +119,9 @@ def _draw_phases(axes: Axes, moment: int) -> None:
     x = 14.0
     for number, name in enumerate(MOMENTS):
         wide = 9.4 * len(name) + 18
-        rectangle(
-            axes,
-            x,
-            38,
-            wide,
-            24,
-            MARKED if number == moment else CARD,
-            linewidth=1.4 if number == moment else 0.5,
-        )
-        write(axes, x + wide / 2, 50, name, 11, ha="center", weight="bold" if number == moment else "normal")
+        fill, line, weight = (MARKED, 1.4, "bold") if number == moment else (CARD, 0.5, "normal")
+        tile(axes, (x, 38, wide, 24), fill, name, linewidth=line, weight=weight)
         x += wide + 6
-
-
-def _draw_arc(axes: Axes, start: tuple[float, float], stop: tuple[float, float], crosses: bool) -> None:
-    away = 0.18 if start[0] < stop[0] else -0.18
-    ends: dict[str, Any] = {"shrinkA": 3, "shrinkB": 3, "connectionstyle": f"arc3,rad={-away}"}
-    look: dict[str, Any] = {
-        "color": INK,
-        "linewidth": 1.7,
-        "linestyle": "--" if crosses else "-",
-        "zorder": 8,
-    }
-    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", mutation_scale=15, **ends, **look))
 
 
 def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
@@ -156,7 +131,7 @@ def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Pict
         return draw_journey(layout, moment, dp, tp)
 
     still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
-    layouts = choice("layout", {name: name for name in LAYOUTS})
+    layouts = choice("layout", list(LAYOUTS))
     return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=layouts)
 
 
@@ -166,43 +141,29 @@ def draw_rows(
     """The rows that a ``gather_fn`` returned, beside those that are due, in the colours of who holds them."""
     owners = [rank for rank, length in zip(group, lengths, strict=True) for _ in range(length)]
     high = min(26, 300 / len(owners))
-    figure, axes = blank(560, round(78 + high * len(owners)))
-    write(axes, 14, 20, f"Matrix {index}, row by row", 12, weight="bold")
+    figure, axes = blank(560, round(78 + high * len(owners)), f"Matrix {index}, row by row", 14, 20)
     for x, title in ((90, "due"), (320, "yours")):
-        write(axes, x, 48, title, 11, color=QUIET)
+        write(axes, x, 48, title, color=QUIET)
     for row, rank in enumerate(owners):
         y, came = 62 + row * high, found[row]
         rectangle(axes, 90, y, 180, high - 3, rank_colour(rank), linewidth=0.7)
         write(axes, 96, y + high / 2 - 1, f"row {row} of rank {rank}", 11 if high > 18 else 8)
         fill = EMPTY if came is None else rank_colour(owners[came])
-        wrong = came != row
-        rectangle(
-            axes,
-            320,
-            y,
-            180,
-            high - 3,
-            fill,
-            linewidth=2.4 if wrong else 0.7,
-            edgecolor=WRONG if wrong else INK,
-        )
+        mark, edge, line = ("✗", WRONG, 2.4) if came != row else ("", INK, 0.7)
+        rectangle(axes, 320, y, 180, high - 3, fill, linewidth=line, edgecolor=edge)
         said = "no row of it" if came is None else f"row {came}"
         write(axes, 326, y + high / 2 - 1, said, 11 if high > 18 else 8)
-        write(axes, 506, y + high / 2 - 1, "✗" if wrong else "", 12, color=WRONG)
-    bad = [
-        f"row {row} has {'nothing' if came is None else came}"
-        for row, came in enumerate(found)
-        if came != row
-    ]
-    return finish(figure, f"own_sharding-rows-{index}", f"Your matrix {index}: {'; '.join(bad)}.")
+        write(axes, 506, y + high / 2 - 1, mark, 12, color=WRONG)
+    wrong = ((row, came) for row, came in enumerate(found) if came != row)
+    bad = "; ".join(f"row {row} has {'nothing' if came is None else came}" for row, came in wrong)
+    return finish(figure, f"own_sharding-rows-{index}", f"Your matrix {index}: {bad}.")
 
 
 def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
     """Each rank's work as a bar of its matrices, beside the package's makespan."""
     loads, par = model.loads(dict(owners)), model.makespan(as_the_package(model))
     scale = 560 / max(*loads, par)
-    figure, axes = blank(760, 74 + 34 * len(loads))
-    write(axes, 14, 20, "Work of each rank, in GFLOP", 12, weight="bold")
+    figure, axes = blank(760, 74 + 34 * len(loads), "Work of each rank, in GFLOP", 14, 20)
     ends = [0.0] * len(loads)
     for index, owner in sorted(owners.items()):
         share = (model.loads({index: owner})[owner]) * scale
@@ -210,10 +171,124 @@ def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
         rectangle(axes, 90 + ends[owner], y, share, 26, rank_colour(owner), linewidth=0.8)
         ends[owner] += share
     for rank, load in enumerate(loads):
-        write(axes, 14, 57 + 34 * rank, f"rank {rank}", 11)
-        write(axes, 96 + ends[rank], 57 + 34 * rank, f"{load:.1f}", 11)
+        write(axes, 14, 57 + 34 * rank, f"rank {rank}")
+        write(axes, 96 + ends[rank], 57 + 34 * rank, f"{load:.1f}")
     x = 90 + par * scale
     axes.plot([x, x], [38, 46 + 34 * len(loads)], color=INK, linewidth=1.6, linestyle="--")
-    write(axes, x, 56 + 34 * len(loads), f"par {par:.1f}", 11, ha="center")
+    centred(axes, x, 56 + 34 * len(loads), f"par {par:.1f}")
     said = ", ".join(f"rank {rank} {load:.1f}" for rank, load in enumerate(loads))
     return finish(figure, "own_sharding-loads", f"GFLOP: {said}; par is {par:.1f} on the busiest rank.")
+
+
+MOMENTS = ("momentum", "assign", "gather", "Newton–Schulz", "redistribute", "done")
+LAYOUTS = {
+    "FSDP2": "rows cut over all ranks",
+    "HSDP": "rows cut within a replica, replicas alike",
+    "TP": "columns cut over all ranks",
+    "EP": "every rank has an expert of its own",
+}
+OWNER = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The entries in a box of a matrix, and the rank that brought them, or computed them."""
+
+    box: Box
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What one rank hands to another: elements."""
+
+    sender: int
+    receiver: int
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyMoment:
+    """What every rank has at one moment, and what has just been sent. ``said`` is each rank's own line."""
+
+    name: str
+    held: tuple[tuple[Entries, ...], ...]
+    sent: tuple[Sending, ...]
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """A parameter's way under one layout. ``owners`` has the owner of each rank's matrix, by rank."""
+
+    layout: str
+    grid: Grid
+    side: int
+    owners: tuple[int, ...]
+    moments: tuple[JourneyMoment, ...]
+
+    def crosses(self, sent: Sending) -> bool:
+        """Whether it goes from one replica to another."""
+        replica, other = (self.grid.at(rank)["replicate"] for rank in (sent.sender, sent.receiver))
+        return replica != other
+
+
+def grid_of(layout: str, dp: int, tp: int) -> Grid:
+    """The ranks in the axes of a layout: for HSDP ``tp`` replicas of ``dp`` ranks."""
+    if layout == "HSDP":
+        return Grid.of(replicate=tp, shard=dp)
+    return Grid.of(**{{"FSDP2": "shard", "TP": "tp", "EP": "ep"}[layout]: dp * tp})
+
+
+def cuts_of(layout: str) -> tuple[Cut, ...]:
+    """What cuts the matrix under a layout."""
+    return {
+        "FSDP2": (("shard", Shard(0)),),
+        "HSDP": (("shard", Shard(0)),),
+        "TP": (("tp", Shard(1)),),
+        "EP": (),
+    }[layout]
+
+
+def journey_of(layout: str, dp: int, tp: int) -> Journey:
+    """The way of one square matrix; of one expert a rank, under EP."""
+    grid = grid_of(layout, dp, tp)
+    ranks, side = grid.ranks, 2 * len(grid.ranks)
+    whole = Box((0, 0), (side, side))
+    boxes = [held_box((side, side), cuts_of(layout), grid.at(rank)) for rank in ranks]
+    owner = min(OWNER, ranks[-1])
+    owners = tuple(ranks) if layout == "EP" else (owner,) * len(ranks)
+    near = [rank for rank in ranks if grid.at(rank)["replicate"] == grid.at(owner)["replicate"]]
+    kept = tuple((Entries(box, rank),) for rank, box in enumerate(boxes))
+    joined = tuple(Entries(boxes[rank], rank) for rank in near)
+    full = {rank: kept[rank] if layout == "EP" else joined for rank in set(owners)}
+    gathered = tuple(full.get(rank, ()) for rank in ranks)
+    computed = tuple((Entries(whole, rank),) if rank in full else () for rank in ranks)
+    parts = tuple((Entries(boxes[rank], owners[rank]),) for rank in ranks)
+    out = [Sending(rank, owner, boxes[rank].numel) for rank in near if rank != owner and layout != "EP"]
+    back = [Sending(owner, rank, boxes[rank].numel) for rank in ranks if rank != owner and layout != "EP"]
+    shown = "×".join(map(str, whole.shape))
+
+    def told(of_owner: str, of_others: str) -> tuple[str, ...]:
+        return tuple(of_owner if rank in full else of_others for rank in ranks)
+
+    has = tuple(f"has {box.shape[0]}×{box.shape[1]}" for box in boxes)
+    moments = (
+        JourneyMoment("momentum", kept, (), has),
+        JourneyMoment("assign", kept, (), told("is the owner", "is not")),
+        JourneyMoment("gather", gathered, tuple(out), told(f"gets {shown}", "gets None")),
+        JourneyMoment("Newton–Schulz", computed, (), told("computes", "waits")),
+        JourneyMoment("redistribute", parts, tuple(back), tuple(each.replace("has", "gets") for each in has)),
+    )
+    end = replace(moments[-1], name="done", sent=(), said=("adds its part",) * len(ranks))
+    return Journey(layout, grid, side, owners, (*moments, end))
+
+
+def say_moment(journey: Journey, moment: int) -> str:
+    """A moment in words."""
+    now = journey.moments[moment]
+    sent = _say_pieces(len(now.sent))
+    crossing = sum(map(journey.crosses, now.sent))
+    sent += f", {crossing} of them to another replica" if crossing else ""
+    ranks = "; ".join(f"rank {rank} {said}" for rank, said in enumerate(now.said))
+    return f"{journey.layout}, {LAYOUTS[journey.layout]}. Moment {moment}, {now.name}: {sent}; {ranks}."

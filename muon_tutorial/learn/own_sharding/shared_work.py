@@ -1,7 +1,4 @@
-"""Lesson 11: a model of dense matrices and experts, who may own which, and the busiest rank's work.
-
-The experts of a group exist on its ranks alone. Nothing is run: ``assign_fn`` is asked once a rank.
-"""
+"""Lesson 11: a model of dense matrices and experts, who may own which, and the busiest rank's work."""
 
 from __future__ import annotations
 
@@ -94,11 +91,6 @@ def mixed_model(dp: int, tp: int) -> MixedModel:
         shape = (WIDTH * (2 + group), WIDTH)
         made += [SharedMatrix(f"expert{group}.{number}", shape, holders) for number in range(EXPERTS + group)]
     return MixedModel(dp, tp, tuple(made))
-
-
-def in_turn(model: MixedModel) -> dict[int, int]:
-    """Matrix ``i`` to the ``i``-th of its holders, and around again."""
-    return {i: each.holders[i % len(each.holders)] for i, each in enumerate(model.matrices)}
 
 
 def as_the_package(model: MixedModel) -> dict[int, int]:

@@ -1,7 +1,4 @@
-"""Lesson 11: traps. A few lines that somebody wrote, tried on real ranks, and what became of them.
-
-Light to import: every rank does.
-"""
+"""Lesson 11: traps. A few lines that somebody wrote, tried on real ranks. Every rank imports this."""
 
 from __future__ import annotations
 
@@ -50,10 +47,7 @@ def try_uneven(
 def try_for_steps(
     gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str = "gloo"
 ) -> str:
-    """How far the updates of some steps with this ``gather_fn`` are from those of a process alone.
-
-    Its state has the parameters, too, under ``"params"``.
-    """
+    """How far some steps with this ``gather_fn``, whose state has the parameters, are from one process."""
     off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
     return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 

@@ -1,7 +1,4 @@
-"""Who holds what, as plain data: boxes of one matrix, by rank, and names for their contents.
-
-Read off plans; the drawing is done elsewhere.
-"""
+"""Who holds what, as plain data: boxes of one matrix, by rank, and names for their contents."""
 
 from __future__ import annotations
 

@@ -15,11 +15,14 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import FancyArrowPatch, Rectangle
 
 from ...evidence.svg import svg_element, svg_style
-from .colours import CARD, INK
+from .colours import CARD, INK, QUIET, RIGHT, RIGHT_FILL, WRONG, WRONG_FILL
 
+Point = tuple[float, float]
+Frame = tuple[float, float, float, float]
+"""A rectangle on a card: its upper left corner, its width and its height, in pixels."""
 _LOOK: dict[str, Any] = {"text.color": INK, "path.simplify": False}
 
 
@@ -50,13 +53,21 @@ def card(width: int, height: int) -> Figure:
     return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
 
 
-def blank(width: int, height: int) -> tuple[Figure, Axes]:
-    """An empty card and its axes, in pixels, with the origin at the upper left."""
+def blank(width: int, height: int, title: str = "", x: float = 16, y: float = 20) -> tuple[Figure, Axes]:
+    """An empty card and its axes, in pixels, origin at the upper left, perhaps with a title in bold."""
     figure = card(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
+    if title:
+        write(axes, x, y, title, 12, weight="bold")
     return figure, axes
+
+
+def heading(axes: Axes, title: str, what: str, size: float = 13.5) -> None:
+    """A title, and below it what the picture shows, in quiet words."""
+    write(axes, 16, 24, title, size, weight="bold")
+    write(axes, 16, 49, what, color=QUIET)
 
 
 def rectangle(axes: Axes, x: float, y: float, width: float, height: float, fill: Any, **look: Any) -> None:
@@ -64,9 +75,42 @@ def rectangle(axes: Axes, x: float, y: float, width: float, height: float, fill:
     axes.add_patch(Rectangle((x, y), width, height, **{"facecolor": fill, "edgecolor": INK, **look}))
 
 
-def write(axes: Axes, x: float, y: float, text: str, size: float, **look: Any) -> None:
-    """A text in ink whose middle is at the height ``y``, and which begins at ``x``, unless told otherwise."""
+def write(axes: Axes, x: float, y: float, text: str, size: float = 11, **look: Any) -> None:
+    """A text in ink, which begins at ``x`` and has its middle at ``y``, unless ``look`` differs."""
     axes.text(x, y, text, **{"size": size, "va": "center", "color": INK, **look})
+
+
+def centred(axes: Axes, x: float, y: float, text: str, size: float = 11, **look: Any) -> None:
+    """A text whose middle is at ``x``, ``y``."""
+    write(axes, x, y, text, size, **{"ha": "center", **look})
+
+
+def tile(axes: Axes, frame: Frame, fill: Any, text: str = "", size: float = 11, **look: Any) -> None:
+    """A rectangle with a text in its middle. ``look`` is the rectangle's; ``weight`` is the text's."""
+    x, y, width, height = frame
+    words = {name: look.pop(name) for name in ("weight", "linespacing") if name in look}
+    rectangle(axes, *frame, fill, **look)
+    if text:
+        order = {"zorder": look["zorder"] + 1} if "zorder" in look else {}
+        centred(axes, x + width / 2, y + height / 2, text, size, **order, **words)
+
+
+def verdict(axes: Axes, frame: Frame, text: str, right: bool, size: float = 12) -> None:
+    """A box that says whether all is right: by its colours, by a mark, and in words."""
+    x, y, width, height = frame
+    fill, edge, mark = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
+    rectangle(axes, *frame, fill, edgecolor=edge, linewidth=1.6)
+    centred(axes, x + width / 2, y + height / 2, f"{mark} {text}", size, weight="bold", color=edge)
+
+
+def arrow(axes: Axes, start: Point, stop: Point, **look: Any) -> None:
+    """An arrow from one point to another, in ink."""
+    axes.add_patch(FancyArrowPatch(start, stop, **{"arrowstyle": "-|>", "color": INK, **look}))
+
+
+def between(start: Point, stop: Point, share: float) -> Point:
+    """The point that lies so far on the way from one to another."""
+    return start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1])
 
 
 def finish(figure: Figure, name: str, alt: str) -> Picture:

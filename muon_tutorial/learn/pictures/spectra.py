@@ -1,7 +1,4 @@
-"""Pictures of spectra: how loud a matrix is in each of its directions. Pure functions to one ``Picture``.
-
-A ``Curve`` is a name and its values, sorted or not; nothing here computes a singular value.
-"""
+"""Pictures of spectra: how loud a matrix is in each of its directions. Pure functions to one ``Picture``."""
 
 from __future__ import annotations
 
@@ -95,6 +92,5 @@ def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: st
     figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # along the edge it hides nothing
     figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
-    return finish(
-        figure, name, "Singular values, the loudest first, on a logarithmic scale. " + " ".join(said)
-    )
+    what = "Singular values, the loudest first, on a logarithmic scale."
+    return finish(figure, name, " ".join([what, *said]))

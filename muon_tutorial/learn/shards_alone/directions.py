@@ -1,7 +1,4 @@
-"""Heat maps of lesson 08: where an update acts, in the gradient's own directions, beside its spectrum.
-
-A square of a heat map stands for 4 × 4 entries of Uᵀ · update · V; the darker, the larger.
-"""
+"""Heat maps of lesson 08: where an update acts, in the gradient's own directions, beside its spectrum."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from torch import Tensor
 
 from ..pictures.colours import CARD, INK, MUON, OTHER, QUIET, RIGHT, WRONG
 from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice
+from ..widgets.shell import Shell, choice, play
 from .cuts import (
     CUTS,
     DIMS,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...errors import RankFailedError
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, pieces_alone
 from .directions import draw_update, is_harmless
@@ -41,21 +41,18 @@ def guess(tp: int) -> Exercise:
         if not isinstance(largest, (int, float)) or not isinstance(noise_too, bool):
             return "Give a number, and True or False."
         if abs(largest - right["largest"]) > 0.03:
-            return f"largest: {largest:g} is not it. {_why_not(largest, tp)}"
+            told = why(
+                (largest == 1, "1 is right for each shard by itself. Side by side, lengths grow."),
+                (largest == tp, "Lengths do not add; their squares do."),
+                otherwise=f"A row of the whole is {tp} rows of length 1, one after the other.",
+            )
+            return f"largest: {largest:g} is not it. {told}"
         if noise_too != right["noise_too"]:
             return "noise_too: what did you use of the gradient to find `largest`?"
         return None
 
     hints = ("Take one row of length 1 from each shard, and put them side by side. How long is the result?",)
     return Exercise(judge, hints, "Squares of lengths add, whatever the entries are.")
-
-
-def _why_not(largest: float, tp: int) -> str:
-    if largest == 1:
-        return "1 is right for each shard by itself. Side by side, lengths grow."
-    if largest == tp:
-        return "Lengths do not add; their squares do."
-    return f"The shards stand side by side: a row of the whole is {tp} rows of length 1, one after the other."
 
 
 def harmless(tp: int) -> tuple[str, str]:
@@ -69,7 +66,7 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
     judge = judge_on_ranks(
         lambda function: play_gather(function, dp, tp, backend),
-        lambda run: next(filter(None, (judge_result(run, *each) for each in run.each())), None),
+        lambda run: first(judge_result(run, *each) for each in run.each()),
         lambda error: " ".join(say_trouble(error, dp, tp).split()),
     )
 
@@ -77,12 +74,8 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "dist.all_gather(shards, shard, group=group) fills the list, in the order of the group.",
         "torch.cat(shards, dim=...) puts them side by side along the dimension that was cut.",
     )
-    return Exercise(
-        judge,
-        hints,
-        "Every rank holds the whole matrix, each entry in its place, either way.",
-        keeps=("gather_whole",),
-    )
+    praise = "Every rank holds the whole matrix, each entry in its place, either way."
+    return Exercise(judge, hints, praise, keeps=("gather_whole",))
 
 
 def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None:
@@ -114,23 +107,16 @@ def _why_shape(run: GatherRun, dim: int, result: Tensor) -> str:
 
 def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     """The exercise: columns of the whole update from shards, at no more bytes than an all_reduce of GGᵀ."""
-    sent: dict[str, float] = {}
+    sent: list[float] = []
 
-    def judge(function: Any) -> str | Diagnosis | None:
-        if not callable(function):
-            raise MistakeError("Give a function.")
-        try:
-            run = run_survival(function, dp, tp, backend)
-        except RankFailedError as error:
-            raise MistakeError(say_failure(error).split("\nThe other ranks:")[0]) from None
-        if run.is_open:
-            raise OpenAnswerError
-        sent["bytes"] = run.sent
+    def judge(run: SurvivalRun) -> str | Diagnosis | None:
+        sent.append(run.sent)
         return judge_survival(run)
 
-    par = Par("bytes", budget(tp), lambda function: sent["bytes"])
+    play = partial(run_survival, dp=dp, tp=tp, backend=backend)
+    play_it = judge_on_ranks(play, judge, lambda error: say_failure(error).partition("\nThe other")[0])
     praise = "Shards, and yet the update of the whole. Where the long side is cut, a sum of GGᵀ is enough."
-    return Exercise(judge, HINTS, praise, par)
+    return Exercise(play_it, HINTS, praise, Par("bytes", budget(tp), lambda _: sent[-1]))
 
 
 HINTS = (
@@ -151,8 +137,8 @@ def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
                 whole = " That is everybody's; keep your own columns." if tuple(result.shape) == SHAPE else ""
                 return f"Rank {rank}: your columns are {mine}, and this is {tuple(result.shape)}.{whole}"
     for name in JUDGED:
-        for first in range(0, len(run.results), run.tp):
-            pieces = [found[name][0] for found in run.results[first : first + run.tp]]
+        for begin in range(0, len(run.results), run.tp):
+            pieces = [found[name][0] for found in run.results[begin : begin + run.tp]]
             wrong = _judge_update(torch.cat(pieces, dim=1).double(), name, run.sent)
             if wrong is not None:
                 return wrong
@@ -208,11 +194,11 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 def quiz(tp: int) -> Exercise:
     """Three numbers that the notebook has measured."""
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
-    sent = SHAPE[0] * SHAPE[1] // tp * (tp - 1)
-    expected = {"cosine": result.cosine, "factor": too_small(SHAPE, 1, tp)[1], "sent": sent}
-    why = {
-        "cosine": "Ask alone.cosine.",
-        "factor": "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for.",
-        "sent": "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel().",
-    }
-    return numbers(expected, why, within=0.01)
+    ring = "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel()."
+    both = "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for."
+    return numbers(
+        ("cosine", result.cosine, "Ask alone.cosine."),
+        ("factor", too_small(SHAPE, 1, tp)[1], both),
+        ("sent", SHAPE[0] * SHAPE[1] // tp * (tp - 1), ring),
+        within=0.01,
+    )

@@ -30,11 +30,6 @@ class GatherRun:
     tp: int
     results: tuple[dict[int, Any], ...]
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(result is ... for mine in self.results for result in mine.values())
-
     def each(self) -> Iterator[tuple[int, int, Any]]:
         """(rank, dim, result), cut by columns first."""
         return ((rank, dim, mine[dim]) for dim in (1, 0) for rank, mine in enumerate(self.results))
@@ -51,10 +46,7 @@ def probe() -> Tensor:
 
 
 def run_gather(function: Gather, dp: int, tp: int, backend: str = "gloo") -> GatherRun:
-    """Play ``function(piece, dim, tp group)`` on real ranks, both cuts; the reference, where it is a stub.
-
-    Where a rank fails, says why, and returns results that are no matrices.
-    """
+    """As ``play_gather``, or with the reference where it is a stub; a failure is printed."""
     try:
         return run_or_reference(lambda each: play_gather(each, dp, tp, backend), function, gather_whole)
     except RankFailedError as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...plan.layout import Shard, shard_box
 from ..pictures.colours import CARD, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from .cuts import DIMS, SHAPE, patches
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
@@ -42,10 +42,7 @@ def _write_title(axes: Axes, title: str, what: str, number: int) -> float:
 
 
 def picture_of_gathered(run: GatherRun, name: str = "shards_alone-gathered") -> Picture:
-    """What rank 0 put together, either way, coloured by the rank that each entry came from.
-
-    Where a rank went wrong, the first such rank stands in for rank 0, and its first wrong entry is marked.
-    """
+    """What rank 0, or the first rank that went wrong, put together either way, by the rank of each entry."""
     shown = {dim: _shown(run, dim) for dim in (1, 0)}
     tall = any(isinstance(result, Tensor) and tuple(result.shape) != SHAPE for _, result in shown.values())
     figure, axes = blank(880, 250 if tall else 184)
@@ -109,4 +106,4 @@ def _draw_run(
     rectangle(axes, x, y, width * scale, height * scale, fill, linewidth=0.8)
     if height * scale > 14 and width * scale > 46:
         label = "?" if rank is None else f"rank {rank}"
-        write(axes, x + width * scale / 2, y + height * scale / 2, label, 11, ha="center")
+        centred(axes, x + width * scale / 2, y + height * scale / 2, label)

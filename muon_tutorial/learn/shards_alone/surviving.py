@@ -6,18 +6,17 @@ collectives are refused, so that none goes uncounted.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...launching.launch import launch
+from ..exercises.on_real_ranks import watching
 from .cuts import SHAPE, matrices, my_piece
 from .on_ranks import tp_group
 
@@ -41,32 +40,21 @@ class SentBytes:
 def counting() -> Iterator[SentBytes]:
     """Count what this process sends inside."""
     sent = SentBytes()
-    patched: dict[str, Any] = {name: functools.partial(_refuse, name) for name in _REFUSED}
-    patched["all_reduce"] = _counted(sent, dist.all_reduce, lambda ranks: 2 * (ranks - 1) / ranks)
-    patched["all_gather"] = _counted(sent, dist.all_gather, lambda ranks: ranks - 1, place=1)
-    with patch.multiple(dist, **patched):
-        yield sent
 
-
-def _refuse(name: str, *given: Any, **named: Any) -> None:
-    raise ValueError(f"dist.{name} is not counted here: use dist.all_reduce or dist.all_gather")
-
-
-def _counted(
-    sent: SentBytes, original: Callable[..., Any], times: Callable[[int], float], place: int = 0
-) -> Callable[..., Any]:
-    """The collective, counted: ``times`` the bytes of its argument at ``place``."""
-
-    @functools.wraps(original)
-    def call(*given: Any, group: Any = None, **named: Any) -> Any:
+    def count(original: Callable[..., Any], *given: Any, group: Any = None, **named: Any) -> Any:
+        name, ranks = original.__name__, dist.get_world_size(group)
+        place, times = {"all_reduce": (0, 2 * (ranks - 1) / ranks), "all_gather": (1, ranks - 1)}[name]
         if len(given) <= place:
-            raise ValueError(
-                f"give dist.{original.__name__} its tensors without their names, then group=group"
-            )
-        sent.count += given[place].nbytes * times(dist.get_world_size(group))
+            raise ValueError(f"give dist.{name} its tensors without their names, then group=group")
+        sent.count += given[place].nbytes * times
         return original(*given, group=group, **named)
 
-    return call
+    def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> None:
+        what = f"dist.{original.__name__} is not counted here"
+        raise ValueError(f"{what}: use dist.all_reduce or dist.all_gather")
+
+    with watching(count, "all_reduce", "all_gather"), watching(refuse, *_REFUSED):
+        yield sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +63,6 @@ class SurvivalRun:
 
     tp: int
     results: tuple[dict[str, tuple[Any, float]], ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(result is ... for mine in self.results for result, _ in mine.values())
 
     @property
     def sent(self) -> float:

@@ -1,18 +1,14 @@
-"""Exercises of lesson 06: the groups of a rank, of any grid, of any axes; who must call; and the quiz.
-
-What is said of a wrong answer names the first wrong group, or the rank that left a call out.
-"""
+"""Exercises of lesson 06: the groups of a rank, of any grid, of any axes; who must call; and the quiz."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import CodeType
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from .on_ranks import (
     PATIENCE,
@@ -36,10 +32,7 @@ MANY_AXES = (
     {"tp": 4},
 )
 """Grids of any number of axes; the last axis counts fastest."""
-SPOILERS = {
-    "arrives": [r"arrives\W+error", r"is not part of group"],
-    "returned": [r"returned\W+\[0, 3\]"],
-}
+SPOILERS = {"arrives": [r"arrives\W+error", r"is not part of group"], "returned": [r"returned\W+\[0, 3\]"]}
 """What would answer each prediction of the notebook."""
 
 
@@ -83,11 +76,11 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
     grids = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Groups) -> Diagnosis | None:
-        for sizes in grids:
-            made = value_of(function, *sizes)
-            if wrong := _judge_groups(made, Grid.of(dp=sizes[0], tp=sizes[1])):
-                told = f"On a grid of dp {sizes[0]}, tp {sizes[1]}: {wrong}"
-                return Diagnosis(told, picture=picture_of_groups(made, *sizes))
+        for dp, tp in grids:
+            made = value_of(function, dp, tp)
+            if wrong := _judge_groups(made, Grid.of(dp=dp, tp=tp)):
+                told = f"On a grid of dp {dp}, tp {tp}: {wrong}"
+                return Diagnosis(told, picture=picture_of_groups(made, dp, tp))
         return None
 
     hints = (
@@ -95,12 +88,8 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         "Neighbours in a row are 1 apart, neighbours in a column tp apart.",
         "range(first, end, step) counts in steps.",
     )
-    return Exercise(
-        judge,
-        hints,
-        f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too.",
-        keeps=("groups",),
-    )
+    praise = f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too."
+    return Exercise(judge, hints, praise, keeps=("groups",))
 
 
 def _judge_groups(said: object, grid: Grid) -> str | None:
@@ -116,7 +105,7 @@ def _judge_groups(said: object, grid: Grid) -> str | None:
     if as_sets == {"dp": right["tp"], "tp": right["dp"]} != right:
         row = list(grid.at(0).group("tp"))
         return f"rows and columns are swapped. {row} is a row: in it tp changes, so it is a tp group."
-    return next(filter(None, (_judge_axis(axis, found, grid) for axis, found in listed.items())), None)
+    return first(_judge_axis(axis, found, grid) for axis, found in listed.items())
 
 
 def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str | None:
@@ -127,8 +116,7 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
         twice = next((rank for rank in group if rank in seen), None)
         if twice is not None:
             return f"rank {twice} is in two {axis} groups, {list(seen[twice])} and {list(group)}."
-        first = group[0] if group[0] in grid.ranks else 0
-        if wrong := _judge_members(axis, group, grid.at(first)):
+        if wrong := _judge_members(axis, group, grid.at(group[0] if group[0] in grid.ranks else 0)):
             return wrong
         seen.update(dict.fromkeys(group, group))
     lost = next((rank for rank in grid.ranks if rank not in seen), None)
@@ -178,32 +166,25 @@ def _passed_over(run: AnswerRun, report: AnswerReport) -> list[tuple[int, ...]]:
 def _judge_heard(run: AnswerRun) -> Iterator[str]:
     for rank, report in enumerate(run.reports):
         heard, expected = read_groups(report.returned), run.expected(rank)
-        if heard == expected:
-            if report.gathers < len(expected):
-                yield (
-                    f"Rank {rank} is in {len(expected)} groups, and asked in {report.gathers}: call "
-                    "all_gather_object in each of them."
-                )
-            if report.returned != expected:  # tuples: the next cells compare with lists
-                yield f"Rank {rank} returned {report.returned!r}. Make it a list of lists."
-            continue
         if heard is None:
-            yield (
-                f"Rank {rank} returned {report.returned!r}. Return a list of ranks for each group that it "
-                f"is in, here {expected}."
-            )
-        else:
+            what = f"Return a list of ranks for each group that it is in, here {expected}."
+            yield f"Rank {rank} returned {report.returned!r}. {what}"
+        elif heard != expected:
             yield f"Rank {rank} heard {heard}; in its groups, in order, there are {expected}."
+        elif report.gathers < len(expected):
+            asked = f"Rank {rank} is in {len(expected)} groups, and asked in {report.gathers}"
+            yield f"{asked}: call all_gather_object in each of them."
+        elif report.returned != expected:  # tuples: the next cells compare with lists
+            yield f"Rank {rank} returned {report.returned!r}. Make it a list of lists."
 
 
 def axes_exercise() -> Exercise:
     """The hard exercise: all groups of ranks that differ in some axes alone, on a grid of any axes."""
 
     def judge(function: Callable[[Mapping[str, int], Sequence[str]], Any]) -> str | None:
-        for sizes in MANY_AXES:
+        for sizes, count in ((each, count) for each in MANY_AXES for count in range(1, len(each) + 1)):
             grid = Grid(tuple(sizes), tuple(sizes.values()))
-            subsets = (itertools.combinations(sizes, count) for count in range(1, len(sizes) + 1))
-            for along in itertools.chain.from_iterable(subsets):
+            for along in itertools.combinations(sizes, count):
                 told = f"On {grid}, along {list(along)}: {{}}"
                 made = value_of(function, dict(sizes), list(along), told=told)
                 if wrong := _judge_along(made, groups_along(sizes, along), grid, along):
@@ -215,9 +196,7 @@ def axes_exercise() -> Exercise:
         "permute brings the axes of along to the end; reshape(-1, …) then gives a row for each group.",
         "list(sizes).index(name) is the dimension of an axis; math.prod multiplies sizes. tolist() ends it.",
     )
-    par = Par("lines", 4, lines_of)
-    praise = "Any grid, along any axes."
-    return Exercise(judge, hints, praise, par)
+    return Exercise(judge, hints, "Any grid, along any axes.", Par("lines", 4, lines_of))
 
 
 def _judge_along(
@@ -232,49 +211,21 @@ def _judge_along(
     if strange is None:
         missing = next(each for each in right if sorted(each) not in [sorted(other) for other in said])
         return f"no group {list(missing)}."
-    first = next((rank for rank in strange if rank in grid.ranks), 0)
-    return f"{strange} is no group. Rank {first}'s is {list(grid.at(first).group(*along))}."
-
-
-def lines_of(function: Callable[..., Any]) -> int:
-    """How many lines of a function's body hold code.
-
-    >>> def double(x):
-    ...     # a comment is no code
-    ...     y = 2 * x
-    ...     return y
-    >>> lines_of(double)
-    2
-    """
-    code = function.__code__
-    return len({line for line in _lines(code) if line > code.co_firstlineno})
-
-
-def _lines(code: CodeType) -> Iterator[int]:
-    yield from (line for *_, line in code.co_lines() if line)
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _lines(inner)
+    rank = next((rank for rank in strange if rank in grid.ranks), 0)
+    return f"{strange} is no group. Rank {rank}'s is {list(grid.at(rank).group(*along))}."
 
 
 def quiz(dp: int, tp: int) -> Exercise:
     """Numbers that the notebook has measured."""
     last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
-    expected = {"groups": dp + tp, "number": last["tp"], "shared": 1}
-    why = {
-        "groups": "Ask sum(map(len, groups(dp, tp))).",
-        "number": "In its tp group a rank's number is its tp coordinate: rank % tp.",
-        "shared": "Ask len(set(answers[0][0]) & set(answers[0][1])): who is in both of rank 0's groups?",
-    }
-    return numbers(expected, why)
+    return numbers(
+        ("groups", dp + tp, "Ask sum(map(len, groups(dp, tp)))."),
+        ("number", last["tp"], "In its tp group a rank's number is its tp coordinate: rank % tp."),
+        ("shared", 1, "Ask len(set(answers[0][0]) & set(answers[0][1])): who is in both of rank 0's groups?"),
+    )
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
     """The notebook's exercises in order: predict, groups, answers, axes, quiz."""
-    return (
-        predict(dp, tp),
-        groups_exercise(dp, tp),
-        answers_exercise(dp, tp, backend),
-        axes_exercise(),
-        quiz(dp, tp),
-    )
+    on_ranks = answers_exercise(dp, tp, backend)
+    return predict(dp, tp), groups_exercise(dp, tp), on_ranks, axes_exercise(), quiz(dp, tp)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -18,22 +16,13 @@ from ...errors import MismatchError
 from ...launching.echo import is_echo
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
+from ..exercises.on_real_ranks import watching
+from ..my_muon.reference import groups
 
 Groups = Callable[[int, int], Any]
 Listed = Sequence[Sequence[int]]
 PATIENCE = 4.0
 """Seconds that a rank waits for others in an answer that hangs."""
-
-
-def groups(dp: int, tp: int) -> tuple[list[list[int]], list[list[int]]]:
-    """The dp groups (columns) and the tp groups (rows) of a grid of ranks.
-
-    >>> groups(2, 3)
-    ([[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]])
-    """
-    dp_groups = [list(range(tp_rank, dp * tp, tp)) for tp_rank in range(tp)]
-    tp_groups = [list(range(dp_rank * tp, (dp_rank + 1) * tp)) for dp_rank in range(dp)]
-    return dp_groups, tp_groups
 
 
 def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
@@ -70,9 +59,6 @@ def say_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
-# Who answers: the reader's own function makes the groups and calls in them.
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
     """What one rank's function returned, which groups it made, the error in which it waited in vain, and how
@@ -90,11 +76,6 @@ class AnswerRun:
 
     wanted: tuple[tuple[int, ...], ...]
     reports: tuple[AnswerReport, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was a stub still."""
-        return all(report.returned is ... for report in self.reports)
 
     def expected(self, rank: int) -> list[list[int]]:
         """Who answers a rank: its groups, in order."""
@@ -114,11 +95,7 @@ def who_answers(rank: int, all_groups: Listed) -> list[list[int]]:
 
 
 def play_answers(
-    function: Callable[[int, Listed], Any],
-    dp: int,
-    tp: int,
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    function: Callable[[int, Listed], Any], dp: int, tp: int, backend: str = "gloo", timeout: float = PATIENCE
 ) -> AnswerRun:
     """Call ``function(rank, all groups of the grid)`` on real ranks, and note the groups that each makes."""
     wanted = [ranks for part in groups(dp, tp) for ranks in part]
@@ -130,7 +107,18 @@ def play_answers(
 
 def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
     """One rank's part. A wait in vain is reported; any other error is the caller's."""
-    with _noting_groups() as made, _counting_gathers() as gathers:
+    made: list[tuple[int, ...]] = []
+    gathers: list[str] = []
+
+    def note(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        if original.__name__ in _HEARING:
+            gathers.append(original.__name__)
+        else:
+            ranks = given[0] if given else named.get("ranks")
+            made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
+        return original(*given, **named)
+
+    with watching(note, "new_group", *_HEARING):
         try:
             returned = function(rank, wanted)
         except RuntimeError as error:
@@ -140,36 +128,8 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
     return AnswerReport(returned, tuple(made), gathers=len(gathers))
 
 
-@contextmanager
-def _noting_groups() -> Iterator[list[tuple[int, ...]]]:
-    """Note which ranks each ``dist.new_group`` is called with."""
-    made: list[tuple[int, ...]] = []
-    original = dist.new_group
-
-    def noted(ranks: Sequence[int] | None = None, *args: Any, **options: Any) -> Any:
-        made.append(tuple(range(dist.get_world_size()) if ranks is None else ranks))
-        return original(ranks, *args, **options)
-
-    with patch.object(dist, "new_group", noted):
-        yield made
-
-
-@contextmanager
-def _counting_gathers() -> Iterator[list[str]]:
-    """Note each call in which ranks might hear of each other."""
-    called: list[str] = []
-
-    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:
-            called.append(name)
-            return original(*args, **options)
-
-        return call
-
-    with ExitStack() as patches:
-        for name in ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce"):
-            patches.enter_context(patch.object(dist, name, noted(name, getattr(dist, name))))
-        yield called
+_HEARING = ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce")
+"""The calls in which ranks might hear of each other."""
 
 
 def say_answers(answers: Sequence[Listed]) -> str:

@@ -1,13 +1,11 @@
-"""Pictures of lesson 06: a grid of ranks, the groups of one of them, and who has heard of whom.
-
-A fill is a rank. A group is an outline: solid along tp, dashed along dp.
-"""
+"""Pictures of lesson 06: a grid of ranks, a rank's groups, who has heard of whom."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
@@ -15,11 +13,8 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from ... import Grid
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, MARKED, QUIET, TP_GROUP, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from ..widgets.play import play
-from ..widgets.rank_buttons import RankButtons
-from ..widgets.shell import Shell, choice, show
-from .film import LAST, NOBODY, Axis, CallMoment, film_of
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import read_groups, say_ranks
 
 _WIDTH, _MARGIN = 880, 24.0
@@ -85,7 +80,8 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
     """One rank in its colour, its row and its column outlined, and the arithmetic beside them."""
     frame = GridFrame.fitting(grid, (_MARGIN + 26, 52.0), 420, (104, 92))
     figure, axes = blank(_WIDTH, round(max(frame.bottom + 24, 262)))
-    _draw_axes(axes, frame)
+    write(axes, frame.left, frame.top - 18, "along tp →", color=TP_GROUP)
+    centred(axes, frame.left - 18, frame.top, "along dp →", rotation=-90, va="top", color=DP_GROUP)
     at = grid.at(rank)
     for other in grid.ranks:
         _draw_rank_cell(axes, frame, other, other == rank)
@@ -96,13 +92,6 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
     return finish(figure, f"grid-rank-{rank}", _say_rank(grid, rank))
 
 
-def _draw_axes(axes: Axes, frame: GridFrame) -> None:
-    write(axes, frame.left, frame.top - 18, "along tp →", 11, color=TP_GROUP)
-    axes.text(
-        frame.left - 18, frame.top, "along dp →", size=11, rotation=-90, va="top", ha="center", color=DP_GROUP
-    )
-
-
 def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> None:
     (x, y), at = frame.cell(rank), frame.grid.at(rank)
     inset, roomy = 11.0, frame.wide > 90
@@ -111,10 +100,10 @@ def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> N
     rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
     middle = (x + frame.wide / 2, y + frame.high / 2)
     if roomy:
-        write(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, ha="center", weight="bold")
-        write(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}", 11, ha="center")
+        centred(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, weight="bold")
+        centred(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}")
     else:
-        write(axes, *middle, str(rank), 11, ha="center", weight="bold")
+        centred(axes, *middle, str(rank), weight="bold")
 
 
 def _arithmetic(grid: Grid, rank: int) -> list[tuple[str, str, str]]:
@@ -155,10 +144,7 @@ def _say_rank(grid: Grid, rank: int) -> str:
 
 
 def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
-    """The groups that a function returned, right or wrong, on the grid: a line through each.
-
-    A rank in no group, or in several, has no colour and is crossed out.
-    """
+    """The groups that a function returned on the grid: a line through each; strays are crossed out."""
     parts = made if isinstance(made, (tuple, list)) and len(made) == 2 else ((), ())
     grid = Grid.of(dp=dp, tp=tp)
     half = GridFrame.fitting(grid, (_MARGIN, 46.0), 400, (100, 84))
@@ -182,7 +168,7 @@ def _draw_made(axes: Axes, frame: GridFrame, axis: str, listed: Sequence[Sequenc
         told = f"group {mine[0]}" if alone else "in several" if mine else "in none"
         label = f"rank {rank}\n{told}" if frame.wide > 90 else str(rank)
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2}
-        write(axes, x + frame.wide / 2, y + frame.high / 2, label, 11, ha="center", zorder=8, bbox=box)
+        centred(axes, x + frame.wide / 2, y + frame.high / 2, label, zorder=8, bbox=box)
     for ranks in listed:
         spots = [frame.cell(rank) for rank in ranks if rank in frame.grid.ranks]
         across, down = [x + frame.wide / 2 for x, _ in spots], [y + frame.high / 2 for _, y in spots]
@@ -203,9 +189,9 @@ def hero() -> Picture:
         write(axes, frame.left + 4, 28, title, 12.5, weight="bold", color=colour)
         _draw_hearing(axes, frame, moment)
         if number:
-            write(axes, frame.left - 15, frame.top + 92, "→", 16, ha="center")
+            centred(axes, frame.left - 15, frame.top + 92, "→", 16)
     said = "Six tiles in a cell, one for each rank, coloured once that rank has been heard of."
-    write(axes, 22, 250, said, 11, color=QUIET)
+    write(axes, 22, 250, said, color=QUIET)
     alt = (
         "A grid of ranks, two rows of three, in three moments. At first each rank knows itself alone. After "
         "a call in every tp group, a row, each knows its row. After a call in every dp group, a column, each "
@@ -229,7 +215,7 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
     rectangle(axes, x + 9, y + 9, frame.wide - 18, frame.high - 18, MARKED if waits else CARD, linewidth=1.0)
     label = str(rank) if frame.wide < 84 else f"rank {rank}"
     label += " waits" if waits and frame.wide > 140 else " …" if waits else ""
-    write(axes, x + frame.wide / 2, y + 21, label, 11, ha="center", weight="bold", zorder=7)
+    centred(axes, x + frame.wide / 2, y + 21, label, weight="bold", zorder=7)
     wide, high = (frame.wide - 34) / grid.size("tp"), (frame.high - 50) / grid.size("dp")
     corners = [
         (x + 17 + other % grid.size("tp") * wide, y + 33 + other // grid.size("tp") * high)
@@ -244,9 +230,8 @@ def draw_moment(grid: Grid, first: Axis, skips: int, moment: int) -> Picture:
     """One moment of the film: the groups that call, whom each rank has heard of, and who waits."""
     now = film_of(grid, first, skips)[moment]
     frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
-    figure, axes = blank(
-        round(min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))), round(frame.bottom + 20)
-    )
+    width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
+    figure, axes = blank(round(width), round(frame.bottom + 20))
     title, colour = _title(grid, now, moment), _EDGE[now.axis] if now.axis else INK
     write(axes, _MARGIN, 24, title, 12.5, weight="bold", color=colour)
     state = _state(grid, now, first, skips, moment)
@@ -268,9 +253,8 @@ def _title(grid: Grid, now: CallMoment, moment: int) -> str:
 
 
 def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) -> str:
-    skipped = (
-        f"Rank {skips} goes straight on to its next call. " if skips != NOBODY and moment in (1, 2) else ""
-    )
+    is_skipping = skips != NOBODY and moment in (1, 2)
+    skipped = f"Rank {skips} goes straight on to its next call. " if is_skipping else ""
     if moment == LAST and skips != NOBODY and now.waits:
         returned = [rank for rank in grid.ranks if rank not in now.waits]
         return f"{say_ranks(returned).capitalize()} returned, and noticed nothing. The rest wait."
@@ -291,11 +275,45 @@ def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     def draw(order: Axis, skips: int, moment: int) -> Picture:
         return draw_moment(grid, order, skips, moment)
 
-    order = choice("order", {"rows first": "tp", "columns first": "dp"})
-    order.style.button_width = "120px"
+    order = choice("order", {"rows first": "tp", "columns first": "dp"}, width=120)
     skips = choice("skips", {"nobody": NOBODY, **{f"rank {rank}": rank for rank in grid.ranks}})
     still = draw_moment(grid, "tp", NOBODY, LAST)
     return play(draw, LAST, still, live, interval=1200, order=order, skips=skips)
 
 
-__all__ = ["explore", "hero", "picture_of_groups", "play_calls"]
+Axis = Literal["dp", "tp"]
+NOBODY = -1
+LAST = 4
+"""The last moment of a film."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallMoment:
+    """The axis whose groups call, whether they are done, whom each rank has heard of, and who waits."""
+
+    axis: Axis | None
+    ended: bool
+    heard: tuple[frozenset[int], ...]
+    waits: frozenset[int] = frozenset()
+
+
+def film_of(grid: Grid, first: Axis = "tp", skips: int = NOBODY) -> list[CallMoment]:
+    """Start, the first call, its end, the second call, its end. Rank ``skips`` leaves out the first.
+
+    >>> film = film_of(Grid.of(dp=2, tp=3), "tp", skips=0)
+    >>> sorted(film[-1].heard[0]), sorted(film[-1].waits)
+    ([0, 3, 4, 5], [1, 2, 4, 5])
+    """
+    heard = tuple(frozenset([rank]) for rank in grid.ranks)
+    moments, waits = [CallMoment(None, True, heard)], frozenset[int]()
+    second: Axis = "dp" if first == "tp" else "tp"
+    for axis, absent in ((first, skips), (second, NOBODY)):
+        moments.append(CallMoment(axis, False, heard, waits))
+        groups = {grid.at(rank).group(axis) for rank in grid.ranks}
+        away = waits | {absent}
+        waits = waits.union(*(set(group) - away for group in groups if away & set(group)))
+        for group in (group for group in groups if not away & set(group)):
+            known = frozenset().union(*(heard[rank] for rank in group))
+            heard = tuple(known if rank in group else old for rank, old in enumerate(heard))
+        moments.append(CallMoment(axis, True, heard, waits))
+    return moments

@@ -1,7 +1,4 @@
-"""Lesson 09: a reader's step beside the package's own, message by message, and beside one process.
-
-Phases 4 to 6 send nothing. They are compared by what a rank holds after them.
-"""
+"""Lesson 09: a reader's step beside the package's own, message by message, and beside one process."""
 
 from __future__ import annotations
 
@@ -27,10 +24,7 @@ _QUIET = (4, 5, 6)
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How one rank does in one phase: ``"same"``, ``"wrong"``, or ``"missing"``; and in what, in words.
-
-    ``held`` says that it is about what the rank has, not about what it asks for.
-    """
+    """How a rank does in a phase: ``"same"``, ``"wrong"``, ``"missing"``; in what; is it held?"""
 
     rank: int
     phase: int

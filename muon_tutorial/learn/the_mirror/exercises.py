@@ -15,7 +15,16 @@ from ...engine.collective import Label, Walk
 from ...engine.travel import travel
 from ...plan.bucket import DistMeta
 from ...plan.layout import Placement
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, Par, numbers, value_of
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    OpenAnswerError,
+    Par,
+    lines_of,
+    numbers,
+    value_of,
+)
 from . import on_ranks
 from .compare import first_difference
 from .on_ranks import StepOfBucket, Unpack, plan_of, record_here
@@ -128,10 +137,7 @@ def _refuse_blanks(function: Any) -> None:
 def _route(grid: Grid, end: Placement) -> tuple[Grid, Route, bool]:
     """Two hops, over dp and over tp; the second ends whole on all ranks, or on an owner alone."""
     rows, columns = 2 * grid.size("dp"), 3 * grid.size("tp")
-    hops = (
-        Hop("dp", Shard(0), Replicate(), (rows, 3)),
-        Hop("tp", Shard(1), end, (rows, columns)),
-    )
+    hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     return grid, Route(hops, torch.float32), isinstance(end, Replicate)
 
 
@@ -240,7 +246,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
         return None
 
     praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
-    return Exercise(judge, (), praise, Par("lines", PAR_LINES, lines_of), ("my_step",))
+    return Exercise(judge, (), praise, Par("lines", PAR_LINES, lambda step: 1 + lines_of(step)), ("my_step",))
 
 
 def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
@@ -264,25 +270,15 @@ def _diagnose(difference: Any) -> Diagnosis:
     return Diagnosis(said, _STEP_HINTS[first.phase], draw_difference(difference))
 
 
-def lines_of(function: Any) -> int:
-    """How many lines of a function hold code, its first one counted."""
-    return len({line for *_, line in function.__code__.co_lines() if line})
-
-
 def quiz(plan: Plan) -> Exercise:
     """Numbers that the notebook has measured."""
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
-    expected = {
-        "requests": len(recording.diaries[0].sent),
-        "whole": len(recording.workers("o")),
-        "different": 0,
-    }
-    why = {
-        "requests": "Ask len(reports[0].diary.sent).",
-        "whole": "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?",
-        "different": "Look at the line that begins with: entries that differ.",
-    }
-    return numbers(expected, why)
+    whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
+    return numbers(
+        ("requests", len(recording.diaries[0].sent), "Ask len(reports[0].diary.sent)."),
+        ("whole", len(recording.workers("o")), whole),
+        ("different", 0, "Look at the line that begins with: entries that differ."),
+    )
 
 
 def all_exercises(plan: Plan, seed: int) -> tuple[Exercise, ...]:

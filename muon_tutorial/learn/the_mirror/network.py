@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from ... import Grid, LocalWorld
 from ..inputs import measure
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, QUIET, TP_GROUP, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, show
 from .on_ranks import NotedPhases, jobs_on, reference_step
 from .recording import PHASES
@@ -251,11 +251,11 @@ def _draw_rank(
     )
     write(axes, x + 10, y + 17, f"rank {rank}", 12, weight="bold")
     if asked is None:
-        write(axes, x + 10, y + 39, "is through", _SIZE)
+        write(axes, x + 10, y + 39, "is through")
         return
     phase = PHASES.index(asked.label.phase) + 1
     of = f" of {asked.label.subject}" if phase == 3 else ""
-    write(axes, x + 10, y + 39, f"{'ready' if ready else 'waits'} in phase {phase}{of}", _SIZE)
+    write(axes, x + 10, y + 39, f"{'ready' if ready else 'waits'} in phase {phase}{of}")
 
 
 def _outline(axis: str) -> str:
@@ -264,28 +264,20 @@ def _outline(axis: str) -> str:
 
 def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], result: str, most: int) -> None:
     """One run as a strip: a box for each message, with phase and ranks, and the hash at its end."""
-    write(axes, 16, y + 22, title, _SIZE)
+    write(axes, 16, y + 22, title)
     wide = min(64.0, (_WIDTH - 76 - 150) / most)
     for number, each in enumerate(order):
         x = 76 + number * wide
         rectangle(axes, x, y, wide - 6, 44, CARD, edgecolor=_outline(each.axis), linewidth=2.0)
-        write(
-            axes,
-            x + wide / 2 - 3,
-            y + (14 if wide > 30 else 22),
-            str(each.phase),
-            12,
-            ha="center",
-            weight="bold",
-        )
+        centred(axes, x + wide / 2 - 3, y + (14 if wide > 30 else 22), str(each.phase), 12, weight="bold")
         if wide > 30:
             ranks = ",".join(map(str, each.group))
-            write(axes, x + wide / 2 - 3, y + 32, ranks if len(ranks) * 8 < wide else "…", _SIZE, ha="center")
+            centred(axes, x + wide / 2 - 3, y + 32, ranks if len(ranks) * 8 < wide else "…")
     if result:
         write(axes, 76 + len(order) * wide + 6, y + 22, f"→ {result}", 12, weight="bold")
     elif not order:
         rectangle(axes, 76, y, 200, 44, EMPTY, linewidth=0.0)
-        write(axes, 90, y + 22, "nothing answered yet", _SIZE, color=QUIET)
+        write(axes, 90, y + 22, "nothing answered yet", color=QUIET)
 
 
 def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
@@ -300,7 +292,7 @@ def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
     write(axes, 16, 22, "Each box is an answered message: the phase, and the ranks of the group.", 12)
     for x, name, edge in ((16, "dp group", DP_GROUP), (130, "tp group", TP_GROUP)):
         rectangle(axes, x, 42, 18, 18, CARD, edgecolor=edge, linewidth=2.0)
-        write(axes, x + 26, 51, name, _SIZE)
+        write(axes, x + 26, 51, name)
     for number, (order, result) in enumerate(network.ended):
         _draw_order(axes, 80 + 56 * number, f"run {number + 1}", order, result, max(1, len(order)))
     hashes = sorted({result for _, result in network.ended})

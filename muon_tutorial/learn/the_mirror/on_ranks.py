@@ -1,7 +1,4 @@
-"""Lesson 09 on ranks: the package's phases of a step, and the moves between them, which the reader writes.
-
-The gradients are real: each dp position reads other parts of the GPT's own source code.
-"""
+"""Lesson 09 on ranks: the package's phases of a step, and the moves between them, which the reader writes."""
 
 from __future__ import annotations
 
@@ -116,10 +113,7 @@ class Report:
 
 @dataclass(slots=True, eq=False)
 class NotedPhases:
-    """The package's own phases of one rank's step, all but the moving: ``my_step`` travels between them.
-
-    ``diarist`` notes what is held after each, and ``kept`` is the mean gradients, flat.
-    """
+    """The package's own phases of one rank's step, all but the moving; ``kept``: mean gradients."""
 
     step: PlanStep
     world: LiveWorld | None = None

@@ -12,7 +12,7 @@ from ...engine.collective import Label, Walk
 from ...engine.hops import take
 from ...plan.layout import Placement, layout_text, shard_box
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from . import replay
 from .compare import StepDifference
 from .recording import LAST, PHASES, Recording, Sent
@@ -57,9 +57,9 @@ def draw_sent(recording: Recording, rank: int = 0) -> Picture:
         if amount:
             rectangle(axes, x + 14, 190 - high, each - 28, high, rank_colour(rank))
         said = f"{amount:,}" if amount else "nothing"
-        write(axes, x + each / 2, 190 - high - 13, said, _SIZE, ha="center")
+        centred(axes, x + each / 2, 190 - high - 13, said)
         name = PHASES[number].replace(" ", "\n", 1)
-        write(axes, x + each / 2, 232, f"{number + 1} {name}", _SIZE, ha="center", linespacing=1.15)
+        centred(axes, x + each / 2, 232, f"{number + 1} {name}", linespacing=1.15)
     axes.plot([20, _WIDTH - 20], [190, 190], color=INK, linewidth=1.0)
     axes.plot([_WIDTH / 2] * 2, [40, 164], color=INK, linewidth=1.2, dashes=(4, 3), zorder=0)
     words = "; ".join(
@@ -70,10 +70,7 @@ def draw_sent(recording: Recording, rank: int = 0) -> Picture:
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
-    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none.
-
-    Only the sum at one owner is not a hop of the package: it appears as a part of uneven reduce_scatters.
-    """
+    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none."""
     if isinstance(src, Partial) and isinstance(dst, Owned):
         return "reduce"
     hop, grid, kinds = Hop("dp", src, dst, (4, 4)), Grid.of(dp=2), list[str]()
@@ -115,7 +112,7 @@ def _name(side: Placement) -> str:
 def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
     for rank in (0, 1):
         left = x + rank * 156
-        write(axes, left, y + 22, f"rank {rank}", _SIZE, color=QUIET)
+        write(axes, left, y + 22, f"rank {rank}", color=QUIET)
         rectangle(axes, left + 58, y, 84, 44, EMPTY, linewidth=0.8)
         box = shard_box((2, 1), side, rank, 2)
         if box.numel:
@@ -123,17 +120,17 @@ def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
             half = isinstance(side, Partial)
             rectangle(axes, left + 58, top, 84, high, rank_colour(rank) if half else MARKED, linewidth=0.8)
             word = "summand" if half else "half" if box.numel == 1 else "whole"
-            write(axes, left + 100, top + high / 2, word, _SIZE, ha="center")
+            centred(axes, left + 100, top + high / 2, word)
 
 
 def _draw_both_ways(axes: Axes, y: float, out: str, back: str) -> None:
     for offset, text, start, stop in ((-8, out, 352, 540), (22, back, 540, 352)):
         if text == NO_WAY_BACK:
-            write(axes, 446, y + offset + 14, text.replace(": ", ":\n"), _SIZE, ha="center", color=WRONG)
+            centred(axes, 446, y + offset + 14, text.replace(": ", ":\n"), color=WRONG)
             continue
         look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
         axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)
-        write(axes, 446, y + offset - 11 if offset < 0 else y + offset + 12, text, _SIZE, ha="center")
+        centred(axes, 446, y + offset - 11 if offset < 0 else y + offset + 12, text)
 
 
 def draw_difference(difference: StepDifference) -> Picture:
@@ -143,11 +140,10 @@ def draw_difference(difference: StepDifference) -> Picture:
     write(axes, 16, 20, f"Your step on {difference.grid}, beside the package's", 12)
     first, each, words = difference.first, (_WIDTH - 110) / LAST, []
     for phase in range(1, LAST + 1):
-        write(axes, 92 + (phase - 0.5) * each, 50, f"phase {phase}", _SIZE, ha="center")
+        centred(axes, 92 + (phase - 0.5) * each, 50, f"phase {phase}")
     for rank in ranks:
         y = 66 + 40 * rank
-        rectangle(axes, 16, y, 66, 32, rank_colour(rank), linewidth=0.8)
-        write(axes, 49, y + 16, f"rank {rank}", _SIZE, ha="center")
+        tile(axes, (16, y, 66, 32), rank_colour(rank), f"rank {rank}", linewidth=0.8)
         row = [_state(difference, rank, phase) for phase in range(1, LAST + 1)]
         words.append(f"rank {rank}: {', '.join(row)}")
         for phase, word in enumerate(row, 1):
@@ -156,7 +152,7 @@ def draw_difference(difference: StepDifference) -> Picture:
             look = {"edgecolor": WRONG if is_first else QUIET, "linewidth": 3.0 if is_first else 0.6}
             rectangle(axes, 92 + (phase - 1) * each, y, each - 8, 32, fill, **look)
             shown = "first wrong" if is_first else word
-            write(axes, 92 + (phase - 0.5) * each - 4, y + 16, shown, _SIZE, ha="center")
+            centred(axes, 92 + (phase - 0.5) * each - 4, y + 16, shown)
     return finish(figure, "difference", f"Your step, phase by phase. {'. '.join(words)}.")
 
 

@@ -1,7 +1,4 @@
-"""A recorded step, drawn without any process: a moment beside its mirror, and all moments as a film.
-
-``render(recording, moment)`` is a pure function. What it draws from is made in ``recording``.
-"""
+"""A recorded step, drawn without any process: a moment beside its mirror, and all moments as a film."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
 from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
 
@@ -40,13 +37,13 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
         left = _MARGIN + place * half
         title = ("now: " if shown == moment else "its mirror: ") + MOMENTS[shown]
         write(axes, left, 134, title, 12, weight="bold")
-        write(axes, left, 154, say_when(shown), _SIZE, color=QUIET)
-        write(axes, left, 172, say_contents(recording, matrix, shown), _SIZE, color=QUIET)
+        write(axes, left, 154, say_when(shown), color=QUIET)
+        write(axes, left, 172, say_contents(recording, matrix, shown), color=QUIET)
         each = (half - 2 * _MARGIN) / recording.tp
         for diary in recording.diaries:
             at = recording.grid.at(diary.rank)
             x, y = left + at["tp"] * each, _TOP + at["dp"] * (high + 26)
-            write(axes, x, y - 11, f"rank {diary.rank}", _SIZE)
+            write(axes, x, y - 11, f"rank {diary.rank}")
             _draw_tiles(axes, recording, diary, matrix, shown, (x, y, each - 14, high))
     axes.plot([half, half], [120, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
     said = [_source(recording, matrix), "Now,", _say_moment(recording, matrix, moment)]
@@ -61,7 +58,7 @@ def _draw_path(axes: Axes, moment: int) -> None:
     for number, (start, stop) in enumerate(pairwise(places), 1):
         _draw_arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
         x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 12
-        write(axes, x, y, _phase_name(number), _SIZE, ha="center", va="top", linespacing=1.15)
+        centred(axes, x, y, _phase_name(number), va="top", linespacing=1.15)
     for number, place in enumerate(places):
         colour = INK if number == moment else CARD
         size = 11 if number in (moment, LAST - moment) else 5
@@ -108,7 +105,7 @@ def _draw_tiles(
         if size[0] > 12 and size[1] > 15:
             box = {"facecolor": fill, "edgecolor": "none", "pad": 0.6} if hatch else None
             middle = x + size[0] / 2, y + size[1] / 2
-            write(axes, *middle, str(name), _SIZE, ha="center", bbox=box)
+            centred(axes, *middle, str(name), bbox=box)
 
 
 def film(recording: Recording, matrix: str = "") -> Picture:
@@ -120,19 +117,19 @@ def film(recording: Recording, matrix: str = "") -> Picture:
     figure, axes = blank(_WIDTH, round(bottom + 30))
     for moment, title in enumerate(MOMENTS):
         middle = left + (moment + 0.5) * each - 6
-        write(axes, middle, top - 8, "\n".join(title.rsplit(" ", 1)), _SIZE, ha="center", va="bottom")
+        centred(axes, middle, top - 8, "\n".join(title.rsplit(" ", 1)), va="bottom")
     for diary in recording.diaries:
         row = top + diary.rank * (high + 10)
-        write(axes, 8, row + high / 2, f"rank {diary.rank}", _SIZE)
+        write(axes, 8, row + high / 2, f"rank {diary.rank}")
         for moment in range(LAST + 1):
             frame = (left + moment * each, row, each - 12, high)
             _draw_tiles(axes, recording, diary, matrix, moment, frame)
     for number in range(1, LAST + 1):
         middle = left + number * each - 6
-        write(axes, middle, 22, _phase_name(number), _SIZE, ha="center", weight="bold", linespacing=1.1)
+        centred(axes, middle, 22, _phase_name(number), weight="bold", linespacing=1.1)
         _draw_arrow(axes, (middle - 28, 52), (middle + 28, 52), mutation_scale=10)
     axes.plot([axis, axis], [58, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
-    write(axes, axis, bottom + 14, "the mirror: Newton–Schulz", _SIZE, ha="center")
+    centred(axes, axis, bottom + 14, "the mirror: Newton–Schulz")
     said = [_source(recording, matrix), *(_say_moment(recording, matrix, m) for m in range(LAST + 1))]
     return finish(figure, f"film-{matrix}", " ".join(said))
 
@@ -155,10 +152,7 @@ def _say_diary(diary: Diary, matrix: str, moment: int) -> str:
 
 
 def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
-    """A slider through the seven phases and a button for each matrix, over all ranks' holdings.
-
-    It starts at ``moment``, which is then its still picture, too; without one, that is all moments.
-    """
+    """A slider through the phases, from ``moment`` on, and a button a matrix, over all ranks' holdings."""
 
     def draw(phase: int, matrix: str) -> Picture:
         return render(recording, phase, matrix)

@@ -1,7 +1,4 @@
-"""Exercises of lesson 01: a bet, Muon by an SVD, the whole update, an update for a table, and the quiz.
-
-A wrong function is held against the ways in which people go wrong: each has its diagnosis and its hints.
-"""
+"""Exercises of lesson 01: a bet, Muon by an SVD, the whole update, an update for a table, and the quiz."""
 
 from __future__ import annotations
 
@@ -14,20 +11,13 @@ from torch import Tensor
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, lines_of, numbers, value_of
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
 from ..pictures.spectra import Curve, draw_spectra
 from .race import Race
-from .updates import (
-    MOMENTUM,
-    SVDUpdate,
-    say_size,
-    svd_muon,
-    svd_update,
-    table_update,
-)
+from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update, table_update
 
 SPOILERS = {
     "winner": (r"\w+ is the first at",),
@@ -120,10 +110,7 @@ def _is_flat(value: Tensor) -> bool:
 
 def _spectrum_of(value: Tensor) -> Picture:
     mine = torch.linalg.svdvals(value.detach().float())
-    curves = [
-        Curve.of("yours", mine, WRONG),
-        Curve.of("wanted", torch.ones(len(mine)), MUON, "--"),
-    ]
+    curves = [Curve.of("yours", mine, WRONG), Curve.of("wanted", torch.ones(len(mine)), MUON, "--")]
     return draw_spectra([("The singular values of your update", curves)], "why_muon-mine")
 
 
@@ -345,16 +332,6 @@ def write_table() -> Exercise:
     return Exercise(judge, hints, praise, par)
 
 
-def lines_of(function: Callable[..., object]) -> int:
-    """How many lines of a function's body do something.
-
-    >>> lines_of(table_update)
-    2
-    """
-    code = function.__code__
-    return max(1, len({line for _, _, line in code.co_lines() if line} - {code.co_firstlineno}))
-
-
 def _tables() -> list[Tensor]:
     """Gradients of tables: some rows are loud, some quiet, some zero."""
     generator = torch.Generator().manual_seed(4)
@@ -395,16 +372,12 @@ def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
     """Four numbers that the notebook has measured."""
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
-    expected = {
-        "sum": float(len(S)),
-        "times": (S[0] / S.median()).item(),
-        "factor": 2.0,
-        "left_out": float(sum(parameter.numel() for _, parameter in rest)),
-    }
-    why = {
-        "sum": "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them.",
-        "times": "Divide S[0] by S.median().",
-        "factor": "4 rows for each column, and the root of that.",
-        "left_out": "Add up parameter.numel() over rest, not over hidden.",
-    }
-    return numbers(expected, why, within=0.01)
+    each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them."
+    left_out = float(sum(parameter.numel() for _, parameter in rest))
+    return numbers(
+        ("sum", float(len(S)), each),
+        ("times", (S[0] / S.median()).item(), "Divide S[0] by S.median()."),
+        ("factor", 2.0, "4 rows for each column, and the root of that."),
+        ("left_out", left_out, "Add up parameter.numel() over rest, not over hidden."),
+        within=0.01,
+    )

@@ -169,10 +169,7 @@ def _judge(model: GPT, course: Course) -> float:
 
 
 def train_with(step: MuonStep | None, steps: int, seed: int, rate: float = 0.02) -> list[float]:
-    """The losses of a short training in which ``step`` steps the hidden matrices; without one, torch's Muon.
-
-    Everything else is alike: the same first weights, the same batches, AdamW for the rest.
-    """
+    """The losses of a short training in which ``step`` steps hidden matrices; without one, torch's Muon."""
     with measure.one_thread():
         text, model = load_text(None, GPT_SHAPE.context), build_gpt(GPT_SHAPE, seed)
         optimizer, rest = _optimizers(model, "Muon", rate, SHORT_REST_RATE)

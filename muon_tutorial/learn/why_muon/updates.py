@@ -62,10 +62,7 @@ def svd_muon(G: Tensor) -> Tensor:
 
 
 def svd_update(G: Tensor, buffer: Tensor, momentum: float = MOMENTUM) -> Tensor:
-    """Muon's update by an SVD, Nesterov momentum first; ``buffer`` is brought up to date in place.
-
-    The reference of the exercise.
-    """
+    """The exercise's reference: Muon's update by an SVD after Nesterov momentum; ``buffer`` changes, too."""
     buffer.lerp_(G, 1 - momentum)
     return svd_muon(G.lerp(buffer, momentum))
 
@@ -175,11 +172,7 @@ def erase_a_byte(run: TrainedGPT) -> RowChanges:
     others[erased] = False
     less = G.clone()
     less[erased] = 0.0
-    updates = {
-        "SGD": (G, less),
-        "Adam": (G / usual, less / usual),
-        "Muon": (svd_muon(G), svd_muon(less)),
-    }
+    updates = {"SGD": (G, less), "Adam": (G / usual, less / usual), "Muon": (svd_muon(G), svd_muon(less))}
     changes = {
         who: ((full - part).norm(dim=1) / full.norm(dim=1))[others] for who, (full, part) in updates.items()
     }

@@ -149,10 +149,7 @@ def is_same(mine: Any, found: Any) -> bool:
 
 
 def compare(
-    predicted: Mapping[str, Any],
-    found: Mapping[str, Any],
-    picture: Picture | None = None,
-    because: str = "",
+    predicted: Mapping[str, Any], found: Mapping[str, Any], picture: Picture | None = None, because: str = ""
 ) -> ComparedPrediction:
     """What was predicted, by name (``...`` where it was not), beside what a run gave.
 

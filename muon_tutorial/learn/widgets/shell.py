@@ -6,13 +6,18 @@ values to a ``Picture``.
 
 from __future__ import annotations
 
+import functools
 import html
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import ipywidgets
+import traitlets
 
+from ...plan.grid import Grid
+from ..pictures.colours import DP_GROUP, EMPTY, TP_GROUP, rank_colour
 from ..pictures.picture import Picture
 
 ERROR_MARK = "muon-tutorial-widget-error"
@@ -117,11 +122,109 @@ def slider(label: str, last: int, first: int = 0, start: int | None = None) -> A
     )
 
 
-def choice(label: str, options: Mapping[str, Any]) -> Any:
-    """One button for each option, one of them pressed."""
+def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:
+    """One button for each option, so many pixels wide; without words on them, each is its own."""
+    named = options if isinstance(options, Mapping) else {str(option): option for option in options}
     return ipywidgets.ToggleButtons(
-        options=list(options.items()),
+        options=list(named.items()),
         description=label,
         layout=ipywidgets.Layout(display="flex"),  # the label beside the buttons, not above them
-        style={"button_width": "76px", "description_width": "90px"},
+        style={"button_width": f"{width}px", "description_width": "90px"},
     )
+
+
+def rank_choice(count: int, label: str = "rank") -> Any:
+    """A button for each rank."""
+    return choice(label, {f"rank {rank}": rank for rank in range(count)})
+
+
+EDGES = {"tp": f"3px solid {TP_GROUP}", "dp": f"3px dashed {DP_GROUP}"}
+"""The edge of a button in the pressed rank's tp group, its row, and in its dp group, its column."""
+_NO_EDGE = f"3px solid {EMPTY}"
+
+
+class RankButtons(ipywidgets.GridBox):
+    """The ranks of a grid as buttons, a row for each dp coordinate.
+
+    >>> buttons = RankButtons(dp=2, tp=3)
+    >>> buttons.children[4].click()
+    >>> buttons.value, [button.layout.border_top == EDGES["tp"] for button in buttons.children]
+    (4, [False, False, False, True, False, True])
+    """
+
+    value = traitlets.Int(0)
+
+    def __init__(self, dp: int, tp: int) -> None:
+        self.places = Grid.of(dp=dp, tp=tp)
+        buttons = [_button(rank) for rank in self.places.ranks]
+        for rank, button in enumerate(buttons):
+            button.on_click(partial(self._press, rank))
+        layout = ipywidgets.Layout(grid_template_columns=f"repeat({tp}, 80px)", margin="4px 0 4px 94px")
+        super().__init__(buttons, layout=layout)
+        self._light()
+        self.observe(self._light, names="value")
+
+    def _press(self, rank: int, button: object) -> None:
+        self.value = rank
+
+    def _light(self, change: object = None) -> None:
+        pressed = self.places.at(self.value)
+        for rank, button in enumerate(self.children):
+            is_pressed = rank == pressed.rank
+            button.style.button_color = rank_colour(rank) if is_pressed else EMPTY
+            button.style.font_weight = "bold" if is_pressed else "normal"
+            shared = [axis for axis in EDGES if rank in pressed.group(axis) and not is_pressed]
+            button.layout.border = EDGES[shared[0]] if shared else _NO_EDGE
+
+
+def _button(rank: int) -> ipywidgets.Button:
+    size = ipywidgets.Layout(width="76px", height="36px")
+    return ipywidgets.Button(description=f"rank {rank}", layout=size)
+
+
+class Player(ipywidgets.HBox):
+    """A play button and a slider over whole numbers. A ``Shell`` takes it as a control, for its ``value``.
+
+    >>> player = Player("moment", last=3)
+    >>> player.slider.value = 2
+    >>> player.value, player.options[-1]
+    (2, ('3', 3))
+    """
+
+    value = traitlets.Int(0)
+
+    def __init__(self, label: str, last: int, interval: int = 700, first: int = 0) -> None:
+        self.slider = slider(label, last, first)
+        self.button = ipywidgets.Play(value=first, min=first, max=last, step=1, interval=interval)
+        self.link = ipywidgets.jslink((self.button, "value"), (self.slider, "value"))
+        super().__init__([self.button, self.slider])
+        self.description = label
+        self.value = first
+        ipywidgets.link((self.slider, "value"), (self, "value"))
+
+    @property
+    def options(self) -> list[tuple[str, int]]:
+        """Every stop, by the words on it."""
+        return [(str(stop), stop) for stop in range(self.slider.min, self.slider.max + 1)]
+
+
+def play(
+    draw: Callable[..., Picture],
+    last: int,
+    still: Picture,
+    live: bool = True,
+    *,
+    label: str = "moment",
+    interval: int = 700,
+    first: int = 0,
+    **controls: Any,
+) -> Shell | Picture:
+    """A film of ``draw(moment=first … last, …)`` under its controls; the ``still`` where no kernel runs.
+
+    ``draw`` is given the moment by the name of ``label``, beside the other controls' values, and is called
+    once for each of their combinations. ``interval`` is milliseconds from a picture to the next: leave it
+    longer than a picture takes, which should be 0.1 s at most.
+    """
+    # the film comes first: a page that has room for few pictures keeps the first control
+    others = {name: control for name, control in controls.items() if name != label}
+    return show(functools.cache(draw), still, live, **{label: Player(label, last, interval, first)}, **others)

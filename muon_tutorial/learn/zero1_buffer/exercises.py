@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, value_of
-from ..pictures.picture import Picture
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
 from .ranges import (
@@ -43,14 +42,13 @@ def split_exercise(plan: Plan) -> Exercise:
         said = names_or_none(straddle, SHAPES)
         if said is None:
             return 'straddle: give a list of names, such as ["A", "D"].'
-        right, real = split_matrices(plan), padding_of(plan)
+        right = split_matrices(plan)
         if extra := [name for name in said if name not in right]:
             return f"straddle: {extra[0]} lies whole in the slice of rank {keepers(plan, extra[0])[0]}."
         if missing := [name for name in right if name not in said]:
             return f"straddle: {missing[0]} is cut, too: ranks {keepers(plan, missing[0])} keep parts of it."
-        if padding != real:
-            return f"padding: not {padding}. Each bucket is filled up by itself, until dp divides its length."
-        return None
+        told = "Each bucket is filled up by itself, until dp divides its length."
+        return f"padding: not {padding}. {told}" if padding != padding_of(plan) else None
 
     hints = (
         "Fill the buckets first: a bucket takes matrices as long as it stays within its limit.",
@@ -63,17 +61,16 @@ def split_exercise(plan: Plan) -> Exercise:
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
     """The prediction: bytes that rank 0 sends, of whole buckets, and of straddling matrices."""
     right = sent_for_momentum(dp, tp, bucket)
-    entries = {name: size // 2 for name, size in right.items()}
 
     def judge(everything: object, straddling: object) -> str | None:
         for name, said in (("everything", everything), ("straddling", straddling)):
-            if said == right[name]:
-                continue
-            if said == entries[name]:
-                return f"{name}: these are entries. On the wire each takes 2 bytes."
-            if said == 2 * right[name]:
-                return f"{name}: that would be float32. On the wire each entry takes 2 bytes."
-            return f"{name}: not {said}. {_BYTES_WHY[name]}"
+            if said != right[name]:
+                told = why(
+                    (said == right[name] // 2, "these are entries. On the wire each takes 2 bytes."),
+                    (said == 2 * right[name], "that would be float32. On the wire each entry takes 2 bytes."),
+                    otherwise=f"not {said}. {_BYTES_WHY[name]}",
+                )
+                return f"{name}: {told}"
         return None
 
     hints = (
@@ -94,7 +91,7 @@ def range_exercise() -> Exercise:
 
     def judge(local_range: LocalRange) -> str | None:
         plans = (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS)
-        return next(filter(None, (_judge_plan(local_range, plan) for plan in plans)), None)
+        return first(_judge_plan(local_range, plan) for plan in plans)
 
     hints = (
         "Slice number place begins at place * length in the bucket, and ends length later.",
@@ -120,19 +117,20 @@ def _judge_plan(local_range: LocalRange, plan: Plan) -> str | None:
 def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | None:
     if not isinstance(said, (tuple, list)) or len(said) != 2:
         return f"give a pair (start, stop), not {said!r}."
-    start, stop = said
-    right = meta.local_range
+    (start, stop), right = said, meta.local_range
+    pair, begin = f"({start}, {stop})", place * length
     if (start, stop) == right:
         return None
-    if right == (0, 0):
-        return f"they share nothing; say (0, 0), not ({start}, {stop})."
-    if place and (start - place * length, stop - place * length) == right:
-        return f"({start}, {stop}) counts from the start of the bucket. Count from the start of the slice."
-    if start < 0 or stop > length:
-        return f"({start}, {stop}) reaches out of the slice, which goes from 0 to {length}."
-    if (start, stop + 1) == right:
-        return f"({start}, {stop}) leaves out the last number: a range ends before its stop."
-    return f"({start}, {stop}) is not the part that lies in the slice."
+    return why(
+        (right == (0, 0), f"they share nothing; say (0, 0), not {pair}."),
+        (
+            place and (start - begin, stop - begin) == right,
+            f"{pair} counts from the start of the bucket. Count from the start of the slice.",
+        ),
+        (start < 0 or stop > length, f"{pair} reaches out of the slice, which goes from 0 to {length}."),
+        ((start, stop + 1) == right, f"{pair} leaves out the last number: a range ends before its stop."),
+        otherwise=f"{pair} is not the part that lies in the slice.",
+    )
 
 
 PAR_LINES = 15
@@ -152,11 +150,7 @@ def plan_exercise() -> Exercise:
     """The exercise: bucket and ranges of every matrix on every rank, judged against the package's plan."""
 
     def judge(function: AllRanges) -> str | Diagnosis | None:
-        for sizes, dp, most in TRIES:
-            said = value_of(function, list(sizes), dp, most)
-            if wrong := _judge_ranges(said, sizes, dp, most):
-                return wrong
-        return None
+        return first(_judge_ranges(value_of(function, list(t[0]), *t[1:]), *t) for t in TRIES)
 
     hints = (
         "Matrices into buckets first; then for each bucket its slice length; then its matrices, by rank.",
@@ -179,9 +173,10 @@ def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | 
     for field in range(3):  # a wrong bucket explains a wrong range, and not the other way round
         for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
             for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
-                if _as_range(got)[field] != due[field]:
-                    where = f"{case}rank {rank}, matrix {index}: "
-                    return _diagnosis(where, field, _as_range(got), due, draw_memories(said, right))
+                mine_here = (got[0], tuple(got[1]), tuple(got[2]))
+                if mine_here[field] != due[field]:
+                    what = f"{case}rank {rank}, matrix {index}: {_say_field(field, mine_here, due)}"
+                    return Diagnosis(what, (_FIELD_HINTS[field],), draw_memories(said, right))
     return None
 
 
@@ -194,20 +189,12 @@ def _is_triple(got: Any) -> bool:
     )
 
 
-def _as_range(got: Any) -> Range:
-    bucket, (start, stop), (first, last) = got
-    return bucket, (start, stop), (first, last)
-
-
-def _diagnosis(where: str, field: int, got: Range, due: Range, picture: Picture) -> Diagnosis:
-    """What is wrong with a range, beside the picture of all."""
+def _say_field(field: int, got: Range, due: Range) -> str:
     if field == 0:
-        what = f"it lies in bucket {due[0]}, not {got[0]}."
-    elif field == 1:
-        what = f"in its bucket it lies from {due[1][0]} to {due[1][1]}, not from {got[1][0]} to {got[1][1]}."
-    else:
-        what = f"its local_range is {due[2]}, not {got[2]}."
-    return Diagnosis(where + what, (_FIELD_HINTS[field],), picture)
+        return f"it lies in bucket {due[0]}, not {got[0]}."
+    if field == 1:
+        return f"in its bucket it lies from {due[1][0]} to {due[1][1]}, not from {got[1][0]} to {got[1][1]}."
+    return f"its local_range is {due[2]}, not {got[2]}."
 
 
 _FIELD_HINTS = (
@@ -226,17 +213,13 @@ def _lines_of(function: AllRanges) -> int:
 def quiz(plan: Plan) -> Exercise:
     """Numbers that the notebook has measured."""
     at = plan.grid.at(0)
-    expected = {
-        "kept": sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at)),
-        "padding": padding_of(plan),
-        "buckets": len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets),
-    }
-    why = {
-        "kept": "Add up its slices, and take off the padding that they hold.",
-        "padding": "It is written above the rulers of the first picture.",
-        "buckets": f"Press the button {BUCKETS[0]} above the rulers.",
-    }
-    return numbers(expected, why)
+    kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at))
+    buckets = len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets)
+    return numbers(
+        ("kept", kept, "Add up its slices, and take off the padding that they hold."),
+        ("padding", padding_of(plan), "It is written above the rulers of the first picture."),
+        ("buckets", buckets, f"Press the button {BUCKETS[0]} above the rulers."),
+    )
 
 
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:

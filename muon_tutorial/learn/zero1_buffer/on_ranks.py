@@ -40,9 +40,13 @@ def measure_buckets(rank: int, dp: int, tp: int, seed: int, steps: int) -> list[
 
 def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> BucketCost:
     ledger = Ledger()
-    muon = Muon(
-        _matrices(seed), strategy=partial(zero1, cut="bucket", round_bytes=size), mesh=world, tp_dim=None
-    )
+    generator, named = torch.Generator().manual_seed(seed), []
+    for number, shape in enumerate(LAYER * LAYERS):
+        parameter = torch.nn.Parameter(torch.randn(shape, generator=generator))
+        parameter.grad = torch.randn(shape, generator=generator)
+        named.append((f"matrix {number}", parameter))
+    builder = partial(zero1, cut="bucket", round_bytes=size)
+    muon = Muon(named, strategy=builder, mesh=world, tp_dim=None, window=1)
     world.observers.append(ledger)
     muon.step()
     world.observers.remove(ledger)
@@ -58,16 +62,6 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
         sum(row.ring for row in rows),
         measure.median_seconds(muon.step, steps),
     )
-
-
-def _matrices(seed: int) -> list[tuple[str, torch.nn.Parameter]]:
-    """Matrices of about the shapes that a small GPT has, whole on every rank, each with a gradient."""
-    generator, named = torch.Generator().manual_seed(seed), []
-    for number, shape in enumerate(LAYER * LAYERS):
-        parameter = torch.nn.Parameter(torch.randn(shape, generator=generator))
-        parameter.grad = torch.randn(shape, generator=generator)
-        named.append((f"matrix {number}", parameter))
-    return named
 
 
 @dataclass(frozen=True, slots=True)

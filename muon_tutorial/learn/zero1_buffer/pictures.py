@@ -16,10 +16,9 @@ from matplotlib.patches import Rectangle
 from ... import Bucket, Plan
 from ...plan.bucket import Interval
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, card, finish, rectangle, write
+from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, write
 from ..pictures.spectra import style
-from ..widgets.play import play
-from ..widgets.shell import Shell, choice, show, slider
+from ..widgets.shell import Shell, choice, play, show, slider
 from .on_ranks import BucketCost, PhaseBytes, bytes_of
 from .ranges import (
     BUCKETS,
@@ -69,7 +68,7 @@ def _scale(plan: Plan) -> float:
 def _draw_rulers(axes: Axes, plan: Plan, top: float, lit: str = "") -> None:
     """The rulers, from a height on; ``lit`` is a matrix that is framed."""
     for name, down in _ROWS.items():
-        write(axes, 12, top + down + _HIGH / 2, name, 11, weight="bold")
+        write(axes, 12, top + down + _HIGH / 2, name, weight="bold")
     for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
         _draw_bucket(axes, plan, bucket, _LEFT + start * _scale(plan), top, lit)
 
@@ -97,9 +96,7 @@ def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, left: float, top: float
             axes.plot([x, x], [rows["matrices"], rows["slices"]], color=INK, lw=1.1, dashes=(3, 2), zorder=7)
         is_end = bucket is plan.buckets[-1] and place == dp  # elsewhere, the next bucket begins at 0 again
         if is_end or (x - last > 34 and place < dp and (not place or x + 34 < left + length * scale)):
-            write(
-                axes, x, rows["slices"] + _HIGH + 14, f"{place * length // dp}", 11, ha="center", color=QUIET
-            )
+            centred(axes, x, rows["slices"] + _HIGH + 14, f"{place * length // dp}", color=QUIET)
             last = x
 
 
@@ -109,7 +106,7 @@ def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: 
     label = next((text for text in labels if width > 6 + 8.6 * len(text)), None)
     if label:
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
-        write(axes, left + width / 2, top + _HIGH / 2, label, 11, ha="center", zorder=8, bbox=box)
+        centred(axes, left + width / 2, top + _HIGH / 2, label, zorder=8, bbox=box)
 
 
 def say_rulers(plan: Plan) -> str:
@@ -181,7 +178,7 @@ def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
 
 def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlace | None) -> None:
     """What a rank keeps: its slice of every bucket, one after the other."""
-    write(axes, 12, top + 12, f"rank {rank}", 11, weight="bold" if found else "normal")
+    write(axes, 12, top + 12, f"rank {rank}", weight="bold" if found else "normal")
     x, scale = _LEFT, _scale(plan)
     for bucket in plan.buckets:
         wide = slice_length(plan, bucket.index) * scale
@@ -190,7 +187,7 @@ def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlac
             spot = x + (found.offset + 0.5) * scale
             axes.plot([spot, spot], [top - 3, top + 27], color=INK, lw=3, zorder=9)
         x += wide + 3
-    write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", 11, color=QUIET)
+    write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", color=QUIET)
 
 
 def say_memory(plan: Plan, rank: int) -> str:
@@ -207,7 +204,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
         return draw_entry(plan, locate(plan, matrix, *divmod(entry * (rows * columns - 1) // STOPS, columns)))
 
     metas = [meta.name for meta in plan.dist_meta(plan.grid.at(0)) if meta.shape[0] * meta.shape[1] > STOPS]
-    names = choice("matrix", {name: name for name in metas})
+    names = choice("matrix", metas)
     names.value = "C" if "C" in metas else metas[0]
     still = draw(names.value, STOPS // 2)
     return play(draw, STOPS, still, live, label="entry", matrix=names)
@@ -227,12 +224,12 @@ def draw_straddling(plan: Plan) -> Picture:
         for rank, size in kept.items():
             rectangle(axes, x, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
             if size * scale > 32:
-                write(axes, x + size * scale / 2, top + 16, str(size), 11, ha="center")
+                centred(axes, x + size * scale / 2, top + 16, str(size))
             x += size * scale
         others = len(kept) - 1
         sends = [f"rank {rank} sends {others * size}" for rank, size in kept.items()]
         shown = " · ".join(sends) if others < 3 else f"each sends its part to {others} others"
-        write(axes, x + 14, top + 16, shown, 11)
+        write(axes, x + 14, top + 16, shown)
         said.append(
             f"Of {name}, {', '.join(f'rank {r} keeps {s} and sends {others * s}' for r, s in kept.items())}."
         )
@@ -258,10 +255,10 @@ def draw_step(plan: Plan, rank: int) -> Picture:
     said = []
     for number, (name, is_whole, phase) in enumerate(moments):
         top = 44 + 44 * number
-        write(axes, 12, top + 16, name, 11, weight="bold" if name == "momentum" else "normal")
+        write(axes, 12, top + 16, name, weight="bold" if name == "momentum" else "normal")
         _draw_held(axes, plan, rank, place, top, is_whole=is_whole)
         told = _say_phase(phases.get(phase), phase) if phase else _STAYS.get(name, "")
-        write(axes, 640, top + 16, told, 11, color=INK if phase else QUIET)
+        write(axes, 640, top + 16, told, color=INK if phase else QUIET)
         said.append(f"{name}: {'all of it' if is_whole else 'its slices'}{f' ({told})' if told else ''}.")
     return finish(figure, f"zero1_buffer-step-{rank}", f"Rank {rank} in a step. {' '.join(said)}")
 
@@ -299,9 +296,6 @@ def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
     names = [f"{cost.size // 1000}" for cost in mine]
     for number, (title, values) in enumerate(panels.items()):
         axes = style(figure.add_subplot(1, len(panels), number + 1), title, "bucket, at most kB", "")
-        axes.title.set_fontsize(12)
-        axes.xaxis.label.set_fontsize(11)
-        axes.tick_params(labelsize=11)
         axes.bar(names, values, color=QUIET, width=0.6)
         for place, value in enumerate(values):
             axes.text(place, value, f"{value:.0f}", size=11, ha="center", va="bottom", color=INK)
@@ -332,7 +326,7 @@ def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
     starts = {number: sum(list(lengths.values())[:place]) for place, number in enumerate(lengths)}
     for rank, ranges in enumerate(right):
         top = 44 + 68 * rank
-        write(axes, 12, top + 26, f"rank {rank}", 11)
+        write(axes, 12, top + 26, f"rank {rank}")
         for row, shown in enumerate((yours[rank] if rank < len(yours) else (), ranges)):
             for index, (number, _, (start, stop)) in enumerate(shown):
                 first, last = (min(max(edge, 0), lengths.get(number, 0)) for edge in (start, stop))
@@ -341,6 +335,6 @@ def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
                     wide = (last - first) * scale
                     rectangle(axes, x, top + 28 * row, wide, 24, rank_colour(rank) if row else CARD)
                     if wide > 16:
-                        write(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26), 11, ha="center")
+                        centred(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26))
     said = "; ".join(f"rank {rank}: {list(ranges)}" for rank, ranges in enumerate(yours))
     return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's is drawn below yours.")

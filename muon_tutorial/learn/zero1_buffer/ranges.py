@@ -1,7 +1,4 @@
-"""Lesson 05: seven small matrices in buckets, and the ranges of them that each rank keeps.
-
-Sizes are odd on purpose, so that buckets need padding, and slices cut through some matrices and not others.
-"""
+"""Lesson 05: seven matrices of odd sizes in buckets, and the ranges of them that each rank keeps."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from torch import Tensor
 
 from ... import Bucket, DistMeta, Grid, Matrix, Plan, Shard, zero1
 from ...plan.bucket import Interval
+from ..my_muon.reference import local_range as local_range
 
 SHAPES = {"A": (12, 10), "B": (6, 8), "C": (15, 11), "D": (5, 7), "E": (10, 13), "F": (9, 6), "G": (3, 11)}
 BUCKETS = (100, 200, 400, 1000)
@@ -116,14 +114,6 @@ def split_matrices(plan: Plan) -> list[str]:
 def keepers(plan: Plan, name: str) -> list[int]:
     """The ranks that keep a part of a matrix: as in the rulers, of those at tp position 0."""
     return list(kept_of(plan, name))
-
-
-def local_range(global_range: Interval, place: int, length: int) -> Interval:
-    """Where a matrix lies in a slice, counted from the start of the slice: the exercise's reference."""
-    begin = place * length
-    first = max(global_range[0], begin) - begin
-    last = min(global_range[1], begin + length) - begin
-    return (first, last) if first < last else (0, 0)
 
 
 def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:

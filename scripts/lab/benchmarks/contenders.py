@@ -21,8 +21,8 @@ from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.optimizer.split_parameters import split_parameters
 from muon_tutorial.plan.strategies import ROUND_BYTES, Builder, layerwise, owner, round_robin, zero1
-from muon_tutorial.training.exchange import average_gradients
 from muon_tutorial.training.gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
+from muon_tutorial.training.loop import average_gradients
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 LR = 1e-3

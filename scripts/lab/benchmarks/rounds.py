@@ -1,7 +1,7 @@
-"""Whether owners work at the same time: steps of real ranks in which Newton–Schulz is replaced by sleep.
+"""Whether owners work at the same time: steps of real ranks, with sleep in place of Newton–Schulz or without.
 
 Sleeping ranks need no core, so that any machine shows what as many machines would: the makespan of the plan,
-with real messages around it.
+with real messages around it. Real work stands beside ranks that share it and exchange nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -24,6 +24,7 @@ from muon_tutorial.evidence.tables import Table, TableRow
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.assign import newton_schulz_cost
+from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.plan.strategies import Plan, layerwise, owner, replicated, round_robin, zero1
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.worlds.live import build_mesh
@@ -38,19 +39,28 @@ BUILDERS: Mapping[str, Any] = {
     "zero1": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
 }
+SHARED = ["owner", "layerwise", "round_robin", "zero1"]
 PATIENCE = 120.0
 NAP = 0.1
 EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
+SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
 ONE, ALL = 1, None  # an owner's matrices in a round: one, whatever its size; or what the default takes
+REAL = "apart", "owner", "layerwise"
+REAL_NOTES = (
+    "Default options: Newton–Schulz as ``torch.optim.Muon`` does it, in bf16. *apart*: each rank steps its "
+    "part of the matrices in a process of its own, and nothing travels. The fastest of three steps.",
+)
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
     "of their own, and matrices are small, so that messages cost little. *a round*: one matrix an owner, as "
     " where every matrix is larger than the limit, or as many as the default limit takes. Messages are "
     "real. *best*: the fair share of the sleep, or the longest one; for equal matrices, as many as the "
-    "busiest rank must have. *peak*: the most bytes that a rank's step held beside parameters, gradients and "
-    "momentum, measured, and predicted by the same step on tensors without data.",
+    "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
+    "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
+    "step held beside parameters, gradients and momentum, measured without sleep, and predicted by the same "
+    "step on tensors without data.",
 )
 
 
@@ -91,6 +101,7 @@ class SleepStep:
     seconds: float
     peak: int
     predicted: int
+    without_sleep: float
 
 
 def cases(ranks: Sequence[int]) -> list[SleepCase]:
@@ -109,52 +120,81 @@ def run_case(case: SleepCase, strategies: Sequence[str]) -> list[SleepStep]:
     rows = launch(_on_rank, case.ranks, args=(case, list(strategies)), timeout=PATIENCE)
     worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
     return [
-        SleepStep(case, name, seconds, int(peak), int(predicted))
-        for name, (seconds, peak, predicted) in zip(strategies, worst, strict=True)
+        SleepStep(case, name, seconds, int(peak), int(predicted), without)
+        for name, (seconds, peak, predicted, without) in zip(strategies, worst, strict=True)
     ]
 
 
-def _on_rank(rank: int, case: SleepCase, strategies: Sequence[str]) -> list[tuple[float, int, int]]:
+def _on_rank(rank: int, case: SleepCase, strategies: Sequence[str]) -> list[tuple[float, ...]]:
     mesh = build_mesh({"dp": case.ranks})
+    return [_one(rank, case, name, mesh) for name in strategies]
+
+
+def _one(rank: int, case: SleepCase, name: str, mesh: Any) -> tuple[float, ...]:
+    builder = BUILDERS[name] if case.limit is None else partial(BUILDERS[name], round_bytes=case.limit)
+    muon = _muon(case.shapes, strategy=builder, mesh=mesh)
+    assert muon.plan is not None
+    with _naps(replace(case, seconds=0.0)):
+        without = _fastest(muon, 4)
+        with PeakMemory() as seen:
+            _timed(muon)
+    with _naps(case):
+        return _fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without
+
+
+def _naps(case: SleepCase) -> Any:
     naps = dict(zip(case.shapes, case.sleeps(), strict=True))
 
     def sleep(whole: Tensor, sides: Sequence[int], *_: Any) -> Tensor:
         time.sleep(naps[sides[-2], sides[-1]])
         return whole.clone()
 
-    found = []
-    with mock.patch.object(orthogonalize, "newton_schulz_update", sleep):
-        for name in strategies:
-            found.append(_one(rank, case, name, mesh))
-    return found
+    return mock.patch.object(orthogonalize, "newton_schulz_update", sleep)
 
 
-def _one(rank: int, case: SleepCase, name: str, mesh: Any) -> tuple[float, int, int]:
-    params = [nn.Parameter(torch.zeros(shape)) for shape in case.shapes]
-    builder = BUILDERS[name] if case.limit is None else partial(BUILDERS[name], round_bytes=case.limit)
-    muon = Muon(params, strategy=builder, mesh=mesh, initial_values="compare", compare_every=None)
-    for param in params:
+def _muon(shapes: Sequence[tuple[int, int]], **options: Any) -> Muon:
+    params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    return Muon(params, initial_values="compare", compare_every=None, **options)
+
+
+def _fastest(muon: Muon, times: int) -> float:
+    return min(_timed(muon) for _ in range(times))
+
+
+def _timed(muon: Muon) -> float:
+    """Seconds of a step, from when all ranks are there to when all are through."""
+    for param in muon.param_groups[0]["params"]:
         param.grad = torch.ones_like(param)
+    dist.barrier()
+    start = time.perf_counter()
     muon.step()
-    seconds = []
-    for _ in range(3):
-        for param in params:
-            param.grad = torch.ones_like(param)
-        dist.barrier()
-        start = time.perf_counter()
-        muon.step()
-        dist.barrier()
-        seconds.append(time.perf_counter() - start)
-    for param in params:
-        param.grad = torch.ones_like(param)
-    with PeakMemory() as seen:
-        muon.step()
-    assert muon.plan is not None
-    return min(seconds), seen.peak, _predicted(muon.plan, rank)
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def real_table(command: str) -> Table:
+    """Steps by default options, one thread a rank, beside ranks that step their parts and send nothing."""
+    rows: list[TableRow] = []
+    for name, shapes in SIDES.items():
+        for ranks in (2,) if len(shapes) < 8 else (2, 8):
+            seconds = [
+                max(its) for its in zip(*launch(_real, ranks, args=(ranks, shapes), timeout=600), strict=True)
+            ]
+            for way, its in zip(REAL, seconds, strict=True):
+                row = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
+                rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
+    return Table("Real work", tuple(rows), command, REAL_NOTES)
+
+
+def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]]) -> list[float]:
+    torch.set_num_threads(1)
+    mesh = build_mesh({"dp": ranks})
+    ways = [_muon(shapes[rank::ranks]), *(_muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
+    return [_fastest(muon, 3) for muon in ways]
 
 
 def _predicted(plan: Plan, rank: int) -> int:
-    step = step_over_ones(plan, plan.grid.at(rank), torch.device("meta"))
+    step = step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), IN_FLIGHT)
     with (
         torch.no_grad(),
         mock.patch.object(orthogonalize, "newton_schulz_update", lambda whole, *_: whole.clone()),
@@ -176,6 +216,7 @@ def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
             "seconds": round(it.seconds, 2),
             "best": round(it.case.best, 2),
             "over the best": round(it.seconds / it.case.best, 2),
+            "without sleep": round(it.without_sleep, 2),
             "peak MB": round(it.peak / 1e6, 1),
             "predicted MB": round(it.predicted / 1e6, 1),
         }

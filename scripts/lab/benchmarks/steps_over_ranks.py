@@ -33,7 +33,7 @@ APART = "two halves, no communication"
 OWNER = "owner"
 OVERLAPPED = "owner, window=2"
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    OWNER: {"strategy": "owner"},
+    OWNER: {"strategy": "owner", "window": 1},
     OVERLAPPED: {"strategy": "owner", "window": 2},
     "round_robin": {"strategy": "round_robin"},
 }

@@ -203,7 +203,7 @@ def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_window(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(plan, settings={**plan.settings, "window": 3})
+    return altered(plan, settings={**plan.settings, "window": 2})
 
 
 def _an_empty_matrix(plan: Blueprint, dice: Random) -> Blueprint:

@@ -12,6 +12,7 @@ from .case import Case, RankRecord, Seen, Verdict
 
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
+_TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # no other rank holds the same part
 _NOBODY = "no rank failed by itself"  # what a launch says where every rank only waited
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 _LONGEST = 300  # characters of detail
@@ -91,6 +92,8 @@ def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> 
         return "unnamed"
     groups = [[int(digits) for digits in re.findall(r"\d+", found)] for found in _RANKS.findall(text)]
     if ranks == 2 and [0, 1] in map(sorted, groups):
+        return "named"
+    if (two := _TWO.search(text)) and guilty in map(int, two.groups()):
         return "named"
     alone = [group[0] for group in groups if len(group) == 1]
     if not groups or (not alone and guilty in groups[0] and len(groups) == 1 and len(groups[0]) > 1):

@@ -84,7 +84,7 @@ def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> 
 
 
 def _words(under: Under, ranks: int, options: list[str]) -> list[str]:
-    job = [*TRAIN[3:], "--dp", str(ranks), *options]
+    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options]  # a busy machine is no fault here
     if under == "launch":
         return [*TRAIN[:3], *job]
     return ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT), *job]

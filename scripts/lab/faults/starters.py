@@ -21,7 +21,7 @@ from .case import PATIENCE, STRUCK, TIMEOUT, Case, Seen
 from .processes import MARK, children, left_behind
 
 LIMIT = TIMEOUT + PATIENCE
-STARTING, LATE = 40.0, 4.0
+STARTING, LATE = 90.0, 4.0
 """Seconds that a starter may take to be there on a busy machine, and that it is watched over the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
@@ -223,7 +223,67 @@ _CLOSED = (
     "import os, sys, runpy; os.close(1); " + _RUN.format(words=_FEW_STEPS),
 )
 
+_JOBS = f"""
+import glob, pathlib, subprocess, sys, time
+def train(*options):
+    return subprocess.Popen([sys.executable, *{list(TRAIN)!r}, *options], stderr=subprocess.PIPE, text=True)
+def ended(process, code, says=""):
+    said = process.communicate()[1]
+    if process.returncode != code or says not in said:
+        sys.exit(f"exit code {{process.returncode}}: {{said}}")
+"""
+_TWO_JOBS = """
+first = train("--save-every", "1", "--out", "run")
+while not glob.glob("run/checkpoints/latest") and first.poll() is None:
+    time.sleep(0.05)
+ended(train("--resume", "run"), 1, "is training in")
+first.terminate()
+ended(first, 143, "saved after step")
+"""
+_DAMAGED = """
+ended(train("--save-every", "1", "--out", "run", "--max-seconds", "2"), 0, "saved after step")
+newest = pathlib.Path(sorted(glob.glob("run/checkpoints/step-*/*.distcp"))[-1])
+data = bytearray(newest.read_bytes())
+data[len(data) // 2] ^= 1
+newest.write_bytes(data)
+ended(train("--resume", "run", "--max-seconds", "2"), 0, "put aside as damaged-")
+"""
+_PLANTED = """
+import pathlib, subprocess, sys
+pathlib.Path("job.py").write_text('''
+import os, pickle, zlib, torch
+from muon_tutorial import MuonWithAdamW, save_checkpoint
+from muon_tutorial.checkpoint import meeting
+from muon_tutorial.errors import CheckpointError
+from muon_tutorial.launching.torchrun import join_torchrun
+class Planted:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+seat = join_torchrun(timeout=20)
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 4)
+if seat.rank == 1:
+    meeting.pack = lambda value: zlib.compress(pickle.dumps(Planted()))
+try:
+    save_checkpoint("saved", model, MuonWithAdamW.from_model(model, lr=0.1))
+except CheckpointError as error:
+    assert "the ranks' store holds what no rank wrote" in str(error), error
+else:
+    raise AssertionError("saved")
+''')
+words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "job.py"]
+done = subprocess.run([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+sys.exit(done.stderr if done.returncode or pathlib.Path("executed").exists() else 0)
+"""
+
 COMMAND_LINE: Mapping[str, Shell] = {
+    "SIGTERM while it starts": Shell(_send(signal.SIGTERM), (143, -signal.SIGTERM), moment=2.0),
+    "SIGUSR1, then SIGTERM while it starts": Shell(
+        _send(signal.SIGUSR1, signal.SIGTERM), (143, -signal.SIGTERM, -signal.SIGUSR1), moment=2.0
+    ),
+    "two jobs in one run folder": Shell(None, (0,), words=("-c", _JOBS + _TWO_JOBS)),
+    "a bit flipped in the newest checkpoint": Shell(None, (0,), words=("-c", _JOBS + _DAMAGED)),
+    "a pickle in torchrun's store": Shell(None, (0,), words=("-c", _PLANTED)),
     "Ctrl-C": Shell(_send(signal.SIGINT), (130,)),
     "Ctrl-C in the first two seconds": Shell(_send(signal.SIGINT), (130,), moment=2.0),
     "Ctrl-C twice": Shell(_send(signal.SIGINT, signal.SIGINT), (130,)),

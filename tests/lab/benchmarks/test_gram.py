@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pytest
 
-from scripts import gram as script
 from scripts.lab.benchmarks import gram
 from scripts.lab.benchmarks.gram import CONTENDERS, StepTimes
 
@@ -47,19 +44,3 @@ def test_the_regime_tells_long_from_square(monkeypatch: pytest.MonkeyPatch) -> N
     assert sent[0][0] > sent[0][1]
     assert sent[1][0] < sent[1][1]
     assert {row["least time"] for row in (square, long)} <= set(gram.FORMULAS)
-
-
-def test_the_script_writes_what_it_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    few = list(gram.distances(sides=((8, 24),), tps=(2,)))
-    monkeypatch.setattr(gram, "distances", lambda: few)
-    monkeypatch.setattr(gram, "measure_times", lambda rounds: [StepTimes("1 of 512 × 4096", SECONDS)])
-    monkeypatch.setattr(gram, "SHORT", 64)
-    monkeypatch.setattr(gram, "ASPECTS", (2,))
-    assert script.main(["--out", str(tmp_path)]) == 0
-    text, data = (tmp_path / "gram.md").read_text(), json.loads((tmp_path / "gram.json").read_text())
-    assert len(data["tables"]) == 5
-    for table in data["tables"]:
-        assert f"## {table['title']}" in text
-    assert "## Bytes a rank sends" in capsys.readouterr().out

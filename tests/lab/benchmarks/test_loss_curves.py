@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.training.settings import TrainSettings
-from scripts import loss_curves as script
 from scripts.lab.benchmarks.loss_curves import (
     LAST,
     Way,
@@ -68,16 +64,3 @@ def test_differences_are_taken_on_the_same_seed() -> None:
     assert (stock[f"{name}, minus stock's"], stock[f"{name}, seeds lie apart"]) == (0, 0.5)
     assert (gram[f"{name}, minus stock's"], gram[f"{name}, seeds lie apart"]) == (-0.375, 0.25)
     assert gram["held out, seed by seed"] == "-0.2500, -0.5000"
-
-
-def test_what_is_written_holds_every_loss(tmp_path: Path) -> None:
-    tables = [spread_table(CURVES, "c"), curves_table(CURVES, "c")]
-    script.write(tmp_path, tables, {"command": "python x"}, CURVES)
-    kept = json.loads((tmp_path / "loss_curves.json").read_text(encoding="utf-8"))
-    assert [run["losses"] for run in kept["runs"]] == [[*curve.losses] for curve in CURVES]
-    assert (tmp_path / "loss_curves.svg").stat().st_size > 1000
-
-
-def test_stock_is_always_among_the_ways() -> None:
-    assert script.parse(["--way", "cans"]).ways == (Way(STOCK), Way("cans"))
-    assert script.parse([]).ways[: len(script.WAYS)] == script.WAYS

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
-from muon_tutorial.evidence.tables import TableRow
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from scripts.lab.benchmarks import newton_schulz_times
@@ -20,10 +16,8 @@ from scripts.lab.benchmarks.newton_schulz_times import (
     form_of,
     measure,
     operations_once,
-    summary,
     times_table,
 )
-from scripts.newton_schulz_times import write
 
 
 def test_contenders_orthogonalize_the_same_matrices() -> None:
@@ -65,22 +59,3 @@ def test_the_floor_counts_a_recipes_own_operations(monkeypatch: pytest.MonkeyPat
     assert row["ms"] == 1000.0
     assert row["times torch"] == 4.0
     assert row["of its floor"] == 0.5
-
-
-def test_the_summary_names_the_fastest_drop_in() -> None:
-    rows: list[TableRow] = [
-        {"orthogonalize": name, "times torch": ratio, "of its floor": 0.8}
-        for name, ratio in {"stock": 1.0, "gram": 2.0, "minimax": 3.0, "turbo": 9.0, "auto": 2.9}.items()
-    ]
-    last = summary([("a work", rows)]).splitlines()[-1]
-    assert last == "| a work | 1.0 | 3.0, `minimax` | 2.9 | 0.8 |"
-
-
-def test_what_is_written_names_command_and_machine(tmp_path: Path) -> None:
-    found = WorkTimes(
-        "64 matrices of 128 × 128", {TORCH: [1.0], "gram": [0.5]}, {"bf16": [1.0], "fp32": [1.0]}
-    )
-    write(tmp_path, [times_table(found, "python x", "here")], {"command": "python x", "threads": 1})
-    kept = json.loads((tmp_path / "newton_schulz.json").read_text(encoding="utf-8"))
-    assert kept["tables"][0]["rows"][1]["times torch"] == 2.0
-    assert "- threads: 1" in (tmp_path / "newton_schulz.md").read_text(encoding="utf-8")

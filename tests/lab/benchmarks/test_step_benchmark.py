@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -19,19 +18,17 @@ from scripts import step_benchmark as script
 from scripts.lab.benchmarks import step_benchmark
 from scripts.lab.benchmarks.peers import Params, Peer, StepContender, find_peers, import_alone
 from scripts.lab.benchmarks.step_benchmark import (
-    LAYER,
     TORCH,
     StepRun,
     StepSet,
     contenders,
-    cosine,
     measure_steps,
     our_contender,
     times_table,
     ways,
     work_table,
 )
-from scripts.lab.benchmarks.step_work import state_bytes, watch
+from scripts.lab.benchmarks.step_work import watch
 from scripts.lab.benchmarks.steps_over_ranks import (
     APART,
     OVERLAPPED,
@@ -150,18 +147,6 @@ def test_the_profiler_counts_what_lives_at_once() -> None:
     assert seen.operations == {}
 
 
-def test_state_bytes_look_into_nested_state() -> None:
-    param = torch.nn.Parameter(torch.ones(4, 4))
-    optimizer = torch.optim.SGD([param], lr=1.0)
-    optimizer.state[param] = {"a": torch.ones(2), "b": [{"c": torch.ones(3)}], "d": 1}
-    assert state_bytes(optimizer) == 4 * 5
-
-
-def test_a_layer_is_gpt2_smalls() -> None:
-    assert sum(rows * columns for rows, columns in LAYER) == 12 * 768**2
-    assert StepSet.layers(12).nbytes == 4 * 84_934_656
-
-
 def test_ratios_are_taken_within_a_turn(run: StepRun) -> None:
     one, *_ = run.steps
     slow = step_benchmark.ContenderSteps(one.contender, [1.0, 8.0, 4.0], one.work, 1.0)
@@ -171,14 +156,6 @@ def test_ratios_are_taken_within_a_turn(run: StepRun) -> None:
     assert table.rows[1]["ms"] == 2000.0
     assert "Left out: y neither." in table.notes
     assert "Left out: x is not here." in table.notes
-
-
-def test_cosine_is_of_all_matrices_as_one_vector() -> None:
-    these, those = (
-        [torch.tensor([[3.0]]), torch.tensor([[4.0]])],
-        [torch.tensor([[3.0]]), torch.tensor([[0.0]])],
-    )
-    assert cosine(these, those) == pytest.approx(0.6)
 
 
 # Packages
@@ -280,54 +257,8 @@ def tables(run: StepRun) -> list[Table]:
     return [times_table(run, "c"), work_table(run, "c"), ranks_table(found, STOCK, "c")]
 
 
-def test_what_is_written_can_be_read_and_drawn_again(run: StepRun, tmp_path: Path) -> None:
-    script.write(tmp_path, tables(run), {"command": "python x", "GPU": "no GPU was at hand"})
-    kept = json.loads((tmp_path / "step_benchmark.json").read_text(encoding="utf-8"))
-    assert [one["title"] for one in kept["tables"]] == [table.title for table in tables(run)]
-    assert "- GPU: no GPU was at hand" in (tmp_path / "step_benchmark.md").read_text(encoding="utf-8")
-    assert (tmp_path / "step_benchmark.svg").stat().st_size > 1000
-
-
-def test_the_page_gets_its_lines_and_keeps_the_rest(run: StepRun, tmp_path: Path) -> None:
-    page = tmp_path / "evidence.md"
-    page.write_text("before\n<!-- from results/step_benchmark.json -->\nold\n<!-- end -->\nafter\n")
-    script.quote(page, tables(run))
-    script.quote(page, tables(run))
-    text = page.read_text()
-    assert text.startswith("before\n")
-    assert text.endswith("<!-- end -->\nafter\n")
-    assert "old" not in text
-    assert text.count("| this Muon, stock |") == text.count("| this Muon, minimax |") == 1
-    assert "| 2 | 2,000 | 2.00 | – |" in text
-
-
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (["--layers", "0"], "--layers must be at least 1; got 0"),
-        (["--rounds", "-1"], "--rounds must be at least 1; got -1"),
-        (["--way", "nobody"], "invalid choice: 'nobody'"),
-    ],
-)
-def test_bad_options_are_refused_in_a_line(
-    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        script.parse(option)
-    assert said in capsys.readouterr().err
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         script.parse(["--device", "cuda"])
     assert "no GPU that PyTorch can use" in capsys.readouterr().err
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_a_gpu_steps_the_same_contenders() -> None:
-    chosen = [contenders()[0][0], our_contender(STOCK)]
-    seen = measure_steps(SMALL, chosen, 1, torch.device("cuda"))
-    assert [one.cosine for one in seen.steps] == pytest.approx([1, 1], abs=1e-6)
-    assert all(one.work.left >= SMALL.nbytes for one in seen.steps)

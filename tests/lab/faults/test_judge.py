@@ -70,6 +70,7 @@ SAID = {
     "ranks made different plans:\n  rank 0, 1, 3: zero1\n  rank 2: owner": "named",
     "lr is 0.1 on rank 2 and 0.02 on ranks 0, 1 and 3": "named",
     "lr is 0.1 on rank 0 and 0.02 on rank 2": "named",
+    "w0 is not the same on all ranks that should hold it: ranks 0 and 2 differ": "named",
     "rank 3 gave NaN": "wrong rank",
     "ranks made different plans:\n  rank 0, 1, 2: zero1\n  rank 3: owner": "wrong rank",
     "rank 0, rank 1, rank 2 or rank 3 is wrong": "wrong rank",

@@ -1,0 +1,478 @@
+"""Is Muon a Muon? An audit of the steps of any optimizer: who orthogonalized which matrix, and how well.
+
+``audit`` copies this rank's parts of some matrices before and after a step, which hooks of the optimizer tell
+it, and does nothing else while training goes on. ``report()`` is where ranks put the parts together, judge
+each matrix (``update_verdict``) and share what they found: all ranks must call it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ..errors import UsageError
+from ..parameters.describe_matrices import named_params
+from ..parameters.dtensor_placements import dtensor_cuts
+from ..parameters.mesh_parameters import with_names
+from ..plan.bucket import parameter_boxes
+from ..plan.layout import Box
+from ..plan.matrix import Parts, held_box
+from ..step.momentum import MomentumShard
+from ..step.orthogonalize import CALLS
+from ..step.parameter_state import group_parts, local_part, placed_alike
+from ..step.single_process import matrices_in
+from ..step.step import PlanStep
+from ..worlds.live import LiveWorld, gather_objects
+from .fused_weights import parts_word
+from .muon import Muon
+from .muon_with_adamw import MuonWithAdamW
+from .split_parameters import split_parameters
+from .update_verdict import SeenUpdate, Verdict, judge
+
+ELEMENTS = 8_000_000
+"""How many elements are looked at, besides one parameter of each kind: more would take more than a second."""
+
+MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
+"""What optimizers call a momentum in a parameter's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an audit found of one parameter: by which ranks it was orthogonalized, and how it moved."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: str
+    ranks: tuple[int, ...] | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """What ranks found. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made and
+    planned; None where the optimizer's are not counted. ``left_out`` matrices were not looked at."""
+
+    findings: tuple[Finding, ...]
+    calls: Mapping[tuple[int, int], tuple[int, int]] | None
+    left_out: int
+
+    @property
+    def wrong(self) -> dict[str, str]:
+        """What is wrong, by the name of the parameter."""
+        return {it.name: it.verdict.wrong for it in self.findings if it.verdict.wrong}
+
+    @property
+    def miscounted(self) -> list[str]:
+        """Where there were more Newton–Schulz calls than planned, or fewer."""
+        counts = (self.calls or {}).items()
+        return [
+            f"{made} Newton–Schulz calls at {rows} × {columns}, where {planned} are planned"
+            for (rows, columns), (made, planned) in counts
+            if made != planned
+        ]
+
+    @property
+    def line(self) -> str:
+        """The outcome in one line."""
+        seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"
+        if self.wrong:
+            name, wrong = next(iter(self.wrong.items()))
+            many = f"{len(self.wrong)} of {len(self.findings)}"
+            return f"Muon is not Muon: the update of {name} is {wrong} ({many} that were seen)"
+        if self.miscounted:
+            return f"Muon is not Muon: {self.miscounted[0]}"
+        calls = sum(made for made, _ in self.calls.values()) if self.calls else 0
+        counted = f"; {calls} Newton–Schulz calls, as planned" if self.calls else ""
+        return f"Muon is Muon: {seen} moved by their orthogonalized momentum{counted}"
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "parts", "by ranks", "size", "singular values", "verdict")
+        rows = [head, *map(_row, self.findings)]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        rules = frozenset.intersection(*(it.verdict.rules for it in self.findings)) if self.findings else ()
+        said = [f"The updates are scaled by the rule {' or '.join(sorted(rules))}."] if rules else []
+        return "\n".join([*lines, *said, *self.miscounted, self.line])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Target:
+    """A parameter that Muon is to step, and how it holds matrices."""
+
+    name: str
+    param: Tensor
+    parts: Parts
+    transposed: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """What this rank holds of a parameter around a step, and which boxes of it."""
+
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    momentum_boxes: tuple[Box, ...]
+    averages: bool
+    group: dict[str, Any]
+    parts: Parts
+    transposed: bool
+    ranks: tuple[int, ...] | None
+    tensors: dict[str, Tensor]
+    micro: list[Tensor] = field(default_factory=list)
+    dropped: bool = False
+
+    def keep(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy this rank's parts of these."""
+        self.tensors |= {key: local_part(it.detach()).clone() for key, it in tensors.items()}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank can judge the parameter by what it has."""
+        return len(self.boxes) == 1 and self.boxes[0].shape == self.shape and not self.averages
+
+    @property
+    def light(self) -> _Held:
+        """Without the tensors that every rank has, but with this rank's own micro-batches."""
+        return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
+
+
+class Audit:
+    """Looks at each step of an optimizer until it is stopped, and keeps the last one; see ``audit``."""
+
+    def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
+        self.optimizer, self.model = _bare(optimizer), model
+        self.left_out = self.steps = 0
+        self._before: dict[str, _Held] = {}
+        self._held: dict[str, _Held] = {}
+        self._micro: dict[Tensor, list[Tensor]] = {}
+        self._calls: Counter[tuple[int, int]] = Counter()
+        self._planned: Counter[tuple[int, int]] | None = None
+        self._marks: dict[Tensor, Any] = {}
+        hooks = self.optimizer.register_step_pre_hook, self.optimizer.register_step_post_hook
+        self._hooks = [hooks[0](self._look), hooks[1](self._look_again)]
+        self._follow(self._targets())
+
+    def stop(self) -> None:
+        """Look at no further step."""
+        for handle in (*self._hooks, *self._marks.values()):
+            handle.remove()
+        self._hooks, self._marks = [], {}
+
+    def report(self) -> AuditReport:
+        """Stop, and say what the last step was. All ranks must call.
+
+        Raises:
+            UsageError: no step was seen.
+        """
+        self.stop()
+        sent = {name: held.light if held.is_whole else held for name, held in self._held.items()}
+        everybody = _on_all_ranks((self.steps, sent, self._calls, self._planned))
+        if not all(steps for steps, *_ in everybody):
+            raise UsageError("an audit reports of a step: call optimizer.step() between audit() and report()")
+        rank = dist.get_rank() if len(everybody) > 1 else 0
+        names = sorted(set().union(*(its for _, its, *_ in everybody)))
+        mine = {}
+        for name in names[rank :: len(everybody)]:
+            held = [its[name] for _, its, *_ in everybody if name in its]
+            own = self._held.get(name)
+            mine[name] = _found(name, [own, *held] if own is not None and own.is_whole else held)
+        found = {name: it for its in _on_all_ranks(mine) for name, it in its.items()}
+        order = dict.fromkeys([*self._held, *names])
+        return AuditReport(tuple(found[name] for name in order), _counted(everybody), self.left_out)
+
+    def _look(self, *_: Any) -> None:
+        """Copy what a step begins with."""
+        targets = self._targets()
+        self._follow(targets)
+        before, self._before = self._held, {}
+        groups = {param: group for group in self.optimizer.param_groups for param in group["params"]}
+        places = _places_of(self.optimizer)
+        for it in targets:
+            if it.param.grad is not None and it.param in groups:
+                held = _holding(it, groups[it.param], places.get(it.param))
+                held.tensors |= {"before": it.param, "gradient": _gradient(it.param)}
+                held.tensors |= _momentum(self.optimizer, it.param, "momentum_before")
+                held.tensors = {
+                    key: local_part(value.detach()).clone() for key, value in held.tensors.items()
+                }
+                held.micro, self._micro[it.param] = self._micro.get(it.param, []), []
+                held.dropped = _differs(before.get(it.name), held)
+                self._before[it.name] = held
+        self._calls, self._planned = Counter(), _planned_calls(self.optimizer)
+        CALLS.set(self._calls)
+
+    def _look_again(self, *_: Any) -> None:
+        """Copy what the step has left."""
+        CALLS.set(None)
+        params = {it.name: it.param for it in self._targets()}
+        for name, held in self._before.items():
+            left = {
+                "after": params[name],
+                **_momentum(self.optimizer, params[name], "momentum", squares=True),
+            }
+            held.tensors |= {key: local_part(value.detach()).clone() for key, value in left.items()}
+            if "momentum" not in held.tensors and name in self._held:  # the audit's own, of what it has seen
+                held.tensors.setdefault("momentum_before", _followed(self._held[name]))
+        self._held, self._before, self.steps = self._before, {}, self.steps + 1
+
+    def _targets(self) -> list[_Target]:
+        """The parameters to look at: of each kind the first ones."""
+        targets = list(_hidden(self.optimizer, self.model))
+        if not targets:
+            raise UsageError(
+                "no parameter to audit: pass the model, as in audit(optimizer, model), so that "
+                "split_parameters(model) says which matrices Muon is to step"
+            )
+        kinds: dict[Any, list[_Target]] = {}
+        for it in targets:
+            kinds.setdefault((it.param.shape, it.parts), []).append(it)
+        turns = zip_longest(*kinds.values())
+        chosen: set[str] = set()
+        room = ELEMENTS
+        for turn, its in enumerate(turns):
+            for it in its:
+                room -= it.param.numel() if it is not None else 0
+                if it is not None and (room >= 0 or not turn):
+                    chosen.add(it.name)
+        self.left_out = len(targets) - len(chosen)
+        return [it for it in targets if it.name in chosen]
+
+    def _follow(self, targets: Iterable[_Target]) -> None:
+        """Note what each backward adds to the gradients of these parameters."""
+        for it in targets:
+            if it.param not in self._marks and it.param.requires_grad:
+                self._micro[it.param] = []
+                self._marks[it.param] = it.param.register_post_accumulate_grad_hook(self._note)
+
+    def _note(self, param: Tensor) -> None:
+        assert param.grad is not None
+        now, before = local_part(param.grad.detach()).clone(), self._micro[param]
+        self._micro[param] = [*before, now - sum(before, torch.zeros_like(now))]
+
+
+def audit(
+    optimizer: Any,
+    model: nn.Module | None = None,
+    *,
+    step: Callable[[], object] | None = None,
+) -> Any:
+    """Look at an optimizer's steps: ``seen = audit(optimizer)``, some steps, ``print(seen.report())``.
+
+    With ``step`` it calls that, a function that steps once, and returns the report. Any optimizer of torch
+    will do: DTensors, what DDP averages, what a strategy of ours shards. It is to be made before the
+    ``backward()`` of the first step that is looked at; a momentum that is nowhere in the state, or that is
+    lost between steps, shows from the second step on.
+
+    Args:
+        optimizer: a ``torch.optim.Optimizer``, or what Accelerate and Fabric make of one.
+        model: says by ``split_parameters`` which matrices are hidden; needed unless the optimizer is ours,
+            or has groups that say ``use_muon`` or ``ns_steps``.
+
+    >>> weight = nn.Parameter(torch.eye(4))
+    >>> optimizer = Muon([("weight", weight)])
+    >>> weight.grad = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    >>> audit(optimizer, step=optimizer.step).wrong
+    {}
+    """
+    seen = Audit(optimizer, model)
+    if step is None:
+        return seen
+    try:
+        step()
+    finally:
+        seen.stop()
+    return seen.report()
+
+
+def _bare(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer inside of what a host made of it."""
+    while not isinstance(optimizer, MuonWithAdamW | Muon) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"audit takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    return optimizer
+
+
+def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[_Target]:
+    """The parameters that Muon is to step: by the model, by what a pair knows of it, or by the groups."""
+    if isinstance(optimizer, MuonWithAdamW) and optimizer.verdicts:
+        verdicts = tuple(optimizer.verdicts_now())
+    elif model is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            verdicts = split_parameters(model).verdicts
+    else:
+        for number, group in enumerate(optimizer.param_groups):
+            if group.get("use_muon", "ns_steps" in group):
+                for name, param in named_params(group, number):
+                    yield _Target(name, param, *group_parts(group))
+        return
+    yield from (_Target(it.name, it.param, it.parts, it.transposed) for it in verdicts if it.who == "Muon")
+
+
+def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
+    muon = optimizer.muon if isinstance(optimizer, MuonWithAdamW) else optimizer
+    return muon if isinstance(muon, Muon) else None
+
+
+_Place = tuple[MomentumShard, PlanStep]
+
+
+def _places_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, _Place]:
+    steps = muon.plan_steps if (muon := _muon_of(optimizer)) else ()
+    return {it.parameter.param: (it, step) for step in steps for it in step.momentum_shards.values()}
+
+
+def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _Held:
+    """Where this rank's part of a parameter lies in it, and of its momentum."""
+    said = {key: value for key, value in group.items() if not key.startswith("param")}
+    said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
+    if place is None:
+        shape, cuts, at = tuple(it.param.shape), (), None
+        if isinstance(it.param, DTensor):
+            at = LiveWorld(with_names(it.param.device_mesh)).at
+            cuts = dtensor_cuts(it.name, it.param, at.grid.axes)
+        own = (Box((0,) * len(shape), shape) if at is None else held_box(shape, cuts, at),)
+        return _Held(shape, own, own, False, said, it.parts, it.transposed, None, {})
+    shard, step = place
+    matrix = shard.shards[0].entry.matrix
+    shape = matrix.shape if matrix.part is None else matrix.part.shape
+    own = (held_box(shape, matrix.cuts, step.at),)
+    momentum = (
+        tuple(box for its in shard.shards for box in parameter_boxes(its, step.at)) if shard.flat else own
+    )
+    ranks = sorted({rank for its in shard.shards for rank in step.plan.workers(its.entry.matrix.index)})
+    return _Held(shape, own, momentum, step.averages, said, it.parts, it.transposed, tuple(ranks), {})
+
+
+def _gradient(param: Tensor) -> Tensor:
+    grad = param.grad
+    assert grad is not None
+    if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
+        return grad.redistribute(placements=param.placements)
+    return grad.as_subclass(Tensor) if not isinstance(grad, DTensor) else grad
+
+
+def _momentum(
+    optimizer: torch.optim.Optimizer, param: Tensor, key: str, squares: bool = False
+) -> dict[str, Tensor]:
+    """The momentum in a parameter's state, under a key; with AdamW's squares, if there are any."""
+    entry = optimizer.state.get(param) or {}
+    found = next((entry[name] for name in MOMENTA if isinstance(entry.get(name), Tensor)), None)
+    if found is None:
+        return {}
+    return {
+        key: found,
+        **({"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}),
+    }
+
+
+def _followed(before: _Held) -> Tensor:
+    """The momentum of an optimizer that shows none, as far as the audit has seen its gradients."""
+    rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
+    return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
+
+
+def _differs(before: _Held | None, now: _Held) -> bool:
+    """Whether the momentum is another than a step ago."""
+    if before is None or "momentum" not in before.tensors:
+        return False
+    left, found = before.tensors["momentum"], now.tensors.get("momentum_before")
+    return found is None or (left.shape == found.shape and not torch.equal(left, found))
+
+
+def _planned_calls(optimizer: torch.optim.Optimizer) -> Counter[tuple[int, int]] | None:
+    """How often this rank is to orthogonalize, by rows and columns; None where nothing says."""
+    muon = _muon_of(optimizer)
+    if muon is None or muon.distributed_functions:
+        return None
+    if not muon.plan_steps:
+        params = [(param, group) for group in muon.param_groups for param in group["params"]]
+        return Counter(
+            sides
+            for param, group in params
+            if param.grad is not None
+            for _, sides in matrices_in(tuple(param.shape), *group_parts(group))
+        )
+    pairs = [(step, bucket) for step in muon.plan_steps for bucket in step.plan.buckets]
+    return Counter(
+        it.matrix.sides
+        for step, bucket in pairs
+        for it in bucket.entries
+        if it.gram is None and bucket.works_on(it, step.at)
+    )
+
+
+def _counted(everybody: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], tuple[int, int]] | None:
+    if any(planned is None for *_, planned in everybody):
+        return None
+    made = sum((calls for *_, calls, _ in everybody), Counter[tuple[int, int]]())
+    planned = sum((its for *_, its in everybody), Counter[tuple[int, int]]())
+    return {sides: (made[sides], planned[sides]) for sides in sorted({*made, *planned})}
+
+
+def _on_all_ranks(mine: Any) -> list[Any]:
+    return gather_objects(mine) if dist.is_available() and dist.is_initialized() else [mine]
+
+
+def _found(name: str, held: Sequence[_Held]) -> Finding:
+    """What was found of one parameter, from what ranks hold of it; of whole ones, this rank's comes first."""
+    first = held[0]
+    by_box: dict[tuple[Box, ...], list[_Held]] = {}
+    for it in held[first.is_whole :]:
+        by_box.setdefault(it.boxes, []).append(it)
+    copies = [copy for copy in zip(*by_box.values(), strict=False) if all(it.micro for it in copy)]
+    micro = [
+        [_joined(first.shape, [(it.boxes, it.micro[i]) for it in copy]) for i in range(len(copy[0].micro))]
+        for copy in copies
+    ]
+    whole = {key: _whole(key, held[:1] if first.is_whole else held) for key in first.tensors}
+    seen = SeenUpdate(
+        *(first.group, first.parts, first.transposed),
+        **whole,
+        micro=micro,
+        shards=[box for boxes in by_box for box in boxes if box.numel],
+        dropped=any(it.dropped for it in held),
+    )
+    return Finding(name, first.shape, parts_word(first.parts) or "one", first.ranks, judge(seen))
+
+
+def _whole(key: str, held: Sequence[_Held]) -> Tensor:
+    """A tensor put together from all ranks'. Gradients that a step averages are averaged."""
+    momentum = key.startswith(("momentum", "second"))
+    pieces = [(it.momentum_boxes if momentum else it.boxes, it.tensors[key]) for it in held]
+    return _joined(held[0].shape, pieces, mean=key == "gradient" and held[0].averages)
+
+
+def _joined(
+    shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
+) -> Tensor:
+    whole, counts = None, torch.zeros(shape)
+    for boxes, tensor in pieces:
+        whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole
+        runs = tensor.cpu().flatten().split([box.numel for box in boxes]) if boxes else ()
+        for box, run in zip(boxes, runs, strict=True):
+            if mean:
+                whole[box.slices] += run.view(box.shape)
+            elif box.numel:
+                whole[box.slices] = run.view(box.shape)
+            counts[box.slices] += 1
+    assert whole is not None
+    return (whole / counts.clamp(min=1) if mean else whole).float()
+
+
+def _row(it: Finding) -> tuple[str, ...]:
+    mean, spread = it.verdict.values
+    ranks = "" if it.ranks is None else ", ".join(map(str, it.ranks[:4])) + ", …" * (len(it.ranks) > 4)
+    shape = " × ".join(map(str, it.shape))
+    values = f"{mean:.2f} ± {spread:.2f}"
+    return it.name, shape, it.parts, ranks, f"{it.verdict.size:.2f}", values, it.verdict.wrong or "fine"

@@ -1,0 +1,200 @@
+"""Momentum that other packages saved, and momentum for them: which is whose, and how it is averaged.
+
+What each package keeps, by its published code:
+
+- ``torch``: ``torch.optim.Muon``, ``momentum_buffer``, a moving average: ``lerp(gradient, 1 - momentum)``.
+- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same, and AdamW's moments beside it. The
+  distributed ones sort parameters by shape, and each rank's file has the momentum of its own alone.
+- ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
+  called ``variance``.
+- ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: ``momentum_buffer``, a
+  moving average.
+- ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..errors import UsageError
+from ..parameters.describe_matrices import named_params
+from .muon import Muon
+from .muon_with_adamw import MuonWithAdamW
+
+Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What a package calls a momentum and AdamW's two moments, and whether its momentum is a sum."""
+
+    momentum: str = "momentum_buffer"
+    first: str = "exp_avg"
+    second: str = "exp_avg_sq"
+    is_sum: bool = False
+
+
+FORMATS: dict[str, Format] = {
+    **dict.fromkeys(("torch", "muon-optimizer", "megatron", "deepspeed"), Format()),
+    "dion": Format("momentum", "momentum", "variance", is_sum=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MomentumReport:
+    """What was mapped: names of matrices with momentum, of parameters with AdamW's moments, and those that
+    the file has nothing of, which begin anew."""
+
+    package: str
+    momenta: tuple[str, ...]
+    moments: tuple[str, ...]
+    anew: tuple[str, ...]
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.package}: momentum of {len(self.momenta)} matrices, moments of {len(self.moments)} others"
+        )
+        return text + (f"; {', '.join(self.anew)} begin anew" if self.anew else "")
+
+
+def load_momentum(
+    optimizer: Muon | MuonWithAdamW,
+    saved: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    package: Package,
+    names: Sequence[str] | None = None,
+) -> MomentumReport:
+    """Take over the momentum, and AdamW's moments, of another package's ``state_dict()``.
+
+    Hyperparameters stay this optimizer's. Where a rank saved the momentum of some parameters only, ``saved``
+    is the list of all ranks' dictionaries. Every rank that steps must call it, with all of them.
+
+    Args:
+        names: the other optimizer's parameters in the order of its groups,
+            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``; needed unless its groups say
+            ``param_names``.
+
+    Raises:
+        UsageError: an entry is of no parameter of this optimizer, or of another shape; nothing is changed.
+    """
+    format_of = _format(package)
+    own = {name: (param, group) for name, param, group in _own(optimizer)}
+    entries = dict(_entries(saved if isinstance(saved, Sequence) else [saved], names))
+    taken = {name: _taken(name, entry, own, format_of) for name, entry in entries.items()}
+    state = optimizer.state_dict()
+    numbers = dict(zip((name for name, *_ in _own(optimizer)), range(len(own)), strict=True))
+    for name, entry in taken.items():
+        state["state"][numbers[name]] = entry
+    optimizer.load_state_dict(state)
+    momenta = tuple(name for name, entry in taken.items() if "momentum_buffer" in entry)
+    others = tuple(name for name, entry in taken.items() if "momentum_buffer" not in entry)
+    return MomentumReport(package, momenta, others, tuple(name for name in own if name not in taken))
+
+
+def momentum_for(
+    optimizer: Muon | MuonWithAdamW, package: Package, names: Sequence[str] | None = None
+) -> dict[str, Any]:
+    """This optimizer's momentum and moments as another package's ``state_dict()`` has them.
+
+    ``names`` is the order of that optimizer's parameters, this one's by default. Put it into a fresh
+    ``state_dict()`` of that optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``. DTensors become whole
+    tensors, which all of their ranks must ask for.
+
+    Raises:
+        UsageError: a rank keeps slices of momentum: load its checkpoint in one process first.
+    """
+    format_of, own = _format(package), {name: (param, group) for name, param, group in _own(optimizer)}
+    order = list(own) if names is None else list(names)
+    if unknown := sorted(set(order) - set(own)):
+        raise UsageError(f"this optimizer does not step {', '.join(unknown)}")
+    made = {i: dict(_given(name, *own[name], optimizer, format_of)) for i, name in enumerate(order)}
+    return {"state": {i: entry for i, entry in made.items() if entry}}
+
+
+def _own(optimizer: Muon | MuonWithAdamW) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
+    for number, group in enumerate(optimizer.param_groups):
+        for name, param in named_params(group, number):
+            yield name, param, group
+
+
+def _format(package: str) -> Format:
+    if package not in FORMATS:
+        raise UsageError(f"package must be one of {', '.join(FORMATS)}, got {package!r}")
+    return FORMATS[package]
+
+
+def _entries(
+    saved: Sequence[Mapping[str, Any]], names: Sequence[str] | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each entry of a state that is not empty, by its parameter's name."""
+    for state in saved:
+        groups = state["param_groups"]
+        order = [number for group in groups for number in group["params"]]
+        said = [name for group in groups for name in group.get("param_names", ())]
+        known = said if len(said) == len(order) else list(names or ())
+        if len(known) != len(order):
+            raise UsageError(
+                f"the state has {len(order)} parameters, and {len(known)} names: pass names=, in the order "
+                "of the groups of the optimizer that saved it"
+            )
+        for name, number in zip(known, order, strict=True):
+            if state["state"].get(number):
+                yield name, state["state"][number]
+
+
+def _taken(
+    name: str, entry: Mapping[str, Any], own: Mapping[str, tuple[Tensor, dict[str, Any]]], its: Format
+) -> dict[str, Any]:
+    """An entry as this optimizer keeps it."""
+    if name not in own:
+        raise UsageError(f"the state has {name}, which this optimizer does not step")
+    param, group = own[name]
+    is_muons = "ns_steps" in group
+    keys = {its.momentum: "momentum_buffer"} if is_muons else {its.first: "exp_avg", its.second: "exp_avg_sq"}
+    missing = [key for key in keys if not isinstance(entry.get(key), Tensor)]
+    if missing or (is_muons and its.second in entry):
+        whose = "AdamW's" if its.second in entry else "Muon's"
+        raise UsageError(
+            f"the state of {name} is {whose}, and not {'Muon' if is_muons else 'AdamW'}'s as here"
+        )
+    made: dict[str, Any] = {ours: _whole(entry[key]).clone() for key, ours in keys.items()}
+    wrong = next((it for it in made.values() if it.shape != param.shape), None)
+    if wrong is not None:
+        flat = ": ZeRO flattened it, and what it was cannot be told" if wrong.ndim == 1 != param.ndim else ""
+        raise UsageError(f"{name} is {tuple(param.shape)}, and its saved state {tuple(wrong.shape)}{flat}")
+    if is_muons:
+        return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
+    if isinstance(param, DTensor):
+        made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
+    return {"step": torch.tensor(float(entry["step"])), **made}
+
+
+def _given(
+    name: str, param: Tensor, group: Mapping[str, Any], optimizer: torch.optim.Optimizer, its: Format
+) -> Iterator[tuple[str, Any]]:
+    entry = optimizer.state.get(param) or {}
+    if "kept" in entry:
+        raise UsageError(
+            f"{name}: each rank keeps a slice of its momentum; save_checkpoint(), and load_checkpoint() in "
+            "one process, whose momentum is whole"
+        )
+    if "momentum_buffer" in entry:
+        yield its.momentum, _whole(entry["momentum_buffer"]) / _share(group, its)
+    elif "exp_avg" in entry:
+        yield its.first, _whole(entry["exp_avg"]).clone()
+        yield its.second, _whole(entry["exp_avg_sq"]).clone()
+        yield "step", int(entry["step"])
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _share(group: Mapping[str, Any], its: Format) -> float:
+    """What a momentum is multiplied by to become a moving average."""
+    return 1 - float(group["momentum"]) if its.is_sum else 1.0

@@ -1,0 +1,315 @@
+"""What an update is: the orthogonalized momentum that is due, or another, by name.
+
+Knows whole parameters before and after a step, and no rank. An update is compared with what each way of
+making it would give, matrix by matrix: the distance between two is what is left of the one when the other is
+scaled to fit, over its norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..learning_rate import adjusted_lr
+from ..newton_schulz import zeropower_via_newtonschulz
+from ..plan.layout import Box
+from ..plan.matrix import Index, Parts
+from ..step.orthogonalize import newton_schulz_update
+from ..step.single_process import matrices_in
+
+FAR = 0.25
+"""Two ways to orthogonalize one matrix are nearer: recipes leave singular values between 0.7 and 1.2."""
+
+CLOSE = 0.1
+"""Within this distance the two are one way, and no other is looked for."""
+
+SCALES: dict[str, Callable[[int, int], float]] = {
+    "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
+    "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    "spectral": lambda rows, columns: math.sqrt(rows / columns),
+    "none": lambda rows, columns: 1.0,
+    "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
+}
+"""How optimizers scale an orthogonalized matrix: Keller Jordan, Moonlight, dion, none, Megatron-LM."""
+
+ADAMW = "divided element by element, as by AdamW, and not orthogonalized"
+SGD = "the momentum or the gradient itself, as of SGD: nothing orthogonalized it"
+NO_STEPS = "the momentum, normalized: Newton–Schulz took no steps"
+LOST = "the gradient, orthogonalized: the momentum of earlier steps is lost"
+MICRO = "each micro-batch orthogonalized alone, then summed"
+STILL = "none: the parameter has not moved"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeenUpdate:
+    """One parameter, whole, around a step: what its group said, and what was in it and in its momentum.
+
+    ``micro`` are the gradients of the step's micro-batches, rank by rank, ``shards`` the boxes that ranks
+    hold. ``dropped`` says that the momentum was another one when the step before ended.
+    """
+
+    group: Mapping[str, Any]
+    parts: Parts
+    transposed: bool
+    before: Tensor
+    after: Tensor
+    gradient: Tensor
+    momentum_before: Tensor | None = None
+    momentum: Tensor | None = None
+    second_moment: Tensor | None = None
+    micro: Sequence[Sequence[Tensor]] = ()
+    shards: Sequence[Box] = ()
+    dropped: bool = False
+
+    @property
+    def update(self) -> Tensor:
+        """What was subtracted from the parameter, over its learning rate."""
+        lr, decay = float(self.group["lr"]), float(self.group.get("weight_decay", 0.0))
+        return (self.before.float() * (1 - lr * decay) - self.after.float()) / lr
+
+    @property
+    def rounded(self) -> float:
+        """The share of the update that the parameter's dtype may round away."""
+        moved = float((self.before.float() - self.after.float()).norm())
+        unit = torch.finfo(self.before.dtype).eps / 4
+        return unit * float(self.before.float().norm()) / moved if moved else 0.0
+
+    @property
+    def rate(self) -> float:
+        """How much of the momentum a step keeps."""
+        return float(self.group.get("momentum", self.group.get("mu", 0.95)))
+
+    def places(self, parts: Parts) -> list[tuple[EllipsisType | Index, tuple[int, int]]]:
+        """Where each matrix lies, and its rows and columns."""
+        return list(matrices_in(tuple(self.before.shape), parts, self.transposed))
+
+    def scale(self, rule: Callable[[int, int], float], sides: tuple[int, int]) -> float:
+        """What a rule says of outputs and inputs."""
+        return rule(*(sides[::-1] if self.transposed else sides))
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How large an update is against its due, its singular values (mean, spread), and what is wrong with it.
+
+    ``rules`` are the scales that make it its due, where no group says which is.
+    """
+
+    size: float
+    values: tuple[float, float]
+    wrong: str = ""
+    rules: frozenset[str] = frozenset()
+
+
+def judge(seen: SeenUpdate) -> Verdict:
+    """Say what the update of a parameter is.
+
+    >>> start, gradient = torch.zeros(4, 4), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    >>> judge(SeenUpdate({"lr": 0.1}, None, False, start, start - 0.1 * gradient, gradient)).wrong
+    'the momentum or the gradient itself, as of SGD: nothing orthogonalized it'
+    """
+    update, dues = seen.update, [_orthogonalized(seen, it, seen.parts) for it in _inputs(seen)]
+    if not update.any():
+        return Verdict(0.0, (0.0, 0.0), STILL)
+    far = [_distance(seen, update, due) for due in dues]
+    due, least = dues[far.index(min(far))], min(far)
+    size, rules = _size(seen, update, due)
+    values, blur = _singular_values(update, seen, seen.parts), 2 * seen.rounded
+    wrong = _explain(seen, update, least, blur) if least > CLOSE + blur else ""
+    wrong = wrong or _lost(seen) or _micro_batches(seen)
+    if not wrong and not rules and abs(size - 1) > 0.05 + blur:
+        wrong = f"{size:.2g} times as large as is due"
+    return Verdict(size, values, wrong, rules)
+
+
+def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
+    """Which other way made an update that is not near its due; empty where it is, and nearer than others."""
+    nearest, what = 1.0, ""
+    for name, other in _others(seen):
+        if (distance := _distance(seen, update, other)) < nearest:
+            nearest, what = distance, name
+        if nearest < CLOSE / 2:
+            break
+    if nearest < min(least / 2, FAR) + blur:
+        return _itself(seen, update) if what == SGD else what
+    if least < FAR + blur:
+        return ""
+    even = float(update.abs().mean() / update.norm() * math.sqrt(update.numel()))
+    if even > 0.95:  # a Gaussian's is 0.8; in AdamW's first step all elements are as large
+        return ADAMW
+    return f"not the orthogonalized momentum, {least:.0%} away from it"
+
+
+def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
+    """Each wrong way to make an update, with what it would give."""
+    inputs, matrices = _inputs(seen), len(seen.places(seen.parts))
+    yield from ((SGD, it) for it in (*inputs, seen.gradient))
+    if seen.second_moment is not None and seen.momentum is not None:
+        yield ADAMW, seen.momentum / (seen.second_moment.sqrt() + 1e-12)
+    yield LOST, _orthogonalized(seen, seen.gradient, seen.parts)
+    for it in inputs:
+        if matrices > 1:
+            yield f"its {matrices} matrices orthogonalized as one", _orthogonalized(seen, it, None)
+        for count, made in _cut(seen, it):
+            yield f"each of {count} shards orthogonalized alone", made
+    if _has_micro_batches(seen):
+        yield from ((MICRO, _by_micro_batch(seen, rate)) for rate in (seen.rate, 0.0))
+
+
+def _inputs(seen: SeenUpdate) -> list[Tensor]:
+    """What Newton–Schulz was to be given: the momentum, with Nesterov's look ahead or without.
+
+    How much of the gradient came into the momentum says how a package averages and clips.
+    """
+    if seen.momentum is None:
+        before = torch.zeros_like(seen.gradient) if seen.momentum_before is None else seen.momentum_before
+        share = 1 - seen.rate
+        momentum = seen.rate * before + share * seen.gradient
+    else:
+        momentum, share = seen.momentum, _shares(seen)[1]
+    ahead, nesterov = share * seen.gradient + seen.rate * momentum, seen.group.get("nesterov")
+    return [it for it, said in ((ahead, True), (momentum, False)) if nesterov in (None, said)]
+
+
+def _shares(seen: SeenUpdate) -> tuple[float, float]:
+    """How much of the momentum before, and of the gradient, makes the momentum now, by least squares."""
+    assert seen.momentum is not None
+    now, gradient = seen.momentum.flatten().double(), seen.gradient.flatten().double()
+    before = None if seen.momentum_before is None else seen.momentum_before.flatten().double()
+    if before is None or not before.any() or _angle(before, gradient) > 0.999:
+        return math.nan, float(now @ gradient / (gradient @ gradient).clamp(min=1e-300))
+    both = torch.stack([before, gradient], 1)
+    norms = both.norm(dim=0).clamp(min=1e-300)
+    kept, share = (torch.linalg.lstsq(both / norms, now[:, None]).solution[:, 0] / norms).tolist()
+    return kept, share
+
+
+def _lost(seen: SeenUpdate) -> str:
+    """Whether the momentum was dropped before the step, or in it."""
+    within = seen.momentum is not None and abs(_shares(seen)[0]) < 0.05
+    return LOST if seen.dropped or within else ""
+
+
+def _has_micro_batches(seen: SeenUpdate) -> bool:
+    return any(len(its) > 1 for its in seen.micro)
+
+
+def _micro_batches(seen: SeenUpdate) -> str:
+    """Whether what each micro-batch added to the gradient was orthogonal already."""
+    added = [it for its in seen.micro for it in its]
+    if not _has_micro_batches(seen) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
+        return ""
+    for parts in (seen.parts, None):
+        values = [_singular_values(it, seen, parts) for it in added]
+        if all(spread < 0.35 * mean for mean, spread in values):
+            return MICRO
+    return ""
+
+
+def _itself(seen: SeenUpdate, update: Tensor) -> str:
+    """What an update is that is a multiple of the momentum: normalized or not, or orthogonal before."""
+    if _micro_batches(seen):
+        return MICRO
+    norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
+    for rule in SCALES.values():
+        if all(abs(norm / seen.scale(rule, sides) - 1) < 0.05 for norm, sides in norms):
+            return NO_STEPS
+    return SGD
+
+
+def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
+    """How large an update is against its due, of the matrix that is farthest from it; and the ``rules``.
+
+    Where its group names no rule, any that makes it 1 will do, and it is measured by the first.
+    """
+    shares = [(_share(update[here], due[here]), sides) for here, sides in seen.places(seen.parts)]
+    rules = SCALES
+    if "adjust_lr_fn" in seen.group:
+        rules = {"": lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))}
+    sizes = {
+        name: max((share / seen.scale(rule, sides) for share, sides in shares), key=lambda it: abs(it - 1))
+        for name, rule in rules.items()
+    }
+    fits = frozenset(name for name, size in sizes.items() if abs(size - 1) < 0.05 and name)
+    return sizes[next(iter(fits), next(iter(sizes)))], fits
+
+
+def _share(update: Tensor, due: Tensor) -> float:
+    return float((update * due).sum() / (due * due).sum().clamp(min=1e-30))
+
+
+def _angle(one: Tensor, other: Tensor) -> float:
+    """The cosine of the angle between two tensors."""
+    return float((one * other).sum() / (one.norm() * other.norm()).clamp(min=1e-30))
+
+
+def _distance(seen: SeenUpdate, update: Tensor, other: Tensor) -> float:
+    left = total = 0.0
+    for here, _ in seen.places(seen.parts):
+        whole = float(update[here].norm()) ** 2
+        left += whole * (1 - max(0.0, _angle(update[here], other[here])) ** 2)
+        total += whole
+    return math.sqrt(max(0.0, left) / total) if total else 1.0
+
+
+def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts) -> Tensor:
+    """Each matrix of a parameter orthogonalized on its own, as its group says."""
+    made = torch.zeros_like(whole)
+    for here, sides in seen.places(parts):
+        made[here] = _newton_schulz(whole[here].reshape(sides), seen.group).reshape(whole[here].shape)
+    return made
+
+
+def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
+    stated = {"ns_steps", "ns_coefficients", "eps"} <= group.keys() and group["ns_steps"]
+    made = newton_schulz_update(matrix, matrix.shape, group) if stated else zeropower_via_newtonschulz(matrix)
+    return made.float()
+
+
+def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Shards orthogonalized alone: as ranks hold the parameter, or equal runs of each matrix's lines."""
+    if len(seen.shards) > 1:
+        made = torch.zeros_like(whole)
+        for box in seen.shards:
+            made[box.slices] = _newton_schulz(whole[box.slices].flatten(0, -2), seen.group).view(box.shape)
+        yield len(seen.shards), made
+    for count, dim in product((2, 4, 8), (0, 1)):
+        places = seen.places(seen.parts)
+        if all(sides[dim] % count == 0 for _, sides in places):
+            made = torch.zeros_like(whole)
+            for here, sides in places:
+                shards = whole[here].reshape(sides).chunk(count, dim)
+                alone = torch.cat([_newton_schulz(shard, seen.group) for shard in shards], dim)
+                made[here] = alone.reshape(whole[here].shape)
+            yield count, made
+
+
+def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
+    """The sum over micro-batches, each with a momentum that goes on from the one before, or without any."""
+    made = torch.zeros_like(seen.gradient)
+    for added in seen.micro:
+        momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()
+        for gradient in added:
+            momentum.lerp_(gradient, 1 - rate)
+            made += _orthogonalized(seen, gradient.lerp(momentum, rate), seen.parts)
+    return made
+
+
+def _singular_values(update: Tensor, seen: SeenUpdate, parts: Parts) -> tuple[float, float]:
+    """Mean and spread of all matrices' singular values, from the sums of their second and fourth powers."""
+    second = fourth = count = 0.0
+    for here, sides in seen.places(parts):
+        matrix = update[here].reshape(sides)
+        gram = matrix @ matrix.T if sides[0] < sides[1] else matrix.T @ matrix
+        second, fourth = second + float(gram.trace()), fourth + float(gram.norm()) ** 2
+        count += min(sides)
+    square = second / count
+    spread = math.sqrt(max(0.0, fourth / count - square**2))
+    return math.sqrt(square), spread / (2 * math.sqrt(square)) if square else 0.0

@@ -1,0 +1,194 @@
+"""Momentum comes from other packages, and goes back: two more steps are those that they would take.
+
+torch's and Keller Jordan's (PyPI ``muon-optimizer``) optimizers save the files themselves. dion, Megatron-LM
+and DeepSpeed are not there: for them a file is made by their published formats, and the two steps by the
+update that their code states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, zeropower_via_newtonschulz
+from muon_tutorial.optimizer.other_packages import Package, load_momentum, momentum_for
+
+SHAPES = {"up.weight": (24, 12), "down.weight": (12, 24), "o.weight": (12, 12)}
+OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
+
+
+def build() -> dict[str, nn.Parameter]:
+    made = torch.Generator().manual_seed(0)
+    return {name: nn.Parameter(torch.randn(shape, generator=made)) for name, shape in SHAPES.items()}
+
+
+def learn(params: dict[str, nn.Parameter], step: int) -> None:
+    made = torch.Generator().manual_seed(step)
+    for param in params.values():
+        param.grad = torch.randn(param.shape, generator=made)
+
+
+class ByFormat(torch.optim.Optimizer):
+    """Muon as dion (a sum of gradients), Megatron-LM and DeepSpeed (an average) state it."""
+
+    def __init__(self, params: Any, key: str, is_sum: bool) -> None:
+        super().__init__(params, {**OPTIONS})
+        self.key, self.is_sum = key, is_sum
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for param in group["params"]:
+                grad, rate = param.grad, group["momentum"]
+                momentum = self.state[param].setdefault(self.key, torch.zeros_like(param))
+                if self.is_sum:
+                    momentum.mul_(rate).add_(grad)
+                    update = momentum * rate + grad
+                else:
+                    momentum.lerp_(grad, 1 - rate)
+                    update = grad.lerp(momentum, rate)
+                rows, columns = param.shape
+                param.add_(
+                    zeropower_via_newtonschulz(update), alpha=-group["lr"] * max(1, rows / columns) ** 0.5
+                )
+
+
+def keller_jordans(params: Any) -> Any:
+    muon: Any = pytest.importorskip("muon", reason="pip install muon-optimizer: Keller Jordan's own")
+    return muon.SingleDeviceMuon(list(params), **OPTIONS)
+
+
+THEIRS: dict[Package, Callable[[Any], Any]] = {
+    "torch": lambda params: torch.optim.Muon(list(params), **OPTIONS),
+    "muon-optimizer": keller_jordans,
+    "dion": lambda params: ByFormat(params, "momentum", is_sum=True),
+    "megatron": lambda params: ByFormat(params, "momentum_buffer", is_sum=False),
+    "deepspeed": lambda params: ByFormat(params, "momentum_buffer", is_sum=False),
+}
+
+
+def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
+    """To the bit, but for a sum, which is rounded otherwise than an average, and Keller Jordan's order of
+    multiplications, in bf16."""
+    if package in ("torch", "megatron", "deepspeed"):
+        return all(torch.equal(mine[name], theirs[name]) for name in mine)
+    start = build()
+    return all(
+        bool((mine[name] - theirs[name]).norm() < 0.02 * (theirs[name] - start[name]).norm()) for name in mine
+    )
+
+
+@pytest.mark.parametrize("package", THEIRS)
+def test_two_more_steps_after_coming_from_another_package_are_its_own(package: Package) -> None:
+    theirs = build()
+    other = THEIRS[package](theirs.values())
+    for step in range(3):
+        learn(theirs, step)
+        other.step()
+    mine = build()
+    with torch.no_grad():
+        for name, param in mine.items():
+            param.copy_(theirs[name])
+    muon = Muon(mine.items(), **OPTIONS)
+    report = load_momentum(muon, other.state_dict(), package, names=list(theirs))
+    assert (report.momenta, report.anew) == (tuple(SHAPES), ())
+    for step in (3, 4):
+        learn(mine, step)
+        learn(theirs, step)
+        muon.step()
+        other.step()
+    assert near(package, mine, theirs)
+
+
+@pytest.mark.parametrize("package", THEIRS)
+def test_two_more_steps_after_going_to_another_package_are_ours(package: Package) -> None:
+    mine = build()
+    muon = Muon(mine.items(), **OPTIONS)
+    for step in range(3):
+        learn(mine, step)
+        muon.step()
+    order = ["o.weight", "up.weight", "down.weight"]
+    theirs = {name: nn.Parameter(mine[name].detach().clone()) for name in order}
+    other = THEIRS[package](theirs.values())
+    other.load_state_dict({**other.state_dict(), **momentum_for(muon, package, order)})
+    for step in (3, 4):
+        learn(mine, step)
+        for name in order:
+            theirs[name].grad = mine[name].grad.clone()  # type: ignore[union-attr]
+        muon.step()
+        other.step()
+    assert near(package, mine, theirs)
+
+
+def test_a_pair_takes_over_keller_jordans_with_adams_moments() -> None:
+    muon: Any = pytest.importorskip("muon")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
+    names = {param: name for name, param in model.named_parameters()}
+    hidden, rest = [it for it in names if it.ndim == 2], [it for it in names if it.ndim < 2]
+    other = muon.SingleDeviceMuonWithAuxAdam(
+        [{"params": rest, "use_muon": False}, {"params": hidden, "use_muon": True}]
+    )
+    for param in names:
+        param.grad = torch.randn_like(param)
+    other.step()
+    order = [names[it] for group in other.param_groups for it in group["params"]]
+    pair = MuonWithAdamW.from_model(model, lr=0.02)
+    report = load_momentum(pair, other.state_dict(), "muon-optimizer", order)
+    assert str(report) == "muon-optimizer: momentum of 2 matrices, moments of 2 others"
+    for param in rest:
+        assert torch.equal(pair.state[param]["exp_avg_sq"], other.state[param]["exp_avg_sq"])
+    for param in hidden:
+        assert torch.equal(pair.state[param]["momentum_buffer"], other.state[param]["momentum_buffer"])
+
+
+def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:
+    """Keller Jordan's distributed class keeps on each rank what that rank orthogonalizes."""
+    whole = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    groups = [{"params": [0, 1, 2]}]
+    files = [
+        {"state": {i: {"momentum_buffer": whole[name]}}, "param_groups": groups}
+        for i, name in enumerate(SHAPES)
+    ]
+    world = LocalWorld(Grid.of(dp=2))
+    muons = [Muon(build().items(), strategy="zero1", mesh=world.mesh(rank), **OPTIONS) for rank in range(2)]
+    for muon in muons:
+        load_momentum(muon, files, "muon-optimizer", list(SHAPES))
+        with pytest.raises(UsageError, match="each rank keeps a slice of its momentum"):
+            momentum_for(muon, "torch")
+    kept = sum(
+        int(entry["momentum_buffer"].count_nonzero()) for muon in muons for entry in muon.state.values()
+    )
+    assert kept == sum(it.numel() for it in whole.values())
+
+
+@pytest.mark.parametrize(
+    ("state", "names", "message"),
+    [
+        (
+            {"momentum_buffer": torch.ones(3, 3)},
+            ["o.weight"],
+            r"and its saved state \(3, 3\)",
+        ),
+        ({"momentum_buffer": torch.ones(144)}, ["o.weight"], "ZeRO flattened it"),
+        (
+            {"momentum_buffer": torch.ones(12, 12)},
+            ["x"],
+            "has x, which this optimizer does not step",
+        ),
+        ({"momentum_buffer": torch.ones(12, 12)}, None, "1 parameters, and 0 names: pass names="),
+        ({"exp_avg": torch.ones(12, 12), "exp_avg_sq": torch.ones(12, 12)}, ["o.weight"], "is AdamW's"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused_and_changes_nothing(
+    state: dict[str, Tensor], names: list[str] | None, message: str
+) -> None:
+    muon = Muon(build().items(), **OPTIONS)
+    before = dict(muon.state)
+    with pytest.raises(UsageError, match=message):
+        load_momentum(muon, {"state": {0: state}, "param_groups": [{"params": [0]}]}, "torch", names)
+    assert dict(muon.state) == before
