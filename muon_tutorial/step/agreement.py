@@ -146,7 +146,7 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
         if grad is not None and grad.numel():
             held.setdefault(grad.dtype, []).append(index)
     for places in held.values():
-        grads = [own.tensors[place].detach() for place in places]
+        grads = [grad.detach() for place in places if (grad := own.tensors[place]) is not None]
         grads = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
         ends = [torch.stack(each) for each in zip(*map(torch.aminmax, grads), strict=True)]
         peaks[places] = torch.maximum(-ends[0], ends[1]).to(device, torch.float64)

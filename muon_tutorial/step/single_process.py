@@ -101,6 +101,7 @@ class AloneStep:
         stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
         assert grad is not None
         for here, sides in matrices_in(tuple(param.shape), parts, transposed):
+            assert not isinstance(here, EllipsisType)
             momentum, part = stored[here], whole[here]
             ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
             stepped = part.contiguous()
