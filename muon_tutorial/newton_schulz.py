@@ -89,32 +89,23 @@ def zeropower_via_newtonschulz(
 
 
 def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Tensor:
+    """``X ← aX + (bA + cA²)X``, ``A = XXᵀ``, for every triple; X is (s, l), the shorter side first.
+
+    From the second step on each product goes into the memory of one that is done with, X's own too: the bits
+    are those of new tensors.
+    """
     tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)
     X = X.T if tall else X
     X.div_(X.norm().clamp(min=eps))
-    X = _iterate(X, coefficients)
-    return X.T if tall else X
-
-
-def _iterate(X: Tensor, coefficients: Sequence[Triple]) -> Tensor:
-    """Return X after ``X ← aX + (bA + cA²)X``, ``A = XXᵀ``, for every triple; ``X`` is (s, l).
-
-    Every step writes into the memory of the ones before, and X's own: the bits are those of new tensors.
-    """
     A = B = Y = None
-    for a, b, c in coefficients:
+    for step, (a, b, c) in enumerate(coefficients):
         A = torch.mm(X, X.T, out=A)  # [s, s]
         B = torch.addmm(A, A, A, beta=b, alpha=c, out=B)
-        Y, X = X, torch.addmm(X, B, X, beta=a, out=_row_major(Y))  # [s, s] @ [s, l]
-    return X
-
-
-def _row_major(X: Tensor | None) -> Tensor | None:
-    """The memory of a matrix that is done with, laid out by rows as products are; None where it has gaps."""
-    if X is None or X.is_contiguous():
-        return X
-    return X.T.view(X.shape) if X.T.is_contiguous() else None
+        Y, X = X, torch.addmm(X, B, X, beta=a, out=Y)  # [s, s] @ [s, l]
+        if step == 0 and not Y.is_contiguous():  # products lie by rows
+            Y = Y.T.view(Y.shape) if Y.T.is_contiguous() else None
+    return X.T if tall else X
 
 
 def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Triple, ...]:

@@ -41,6 +41,7 @@ FLOORS = {
     "worlds": 3,
     "parameters": 4,
     "evidence": 4,
+    "guard": 5,
     "callbacks": 5,
     "optimizer": 6,
     "timing": 6,

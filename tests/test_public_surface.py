@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,14 @@ def test_the_optimizer_is_imported_without_the_other_rooms() -> None:
     assert "optimizer" in rooms
     assert not rooms & {"checkpoint", "evidence", "learn", "timing", "training", "cli"}
     assert ("matplotlib",) not in names
+
+
+def test_the_optimizer_brings_few_lines() -> None:
+    code = "import sys; from muon_tutorial import Muon; print(*[m.__file__ for m in sys.modules.values() if "
+    code += "m.__name__.startswith('muon_tutorial')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in done.stdout.split())
+    assert lines <= 10_700
 
 
 def test_the_package_by_itself_imports_nothing() -> None:

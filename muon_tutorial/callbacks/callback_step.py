@@ -23,21 +23,18 @@ from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..launching.echo import is_echo
+from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
 from ..plan.bucket import flat_frame
 from ..plan.strategies import WIRE
 from ..step.agreement import (
-    NO_STAMP,
-    Stamp,
-    agreed_overflow,
-    find_trouble,
-    overflow_flag,
-    own_evidence,
-    present_gradients,
-    rank_table,
-    refuse_step,
-    step_flags,
+    ALONE,
+    NOTHING_TO_COMPARE,
+    Fingerprint,
+    OwnGradients,
+    Ranks,
+    agree_on_gradients,
 )
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
@@ -47,7 +44,7 @@ from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
-TORN = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
+MISSING = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
 
 
 @dataclass(slots=True, eq=False)
@@ -107,21 +104,40 @@ class CallbackStep:
         """Gradients have been used, or have changed since."""
         self.present = None
 
-    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
-        """Find out which gradients there are, before anything changes. Must be walked by all ranks."""
-        self.present = yield Call(partial(self._agree, stamp), Label("gradients present"))
+    def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
+        """Find out which gradients there are, before anything changes. All ranks of ``state["agree_group"]``
+        must walk it.
 
-    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
-        """Compare stamps, before the parameters are others. Must be walked by all ranks."""
-        yield Call(partial(self._agree, stamp), Label("gradients present"))
+        Raises:
+            GradientError: on all of them: a gradient is missing on some ranks only, or not finite.
+            MismatchError: on all of them: their fingerprints differ.
+        """
+        tensors = [] if fingerprint.error else [parameter.grad for parameter in self.parameters]
+        own = OwnGradients(tensors, self.names, MISSING)
+        found = yield from agree_on_gradients(own, self.ranks, fingerprint)
+        self.present = [index for index, there in enumerate(found) if there]
 
-    def overflowed(self, found_inf: Tensor) -> Walk:
-        """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks."""
+    def trust(self) -> None:
+        """Take the gradients that this rank has for those that all ranks have."""
+        self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]
 
-        def ask() -> bool:
-            return agreed_overflow(*self._sum(overflow_flag(found_inf)))
+    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """Refuse a recipe that is unknown."""
+        for group in groups:
+            check_orthogonalize(group)
 
-        return (yield Call(ask, Label("overflow flag")))
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks of ``state["agree_group"]``, and how they add up a few numbers."""
+        if not dist.is_initialized():
+            return ALONE
+        group = self._group
+        return Ranks(
+            dist.get_rank(group),
+            dist.get_world_size(group),
+            self.parameters[0].data.device if self.parameters else torch.device("cpu"),
+            lambda numbers, phase: _asked(Call(partial(sum_counts, numbers, group), Label(phase))),
+        )
 
     averages = False
     """Gradients come reduced."""
@@ -241,37 +257,17 @@ class CallbackStep:
             if shape is not None:
                 self.shapes[index] = shape
 
-    def _agree(self, stamp: Stamp) -> list[int]:
-        """The parameters that have a gradient, the same on all ranks of ``state["agree_group"]``.
-
-        Raises:
-            GradientError: on all of them, before anything has changed: a gradient is missing on some ranks
-                only, or not finite.
-            MismatchError: on all of them: their stamps differ.
-        """
-        device = self.parameters[0].data.device if self.parameters else torch.device("cpu")
-        gradients = [parameter.grad if stamp.complaint is None else None for parameter in self.parameters]
-        counts, ranks = self._sum(step_flags(gradients, stamp, device))
-        trouble = find_trouble(counts, ranks, torn_allowed=False)
-        here = dist.get_rank(self._group) if dist.is_initialized() else 0
-        if trouble is not None:
-            table = rank_table(own_evidence(trouble, gradients, stamp), here, ranks, device)
-            refuse_step(trouble, self._sum(table)[0], self.names, TORN, stamp, here)
-        stamp.raise_complaint(here)
-        return [i for i, there in enumerate(present_gradients(counts, len(gradients))) if there]
-
-    def _sum(self, counts: Tensor) -> tuple[Tensor, int]:
-        """The sum over the ranks of ``state["agree_group"]``, and how many they are."""
-        if not dist.is_initialized():
-            return counts, 1
-        return sum_counts(counts, self._group), dist.get_world_size(self._group)
-
     @property
     def _group(self) -> dist.ProcessGroup | None:
         return self.config.state.get("agree_group")
 
     def _where(self, name: str, index: int) -> str:
         return f"{name}, for {self.names[index]} on rank {global_rank()},"
+
+
+def _asked(call: Call) -> Walk:
+    """One call as a generator."""
+    return (yield call)
 
 
 def _own_copy(answer: Any) -> Any:

@@ -88,5 +88,5 @@ def _walk(step: PlanStep, rest: Rest | None, readied: bool) -> Walk:
         meta = torch.device("meta")
         yield from step.ready([_with_gradient((numel,), dtype, meta) for numel, dtype in rest or ()])
     if readied:
-        yield from step.agree(rest=len(rest or ()))
+        yield from step.agree()
     yield from step.step()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..callbacks.callback_step import CallbackStep
 from ..errors import TutorialError, UsageError
+from ..guard.current_steps import MeshStep
 from ..orthogonalizers.calibration import Calibration, read_calibration
 from ..orthogonalizers.choices import Shape, is_auto, read_choices, shape_of, write_choices
 from ..orthogonalizers.named import STOCK
@@ -31,7 +32,6 @@ from ..step.parameter_state import group_parts
 from ..step.single_process import AloneStep
 from ..worlds.live import LiveWorld, count_processes, gather_objects
 from ..worlds.processor import describe_processor
-from .make_steps import MeshStep
 
 Source = Calibration | str | Path | None
 """A calibration, or the folder that keeps them by machine; None for ``default_folder()``."""

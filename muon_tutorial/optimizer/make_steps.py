@@ -7,68 +7,70 @@ error.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..callbacks.callback_step import CallbackStep
-from ..callbacks.check_user_functions import checked_assignments
-from ..callbacks.config import DistributedConfig
-from ..engine.collective import Walk
-from ..errors import StrategyError, TutorialError
-from ..orthogonalizers.gram import gram_recipe
+from ..errors import StrategyError
+from ..guard.changed_parameters import check_momentum
+from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
+from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import describe_matrices, named_params
-from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..parameters.tensor_parallel import TpDim
-from ..plan.matrix import Matrix, split_parts
-from ..plan.strategies import Builder, Plan, fingerprint, one_by_one, owner
-from ..step.parameter_state import ParameterState, group_parts, local_part
+from ..plan.strategies import Builder, Plan, find_builder, fingerprint
+from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
-from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, check_same, drive, refuse
+from ..step.step import PlanStep, check_gram_recipes
+from ..worlds.live import LiveWorld, check_same
 from ..worlds.local import LocalMesh
 
-Groups = Sequence[dict[str, Any]]
-State = Mapping[Tensor, dict[str, Any]]
+if TYPE_CHECKING:
+    from ..callbacks.config import DistributedConfig
+    from .auto_recipes import Source
+    from .config_steps import ConfigSteps
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MeshStep:
-    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none.
+@dataclass(slots=True, eq=False)
+class DefaultSteps:
+    """Makes the step of this process alone, with the memory of the one before; of DTensors, a config's."""
 
-    ``agreed`` describes what ranks compared when it was made, ``assumed`` the axes along which plain
-    parameters are only taken to be the same (``MeshParameters``).
-    """
+    _of_dtensors: ConfigSteps | None = None
 
-    step: AloneStep | PlanStep | CallbackStep
-    world: LiveWorld | LocalMesh | None
-    agreed: Sequence[str] = ()
-    assumed: frozenset[str] = frozenset()
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        """One step; of DTensors one a mesh."""
+        if self._of_dtensors is None and any(
+            isinstance(param, DTensor) for group in groups for param in group["params"]
+        ):
+            from ..callbacks.create_configs import create_dtensor_config
+            from .config_steps import ConfigSteps
 
-    def run(self, walk: Walk) -> Any:
-        """Walk one of the step's generators to its end."""
-        return drive(walk, refuse) if self.world is None else self.world.run(walk)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The step's plan; a user's own functions, and a process alone, have none."""
-        return self.step.plan if isinstance(self.step, PlanStep) else None
-
-
-MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps for these parameters. Must be called by all ranks. What comes out as ranks agreed on it for
-steps made before is not compared again."""
+            self._of_dtensors = ConfigSteps(create_dtensor_config())
+        if self._of_dtensors is not None:
+            return self._of_dtensors(groups, state, before)
+        kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
+        check_momentum(groups, state)
+        return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
 
 
-def alone(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-    """The step of this process alone, with the memory of the one before."""
-    kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
-    return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
+@dataclass(slots=True, eq=False)
+class WithRecipes:
+    """Makes steps, and writes each shape's recipe into groups that leave it to ``"auto"``."""
+
+    make: MakeSteps
+    calibration: Source
+
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        """The steps."""
+        made = self.make(groups, state, before)
+        if any(is_auto(group.get("orthogonalize")) for group in groups):
+            from .auto_recipes import choose_recipes
+
+            choose_recipes(groups, made, self.calibration)
+        return made
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,75 +97,11 @@ class StrategySteps:
             check_gram_recipes(plan, groups)
             return plan
 
-        parameters = _parameter_states(groups, state)
-        return [_plan_step(make, self.world, parameters, self.window, _agreed(before, 0))]
+        parameters = parameter_states(groups, state)
+        return [plan_step(make, self.world, parameters, self.window, agreed(before, 0))]
 
 
-@dataclass(slots=True, eq=False)
-class ConfigSteps:
-    """Makes the steps of a ``DistributedConfig``: by its helper's plan, or else through its functions."""
-
-    config: DistributedConfig
-    _known: Assigned | None = None
-
-    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step a mesh, or one for the user's functions.
-
-        Raises:
-            ConfigError: ``assign_fn`` broke its contract.
-            PlanMismatchError: ranks made different plans.
-        """
-        params = [param for group in groups for param in group["params"]]
-        if self._known is None or not same_tensors(self._known.params, params):
-            self._known = _assign(self.config, params)
-        if not self.config.planned:
-            return [self._callback_step(self._known, groups, state, _agreed(before, 0))]
-        return [
-            self._planned_step(mesh, self._known, groups, state, _agreed(before, i))
-            for i, mesh in enumerate(self._known.meshes)
-        ]
-
-    def _callback_step(
-        self, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
-    ) -> MeshStep:
-        names = _names(groups)
-
-        def lines(assignments: dict[int, int]) -> list[str]:
-            return [
-                f"{name}: {_described(param)}, to rank {assignments[index]}"
-                for index, (name, param) in enumerate(zip(names, known.params, strict=True))
-            ]
-
-        assignments, said = check_same(known.assignments, lines, known.state.get("agree_group"), agreed)
-        config = replace(self.config, state=known.state)
-        step = CallbackStep(config, assignments, names, _parameter_states(groups, state))
-        step.fill_state()
-        return MeshStep(step, None, said)
-
-    def _planned_step(
-        self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
-    ) -> MeshStep:
-        names, parameters = _names(groups), _parameter_states(groups, state)
-        numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
-        members = list(mesh.matrices)
-
-        def make() -> Plan:
-            matrices: list[Matrix] = []
-            for position, index in enumerate(members):
-                whole = replace(mesh.matrices[index], index=position, name=names[index], group=numbers[index])
-                parts, transposed = group_parts(groups[numbers[index]])
-                matrices += split_parts(whole, parts, len(matrices), transposed)
-            assignments = known.assignments()
-            owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
-            plan = owner(matrices, mesh.world.grid, assign=owners)
-            return plan if self.config.async_gpu_parallelism else one_by_one(plan)
-
-        window = 1 + self.config.prefetch_count
-        made = _plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
-        return replace(made, assumed=mesh.assumed)
-
-
-def _plan_step(
+def plan_step(
     make: Callable[[], Plan],
     world: LiveWorld | LocalMesh,
     parameters: Sequence[ParameterState],
@@ -188,41 +126,38 @@ def _plan_step(
     return MeshStep(step, world, said)
 
 
-def _agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
-    return before[index].agreed if index < len(before) else ()
+def choose_maker(
+    strategy: str | Builder | None,
+    world: LiveWorld | LocalMesh | None,
+    tp_dim: TpDim,
+    window: int,
+    config: DistributedConfig | None,
+) -> MakeSteps:
+    """What makes an optimizer's steps, by its arguments.
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assigned:
-    """What a config said about these parameters, asked once. ``state`` is this optimizer's own copy."""
-
-    params: Sequence[Tensor]
-    state: dict[str, Any]
-    meshes: Sequence[MeshParameters]
-    answer: dict[int, int] | TutorialError
-
-    def assignments(self) -> dict[int, int]:
-        """The rank of each parameter.
-
-        Raises:
-            ConfigError: ``assign_fn`` broke its contract on this rank.
-        """
-        if isinstance(self.answer, TutorialError):
-            raise self.answer
-        return self.answer
-
-
-def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
-    """Find out where the parameters lie if a helper can, and ask ``assign_fn``.
-
-    An error on one rank is kept until ranks compare plans, so that all learn of it.
+    Raises:
+        StrategyError: they do not go together.
     """
-    state = dict(config.state)
-    meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes
-    try:
-        return Assigned(params, state, meshes, checked_assignments(config, params, state))
-    except TutorialError as error:
-        return Assigned(params, state, meshes, error)
+    if config is not None:
+        if strategy is not None or world is not None:
+            raise StrategyError("pass either distributed_config=, or strategy= and mesh=, not both")
+        from .config_steps import ConfigSteps
+
+        return ConfigSteps(config)
+    if strategy is None and world is not None:
+        raise StrategyError("a mesh needs a strategy: pass strategy=, or leave mesh out")
+    if strategy is None:
+        return DefaultSteps()
+    builder = find_builder(strategy)
+    if world is None:
+        raise StrategyError(
+            f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
+        )
+    return StrategySteps(builder, world, tp_dim, window)
+
+
+def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
+    return before[index].agreed if index < len(before) else ()
 
 
 def _check_own_memory(strategy: str, groups: Groups) -> None:
@@ -264,27 +199,5 @@ def _subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 
-def check_gram_recipes(plan: Plan | None, groups: Groups) -> None:
-    """Refuse a recipe that has no Gram form for a matrix that stays cut.
-
-    Raises:
-        UsageError: saying which have one.
-    """
-    if plan is None or plan.strategy != "gram":
-        return
-    entries = (entry for bucket in plan.buckets for entry in bucket.entries)
-    for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
-        gram_recipe(groups[number])
-
-
-def _parameter_states(groups: Groups, state: State) -> list[ParameterState]:
+def parameter_states(groups: Groups, state: State) -> list[ParameterState]:
     return [ParameterState(param, group, state[param]) for group in groups for param in group["params"]]
-
-
-def _names(groups: Groups) -> list[str]:
-    return [name for number, group in enumerate(groups) for name, _ in named_params(group, number)]
-
-
-def _described(param: Tensor) -> str:
-    shape = f"shape {tuple(param.shape)}" if isinstance(param, DTensor) else f"{param.ndim} dimensions"
-    return f"{shape}, {param.dtype}"

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
+from ..guard.changed_parameters import check_moments, has_moved
+from ..guard.momentum_slice import mark_slices
 from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..plan.strategies import Builder
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .changed_parameters import check_moments, has_moved
-from .momentum_slice import mark_slices
+from .load_state import follow_names, own_lr
 from .muon import Muon
 from .pair_state import PairGroups, PairState
 from .parameter_split import ParameterSplit, Verdict
@@ -87,7 +88,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}, "decay_vectors": True}
         self.__setstate__({"defaults": dict(muon.defaults), **parts})
         self.register_state_dict_post_hook(mark_slices)
-        muon.agree_on_values()
+        for group in adamw.param_groups:
+            own_lr(group, muon.param_groups)
+        muon.guard.agree_on_values(muon)
 
     @classmethod
     def from_model(
@@ -161,7 +164,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # said above
                 split = sort(experts=experts or "adamw", include_frozen=True)
-        first.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
+        first.guard.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
         both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         both.decay_vectors = decay_vectors
@@ -235,7 +238,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in _decay_groups(split, self.decay_vectors) if split.rest else ():
             self.adamw.add_param_group({**group, **settings})
             self.order.append("adamw")
-        self.muon.compare_again()
+        self.muon.guard.is_compared = False
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
         """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
@@ -265,18 +268,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Ready the gradients if nobody did, step both, and return the closure's loss if there is one."""
         loss = None
         if closure is not None:
-            self.muon.gradients_changed()
+            self.muon.guard.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
         self.muon._opt_called = True  # so a scheduler on Muon alone knows that it has been stepped
-        if self.muon.skips_overflow(self):
-            self.muon.step_is_over()
+        if self.muon.guard.skips_overflow(self.muon, self):
+            self.muon.guard.step_is_over(self.muon)
             return loss
         self._look_at_groups()
         self._warn_of_unstepped()
         for before in self.muon._optimizer_step_pre_hooks.values():
             before(self.muon, (), {})
-        self.muon.take_step(self._rest, self._complaint())
+        self.muon.take_step(self._rest, self._error())
         for after in self.muon._optimizer_step_post_hooks.values():
             after(self.muon, (), {})
         _take_momentum_for_beta1(self.adamw)
@@ -287,7 +290,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def _rest(self) -> list[Tensor]:
         return [param for group in self.adamw.param_groups for param in group["params"]]
 
-    def _complaint(self) -> UsageError | None:
+    def _error(self) -> UsageError | None:
         """What keeps this rank from stepping, and must be known to all before it is raised."""
         try:
             check_moments(self.adamw)
@@ -342,7 +345,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         now = parameters_by_name(model)
         if by_name.keys() <= now.keys():
             self.verdicts = {now[name]: replace(its, param=now[name]) for name, its in by_name.items()}
-            self.muon.unstepped = [(name, now[name]) for name in by_name]
+            self.muon.guard.unstepped = [(name, now[name]) for name in by_name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients of both."""
@@ -351,7 +354,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The state of both in the form of any optimizer's: parameters counted through, Muon's first."""
-        self.muon.warn_of_slices()
+        self.muon.guard.warn_of_slices()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -368,7 +371,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:
-            self.adamw.load_state_dict(states["adamw"])
+            self.adamw.load_state_dict(follow_names(self.adamw, states["adamw"]))
         except Exception:
             self.muon.restore(*muon_before)
             self.adamw.state, self.adamw.param_groups = adamw_before
@@ -398,7 +401,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({"decay_vectors": True, **state})
-        self.muon.companions = (self.adamw,)
+        self.muon.guard.companions = (self.adamw,)
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:

@@ -64,6 +64,7 @@ def read_choices(text: str) -> Mapping[Shape, str]:
     return choices
 
 
+@cache
 def name_for(orthogonalize: str, rows: int, columns: int) -> str:
     """Return the name that a group's ``orthogonalize`` gives a matrix.
 

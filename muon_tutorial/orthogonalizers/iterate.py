@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -88,13 +89,33 @@ def orthogonalize_all(
     """
     workspace = workspace or Workspace()
     results: dict[int, Tensor] = {}
-    for places in _equal_shapes(matrices, recipe):
+    keys = [(*matrix.shape, matrix.device) for matrix in matrices]
+    for places in runs_of_equals(keys, lambda key: run_length(key[0], key[1], recipe, key[2])):
         first = matrices[places[0]]
         out = torch.empty((len(places), *first.shape), dtype=torch.bfloat16, device=first.device)
         if out.numel():
             _orthogonalize_stack(out, [matrices[place] for place in places], recipe, eps, workspace)
         results.update(zip(places, out, strict=True))
     return [results[place] for place in range(len(matrices))]
+
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list[int]]:
+    """Return the places of what is orthogonalized together: equal keys, at most ``most(key)`` at once.
+
+    >>> runs_of_equals("abaacb", lambda key: 2)
+    [[0, 2], [3], [1, 5], [4]]
+    """
+    places: dict[Key, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    runs = []
+    for key, its in places.items():
+        size = most(key) if len(its) > 1 else 1
+        runs += [its[begin : begin + size] for begin in range(0, len(its), size)]
+    return runs
 
 
 def stacks(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> bool:
@@ -145,16 +166,6 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
             if not torch.equal(together, alone):
                 return False
     return True
-
-
-def _equal_shapes(matrices: Sequence[Tensor], recipe: Recipe) -> list[list[int]]:
-    """The places of matrices that are iterated together, and of each other one alone."""
-    groups: dict[object, list[int]] = {}
-    for place, matrix in enumerate(matrices):
-        rows, columns = matrix.shape
-        key = (rows, columns, matrix.device) if stacks(rows, columns, recipe, matrix.device) else place
-        groups.setdefault(key, []).append(place)
-    return list(groups.values())
 
 
 def _orthogonalize_stack(

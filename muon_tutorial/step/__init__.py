@@ -2,6 +2,7 @@
 
 ``step``                the heart: the seven phases of a bucket, one after the other, and the step over a plan
 ``agreement``           all ranks agree, before anything changes, on gradients, hyperparameters and calls
+``early_reduction``     phase 1 of a bucket, while backward still runs
 ``reduce_gradients``    phase 1: from each rank's gradients to the averaged ones that it stores
 ``momentum``            momentum is updated; which part of it each rank stores
 ``orthogonalize``       phases 2 to 6: to the whole matrix, Newton–Schulz, and back

@@ -1,200 +1,229 @@
-"""All ranks agree, before anything changes, on gradients, hyperparameters and the step's number."""
+"""All ranks agree, before anything changes, on gradients, hyperparameters and the step's number.
+
+Each rank sends nine numbers, whatever it holds: so ranks that hold different things can still read each
+other's, and the error says what differs. Only where the sums show a problem do they exchange a number a
+gradient, which is safe then, because they are known to hold as many.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn
 
 import torch
 from torch import Tensor
 
-from ..engine.collective import Label, Walk
-from ..engine.travel import sum_over_grid
+from ..engine.collective import Walk
 from ..errors import GradientError, MismatchError, NotFiniteError, TutorialError
-from ..plan.grid import Coordinate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranks:
+    """The ranks that step together: this one's number, how many they are, and how they add up numbers.
+
+    Numbers lie on ``device``. ``total(numbers, phase)`` is a generator that returns their sum over all
+    ranks, on each to the same bits.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    total: Callable[[Tensor, str], Walk]
+
+
+def _keep(numbers: Tensor, phase: str) -> Walk:
+    return numbers
+    yield  # a generator that asks for nothing
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
+"""A process alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class Fingerprint:
     """What ranks must have alike in a step, as text: hyperparameters, the step's number. All have these keys.
 
-    A ``complaint`` keeps this rank from stepping, and so all of them: it is raised once all know of it.
+    An ``error`` keeps this rank from stepping, and so all of them: it is raised once all know of it.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
-    complaint: TutorialError | None = None
+    error: TutorialError | None = None
 
     @property
     def texts(self) -> dict[str, str]:
-        """All there is to compare; the complaint last."""
-        return {**self.values, _COMPLAINT: str(self.complaint or "")}
+        """All there is to compare; the error last."""
+        return {**self.values, _ERROR: str(self.error or "")}
 
-    def raise_complaint(self, rank: int) -> None:
-        """Raise the complaint, if there is one, as that of a rank.
+    def raise_error(self, rank: int) -> None:
+        """Raise the error, if there is one, as that of a rank.
 
         Raises:
-            TutorialError: of the complaint's class.
+            TutorialError: of the error's class.
         """
-        if self.complaint is not None:
-            raise type(self.complaint)(f"rank {rank}: {self.complaint}")
+        if self.error is not None:
+            raise type(self.error)(f"rank {rank}: {self.error}")
 
 
-NO_STAMP = Stamp()
-_COMPLAINT = "what keeps this rank from stepping"
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnGradients:
+    """One rank's gradients, as ranks compare them before a step.
+
+    ``remedy`` says what to do about a gradient that only some ranks have; None where that is allowed, since
+    local gradients are averaged and a missing one counts as zero. ``limits`` are the largest numbers that the
+    sum of each gradient may hold, where the step will sum them.
+    """
+
+    tensors: Sequence[Tensor | None] = ()
+    names: Sequence[str] = ()
+    remedy: str | None = None
+    limits: Sequence[float] | None = None
+
+
+NOTHING_TO_COMPARE = Fingerprint()
+_ERROR = "what keeps this rank from stepping"
 
 
 def agree_on_gradients(
-    gradients: Sequence[Tensor | None],
-    names: Sequence[str],
-    device: torch.device,
-    at: Coordinate,
-    torn: str | None,
-    limits: Sequence[float] | None = None,
-    stamp: Stamp = NO_STAMP,
+    own: OwnGradients, ranks: Ranks, fingerprint: Fingerprint = NOTHING_TO_COMPARE
 ) -> Walk:
-    """Which gradients any rank has, the same answer on every rank: one tiny sum.
+    """Which gradients any rank has, [gradients], the same answer on every rank. All ranks must walk it.
 
-    ``torn`` says what to do about a gradient that only some ranks have; None where that is allowed, since
-    local gradients are averaged and a missing one counts as zero. ``limits`` are the largest numbers that the
-    sum of each gradient may hold, where the step will sum them. Must be walked by all ranks of the grid.
+    On the meta device there are no values: nothing is wrong, and all gradients are taken to be there.
 
     Raises:
-        GradientError: on every rank: a gradient is not finite, or would not be once summed, or torn where
-            that is not allowed.
-        MismatchError: on every rank: their stamps differ.
+        GradientError: on every rank: a gradient is not finite, or would not be once summed, or is missing on
+            some ranks where that is not allowed.
+        MismatchError: on every rank: their fingerprints differ.
     """
-    counts = step_flags(gradients, stamp, device)
-    counts = yield from sum_over_grid(counts, at, Label("gradient flags"))
-    ranks = at.size(*at.grid.axes)
-    trouble = find_trouble(counts, ranks, torn is None, limits)
-    if trouble is not None:
-        table = rank_table(own_evidence(trouble, gradients, stamp), at.rank, ranks, device)
-        table = (yield from sum_over_grid(table.view(-1), at, Label("which rank"))).view_as(table)
-        refuse_step(trouble, table, names, torn or "", stamp, at.rank)
-    stamp.raise_complaint(at.rank)
-    return present_gradients(counts, len(gradients))
+    there = [grad is not None for grad in own.tensors]
+    largest = largest_elements(own, ranks.device)  # [gradients]
+    numbers = yield from ranks.total(_summary(fingerprint, there, largest, own.limits), "gradient flags")
+    if numbers.is_meta:
+        return [True] * len(there)
+    if differ(numbers[:4], ranks.size):
+        yield from _refuse_other_fingerprints(fingerprint, ranks)
+    if fingerprint.error is not None:
+        fingerprint.raise_error(ranks.rank)
+    if differ(numbers[4:8], ranks.size) or not float(numbers[8]) <= 1:
+        there = yield from _agree_one_by_one(own, largest, ranks)
+    return there
 
 
-def step_flags(gradients: Sequence[Tensor | None], stamp: Stamp, device: torch.device) -> Tensor:
-    """One rank's flags of a step, to be summed over ranks: of its gradients, and of its stamp.
-
-    Of a rank with a complaint only that counts: its gradients may be what it complains of.
-    """
-    if stamp.complaint is not None:
-        gradients = [None] * len(gradients)
-    return torch.cat([gradient_flags(gradients, device), stamp_flags([str(stamp.texts)], device)])
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why a step is refused, as the summed flags tell it: of which gradient, and of how many others.
-
-    ``amount`` is the sum of the ranks' largest elements where that is too large.
-    """
-
-    kind: Literal["stamp", "spoilt", "overflow", "missing"]
-    index: int = 0
-    others: int = 0
-    amount: float = 0.0
-    limit: float = 0.0
-
-
-def find_trouble(
-    counts: Tensor, ranks: int, torn_allowed: bool, limits: Sequence[float] | None = None
-) -> Trouble | None:
-    """What is wrong with a step, from the flags summed over all ranks; the same on each of them.
-
-    On the meta device there are no values, and nothing is wrong.
-    """
-    if counts.is_meta:
-        return None
-    if differ(counts[-2:], ranks):
-        return Trouble("stamp")
-    holders, spoilt, peaks = _parts(counts)
-    wrong = [i for i, found in enumerate(spoilt) if found]
-    if wrong:
-        return Trouble("spoilt", wrong[0], len(wrong) - 1)
-    for i, (peak, limit) in enumerate(zip(peaks, limits or (), strict=limits is not None)):
-        if peak > limit:
-            return Trouble("overflow", i, amount=peak, limit=limit)
-    missing = [i for i, found in enumerate(holders) if 0 < found < ranks]
-    return Trouble("missing", missing[0], len(missing) - 1) if missing and not torn_allowed else None
-
-
-def present_gradients(counts: Tensor, gradients: int) -> list[bool]:
-    """For each gradient whether any rank has it; on the meta device, all are taken to be there."""
-    return [True] * gradients if counts.is_meta else [found > 0 for found in _parts(counts)[0]]
-
-
-def _parts(counts: Tensor) -> list[list[float]]:
-    """Holders, not finite, largest elements: each a number a gradient."""
-    gradients = counts[:-2]
-    return [part.tolist() for part in gradients.split(len(gradients) // 3 or 1)] or [[], [], []]
-
-
-def own_evidence(trouble: Trouble, gradients: Sequence[Tensor | None], stamp: Stamp) -> list[float]:
-    """What this rank has to say about a trouble: numbers, as many on every rank."""
-    if trouble.kind == "stamp":
-        return [float(_hash(text)) for text in stamp.texts.values()]
-    gradient = gradients[trouble.index]
-    if trouble.kind == "missing":
-        return [float(gradient is None)]
-    peak = max(abs(float(end)) for end in _ends(gradient, torch.device("cpu")))
-    return [peak if trouble.kind == "overflow" and math.isfinite(peak) else float(not math.isfinite(peak))]
-
-
-def rank_table(row: Sequence[float], rank: int, ranks: int, device: torch.device) -> Tensor:
-    """A row a rank, [ranks, numbers], with this rank's alone: the sum over ranks holds all."""
-    table = torch.zeros(ranks, len(row), dtype=torch.float64, device=device)
-    table[rank] = torch.tensor(row, dtype=torch.float64, device=device)
-    return table
-
-
-def refuse_step(
-    trouble: Trouble, table: Tensor, names: Sequence[str], torn: str, stamp: Stamp, rank: int
-) -> NoReturn:
-    """Say what is wrong and on which rank, from all ranks' evidence.
+def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
+    """Compare fingerprints alone, by the message that a step begins with. All ranks must walk it.
 
     Raises:
-        GradientError: a gradient is not finite (``NotFiniteError``), or missing.
-        MismatchError: stamps differ.
-        TutorialError: this rank's own complaint.
+        MismatchError: on every rank: they differ.
     """
-    if trouble.kind == "stamp":
-        stamp.raise_complaint(rank)
-        _refuse_other_stamps(stamp, table)
-    name, ranks, column = names[trouble.index], len(table), table[:, 0].tolist()
-    guilty = [its for its, found in enumerate(column) if found]
-    where = f"on {len(guilty)} of {ranks} ranks ({_say_ranks(guilty)})"
-    if trouble.kind == "missing":
-        raise GradientError(f"the gradient of {name} is missing {where}{torn}")
-    if trouble.kind == "spoilt":
-        others = f", as do {trouble.others} others" if trouble.others else ""
+    yield from agree_on_gradients(OwnGradients(), ranks, fingerprint)
+
+
+def _summary(
+    fingerprint: Fingerprint, there: Sequence[bool], largest: Tensor, limits: Sequence[float] | None
+) -> Tensor:
+    """One rank's numbers, to be summed: hashes of its fingerprint and of which gradients it has, [8], and how
+    much of its limit the largest element takes up, [1]: infinite where one is not finite."""
+    texts = str(fingerprint.texts).encode(), bytes(there)
+    halves = [half for text in texts for half in divmod(zlib.crc32(text), 1 << 16)]
+    hashes = [number for half in halves for number in (half, half * half)]
+    share = largest * 0 if limits is None else largest / largest.new_tensor(limits)
+    worst = share.nan_to_num(math.inf).amax().view(1) if there else largest.new_zeros(1)
+    return torch.cat([largest.new_tensor(hashes), worst])
+
+
+def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
+    """Each gradient's largest absolute value, [gradients], float64: 0 of a missing one.
+
+    By ``aminmax``: a norm of infinite order reads a gradient thirty times more slowly on a CPU.
+    """
+    peaks = torch.zeros(len(own.tensors), dtype=torch.float64, device=device)
+    held: dict[torch.dtype, list[int]] = {}
+    for index, grad in enumerate(own.tensors):
+        if grad is not None and grad.numel():
+            held.setdefault(grad.dtype, []).append(index)
+    for places in held.values():
+        grads = [grad.detach() for place in places if (grad := own.tensors[place]) is not None]
+        grads = [torch.view_as_real(grad) if grad.is_complex() else grad for grad in grads]
+        ends = [torch.stack(each) for each in zip(*map(torch.aminmax, grads), strict=True)]
+        peaks[places] = torch.maximum(-ends[0], ends[1]).to(device, torch.float64)
+    return peaks
+
+
+def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
+    """Which gradients any rank has, where not all have the same, or some may not be finite once summed."""
+    count = len(own.tensors)
+    there = largest.new_tensor([grad is not None for grad in own.tensors])
+    finite = largest.isfinite()
+    flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0)])
+    summed = yield from ranks.total(flags, "gradient flags")  # [3 × gradients]
+    holders, wrong, largest_sums = (part.tolist() for part in summed.split(count))
+    guilty = [index for index, found in enumerate(wrong) if found]
+    if guilty:
+        on = yield from _ranks_where(not bool(finite[guilty[0]]), ranks)
+        others = f", as do {len(guilty) - 1} others" if len(guilty) > 1 else ""
         raise NotFiniteError(
-            f"the gradient of {name} holds NaN or infinity {where}{others}; nothing was changed: skip this "
-            "step, or fix the loss"
+            f"the gradient of {own.names[guilty[0]]} holds NaN or infinity {on}{others}; nothing was "
+            "changed: skip this step, or fix the loss"
         )
+    for index, (total, limit) in enumerate(
+        zip(largest_sums, own.limits or (), strict=own.limits is not None)
+    ):
+        if total > limit:
+            yield from _refuse_overflow(own.names[index], float(largest[index]), total, limit, ranks)
+    missing = [index for index, found in enumerate(holders) if 0 < found < ranks.size]
+    if missing and own.remedy is not None:
+        on = yield from _ranks_where(own.tensors[missing[0]] is None, ranks)
+        raise GradientError(f"the gradient of {own.names[missing[0]]} is missing {on}{own.remedy}")
+    return [found > 0 for found in holders]
+
+
+def _ranks_where(here: bool, ranks: Ranks) -> Walk:
+    """Say on which ranks something is so. All ranks must walk it."""
+    column = (yield from rank_table([float(here)], ranks))[:, 0]
+    guilty = [rank for rank, found in enumerate(column.tolist()) if found]
+    return f"on {len(guilty)} of {ranks.size} ranks ({_say_ranks(guilty)})"
+
+
+def _refuse_overflow(name: str, here: float, total: float, limit: float, ranks: Ranks) -> Walk:
+    column = (yield from rank_table([here], ranks))[:, 0].tolist()
     raise NotFiniteError(
         f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements add up to "
-        f"{trouble.amount:.3g}, most of it on rank {column.index(max(column))}, and its dtype holds "
-        f"{trouble.limit:.3g}; nothing was changed: lower the loss scale, or skip this step"
+        f"{total:.3g}, most of it on rank {column.index(max(column))}, and its dtype holds {limit:.3g}; "
+        "nothing was changed: lower the loss scale, or skip this step"
     )
 
 
-def _refuse_other_stamps(stamp: Stamp, table: Tensor) -> NoReturn:
-    columns = dict(zip(stamp.texts, table.T.tolist(), strict=True))
-    guilty = [rank for rank, found in enumerate(columns.pop(_COMPLAINT)) if found != _hash("")]
+def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
+    """Every rank's row of numbers, [ranks, numbers], on each of them. All ranks must walk it."""
+    table = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=ranks.device)
+    table[ranks.rank] = table.new_tensor(row)
+    return (yield from ranks.total(table.view(-1), "which rank")).view_as(table)
+
+
+def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
+    """Say what differs and on which rank, from all ranks' hashes of each text.
+
+    Raises:
+        TutorialError: this rank's own error.
+        MismatchError: another rank's error, or texts that differ.
+    """
+    row = [float(_hash(text)) for text in fingerprint.texts.values()]
+    table = yield from rank_table(row, ranks)
+    fingerprint.raise_error(ranks.rank)
+    columns = dict(zip(fingerprint.texts, table.T.tolist(), strict=True))
+    guilty = [rank for rank, found in enumerate(columns.pop(_ERROR)) if found != _hash("")]
     if guilty:
         raise MismatchError(
             f"{_say_ranks(guilty)} cannot take this step, and an error of its own there says why; nothing "
             "was changed on any rank"
         )
     found = [
-        f"{key} (here {stamp.values[key]}) is not the same on all {len(table)} ranks: {say_outliers(column)}"
+        f"{key} (here {fingerprint.values[key]}) is not the same on all {ranks.size} ranks: "
+        f"{say_outliers(column)}"
         for key, column in columns.items()
         if len(set(column)) > 1
     ]
@@ -236,12 +265,6 @@ _ROWS = 256  # at once, 2 MB of int64
 _WEIGHTS = 1 + torch.arange(_COLUMNS, dtype=torch.int64)
 
 
-def stamp_flags(texts: Iterable[str], device: torch.device) -> Tensor:
-    """Numbers that, summed over ranks, tell whether all ranks have the same texts: a hash v, and v²."""
-    hashes = [_hash(text) for text in texts]
-    return torch.tensor([part for v in hashes for part in (v, v * v)], dtype=torch.float64, device=device)
-
-
 def _hash(text: str) -> int:
     return zlib.crc32(text.encode()) % HASHES
 
@@ -264,66 +287,27 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def differ(sums: Tensor, ranks: int) -> bool:
-    """Whether the texts behind a pair of sums differ: n·Σv² = (Σv)² where all v are equal, and only there."""
-    if sums.is_meta:
-        return False
-    total, squares = (int(part) for part in sums.tolist())
-    return ranks * squares != total * total
+    """Whether numbers that were summed with their squares, [2 × numbers], were not the same on all ranks.
+
+    n·Σv² = (Σv)² where all v are equal, and only there.
+    """
+    pairs = sums.view(-1, 2).tolist()
+    return any(ranks * int(squares) != int(total) ** 2 for total, squares in pairs)
 
 
-def agree_on_overflow(found_inf: Tensor, at: Coordinate) -> Walk:
+def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
     """Whether ``GradScaler`` found infinity in this step's gradients, the same answer on every rank.
 
-    Must be walked by all ranks of the grid.
+    All ranks must walk it.
 
     Raises:
         GradientError: on every rank: only some found it.
     """
-    count = overflow_flag(found_inf)
-    count = yield from sum_over_grid(count, at, Label("overflow flag"))
-    return agreed_overflow(count, at.size(*at.grid.axes))
-
-
-def overflow_flag(found_inf: Tensor) -> Tensor:
-    """One rank's flag, to be summed over ranks, [1]."""
-    return (found_inf > 0).to(torch.float32).reshape(1)
-
-
-def agreed_overflow(count: Tensor, ranks: int) -> bool:
-    """Whether all ranks found infinity, from the flags summed over them.
-
-    Raises:
-        GradientError: only some did.
-    """
-    found = int(count)
-    if 0 < found < ranks:
+    found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
+    if 0 < found < ranks.size:
         raise GradientError(
-            f"GradScaler found infinity on {found} of {ranks} ranks, and would scale their losses "
+            f"GradScaler found infinity on {found} of {ranks.size} ranks, and would scale their losses "
             "differently from now on; nothing was changed: use torch.distributed.fsdp.sharded_grad_scaler."
             "ShardedGradScaler, which asks all ranks, and call its unscale_(optimizer) before step"
         )
     return found > 0
-
-
-def gradient_flags(gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
-    """One rank's flags, to be summed: is each gradient there; is it not finite; its largest element.
-
-    By ``aminmax``: a norm of infinite order reads a gradient thirty times more slowly on a CPU.
-    """
-    there = torch.tensor([grad is not None for grad in gradients], dtype=torch.float64, device=device)
-    if not gradients:
-        return there
-    ends = [_ends(grad, device) for grad in gradients]
-    smallest, largest = (torch.stack(side) for side in zip(*ends, strict=True))
-    peaks = torch.maximum(-smallest, largest)
-    return torch.cat([there, (~peaks.isfinite()).double(), peaks.nan_to_num(0.0, 0.0, 0.0)])
-
-
-def _ends(grad: Tensor | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest element, [], float64; both NaN where there is one."""
-    if grad is None or not grad.numel():
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        return zero, zero
-    grad = torch.view_as_real(grad.detach()) if grad.is_complex() else grad.detach()
-    smallest, largest = torch.aminmax(grad)
-    return smallest.to(device, torch.float64), largest.to(device, torch.float64)

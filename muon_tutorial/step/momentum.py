@@ -59,8 +59,7 @@ def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
     dtype = bucket.plan.compute.dtype
     if bucket.travels_in_pieces:
         return Pieces(dtype, bucket.device)
-    length = bucket.plan.length(bucket.plan.storage_layout, bucket.at) if bucket.contributing else 0
-    return torch.zeros(length, dtype=dtype, device=bucket.device)
+    return torch.zeros(bucket.stored if bucket.contributing else 0, dtype=dtype, device=bucket.device)
 
 
 def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor:

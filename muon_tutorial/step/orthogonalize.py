@@ -19,12 +19,11 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length
+from ..orthogonalizers.iterate import run_length, runs_of_equals
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
 from .boxes import keep_box, kept_for_work, ready_to_return, take_box
-from .gram import orthogonalize_cut
 from .rank_bucket import RankBucket, RankMatrix
 
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
@@ -44,7 +43,10 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     boxes = kept_for_work(bucket, boxes)
     yield ABREAST  # until the other owners of the round have theirs
-    yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
+    if any(matrix.entry.gram is not None for matrix in bucket.matrices):
+        from .gram import orthogonalize_cut
+
+        yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
     wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:
@@ -68,16 +70,19 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
 
     Those that this rank has whole already. Returns their indices.
     """
-    alike: dict[object, list[RankMatrix]] = {}
-    for matrix in bucket.matrices:
-        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
-            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
+    whole = [
+        matrix
+        for matrix in bucket.matrices
+        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops
+    ]
+    groups = {id(matrix.parameter.group): matrix.parameter.group for matrix in whole}
+    keys = [(matrix.sides, id(matrix.parameter.group)) for matrix in whole]
     done: list[int] = []
-    for its in alike.values():
-        run = stack_size(its[0].sides, its[0].parameter.group, bucket.device) if len(its) > 1 else 1
-        for begin in range(0, len(its) if run > 1 else 0, run):
-            _orthogonalize_stack(bucket, boxes, its[begin : begin + run])
-            done += [matrix.index for matrix in its[begin : begin + run]]
+    for places in runs_of_equals(keys, lambda key: stack_size(key[0], groups[key[1]], bucket.device)):
+        its = [whole[place] for place in places]
+        if stack_size(its[0].sides, its[0].parameter.group, bucket.device) > 1:
+            _orthogonalize_stack(bucket, boxes, its)
+            done += [matrix.index for matrix in its]
     return frozenset(done)
 
 
@@ -146,11 +151,12 @@ def newton_schulz_update(
     ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the
     memory of a recipe between steps.
     """
-    matrix, name = whole.reshape(*sides), name_for(group.get("orthogonalize", STOCK), *sides[-2:])
+    matrix = whole if whole.shape == sides else whole.reshape(*sides)
+    name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if (calls := CALLS.get()) is not None:
         calls[sides[-2], sides[-1]] += math.prod(sides[:-2])
     if name == STOCK:
         update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
     else:
         update = orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
-    return update.reshape(whole.shape)
+    return update if update.shape == whole.shape else update.reshape(whole.shape)

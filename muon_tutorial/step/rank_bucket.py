@@ -67,17 +67,17 @@ class RankBucket:
     matrices: tuple[RankMatrix, ...]
     workspace: Workspace
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where the parameters lie."""
         return self.matrices[0].parameter.param.device
 
-    @property
+    @cached_property
     def gradients_stay(self) -> bool:
         """Whether a step reads gradients where the model holds them: the gradient route is empty."""
         return not self.plan.gradient.hops
 
-    @property
+    @cached_property
     def parameters_stay(self) -> bool:
         """Whether a step writes parameters where the model holds them: the parameter route is empty."""
         return not self.plan.parameter.hops
@@ -87,6 +87,11 @@ class RankBucket:
         """Whether one dp position stores all of it: gradients are reduced to it, parameters broadcast."""
         storage = self.plan.storage_layout
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
+
+    @cached_property
+    def stored(self) -> int:
+        """Elements of the bucket that this rank stores."""
+        return self.plan.length(self.plan.storage_layout, self.at)
 
     @cached_property
     def works(self) -> bool:
@@ -107,7 +112,7 @@ class RankBucket:
         entries = self.plan.entries
         return frozenset(e.matrix.index for e in entries if not keeps or self.plan.works_on(e, self.at))
 
-    @property
+    @cached_property
     def travels_in_pieces(self) -> bool:
         """Whether the compute route needs no flat buffer: it is one exchange, or empty."""
         hops = self.plan.compute.hops

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
+from ..learning_rate import adjusted_lr
+from ..orthogonalizers.choices import check_orthogonalize
+from ..orthogonalizers.iterate import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
 from ..plan.matrix import Index, Matrix, Parts, split_parts
-from .agreement import NO_STAMP, Stamp
+from .agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
 from .parameter_state import group_parts, write_back
@@ -33,40 +35,92 @@ class AloneStep:
     state: Mapping[Tensor, dict[str, Any]]
     workspace: Workspace = field(default_factory=Workspace)
 
-    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
+    def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Refuse to step, before anything has changed.
 
         Raises:
-            TutorialError: the complaint.
+            TutorialError: what keeps this process from stepping.
         """
-        if stamp.complaint is not None:
-            raise stamp.complaint
+        if fingerprint.error is not None:
+            raise fingerprint.error
         return
         yield  # a generator that asks for nothing
-
-    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
-        """There is nobody to compare with."""
-        yield from self.agree(stamp)
 
     def step(self) -> Walk:
-        """One optimizer step, matrix by matrix; equal small ones together where bits are the same."""
+        """One optimizer step, group by group; equal small matrices together where bits are the same."""
         for group in self.groups:
-            waiting: dict[object, list[_Waiting]] = {}
             present = [param for param in group["params"] if param.grad is not None]
-            alike = Counter(param.shape for param in present)
             for param in present:
-                others = waiting if alike[param.shape] > 1 else None
-                grad, state = param.grad, self.state[param]
-                _step_parameter(param.detach(), grad, group, state, self.workspace, others)
-            for its in waiting.values():
-                _step_together(its, group, self.workspace)
+                if "momentum_buffer" not in (state := self.state[param]):  # as the stock optimizer makes it
+                    assert param.grad is not None
+                    state["momentum_buffer"] = torch.zeros_like(param.grad)
+            parts, transposed = group_parts(group)
+            if parts in (None, "flatten"):
+                self._step_matrices(present, group)
+            else:
+                for param in present:
+                    self._step_parts(param, parts, transposed, group)
         return
         yield  # a generator that asks for nothing
 
-    def overflowed(self, found_inf: Tensor) -> Walk:
-        """Whether ``GradScaler`` found infinity."""
-        return bool(found_inf)
-        yield  # a generator that asks for nothing
+    def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
+        """Step parameters that are one matrix each: equal ones in one go, a few at a time."""
+        lr, momentum = group["lr"], group["momentum"]
+        lr = lr.squeeze() if isinstance(lr, Tensor) else lr
+        decay = 1 - lr * group["weight_decay"]
+        keys = [(it.shape, self.state[it]["momentum_buffer"].dtype, it.device) for it in params]
+        for places in runs_of_equals(keys, lambda key: _at_once(key[0], key[2], group)):
+            its = [params[place] for place in places]
+            sides = _sides(its[0].shape)
+            buffers = [self.state[param]["momentum_buffer"] for param in its]
+            grads = [param.grad.to(buffer.dtype) for param, buffer in zip(its, buffers, strict=True)]  # type: ignore[union-attr]
+            torch._foreach_lerp_(buffers, grads, 1 - momentum)
+            inputs = torch._foreach_lerp(grads, buffers, momentum) if group["nesterov"] else buffers
+            updates = self._newton_schulz(inputs, sides, group)
+            full = sides[::-1] if group.get("transposed") else sides
+            step = -adjusted_lr(lr, group["adjust_lr_fn"], full)
+            for param in its:
+                param.mul_(decay)  # _foreach_mul_ rounds the factor to bf16 first
+            torch._foreach_add_(its, updates, alpha=step.item() if isinstance(step, Tensor) else step)
+
+    def _newton_schulz(
+        self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
+    ) -> list[Tensor]:
+        """The updates of equal matrices, in the parameters' shape; as one stack where bits are the same."""
+        if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
+            stack = torch.stack([each.reshape(sides) for each in inputs])
+            stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
+            return [each.view(inputs[0].shape) for each in stepped]
+        return [newton_schulz_update(each, sides, group, self.workspace) for each in inputs]
+
+    def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
+        """Step each matrix within a parameter to the bits of a parameter of its own.
+
+        A run of columns does not lie in one run of memory, and torch would round it otherwise.
+        """
+        stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
+        assert grad is not None
+        for here, sides in matrices_in(tuple(param.shape), parts, transposed):
+            assert not isinstance(here, EllipsisType)
+            momentum, part = stored[here], whole[here]
+            ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
+            stepped = part.contiguous()
+            update = newton_schulz_update(ns_input.contiguous(), sides, group, self.workspace)
+            apply_update(stepped, update, group, sides)
+            if not part.is_contiguous():
+                part.copy_(stepped)
+            write_back(stored, here, momentum)
+            write_back(whole, here, part)
+
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a recipe that is unknown."""
+        for group in groups:
+            check_orthogonalize(group)
+
+    def trust(self) -> None:
+        """There are no other ranks to ask."""
+
+    ranks = ALONE
 
     averages = False
     """Gradients are taken as they are."""
@@ -75,71 +129,27 @@ class AloneStep:
         """Nothing is kept between steps."""
 
 
-_Waiting: TypeAlias = tuple[Tensor, Tensor, tuple[int, int]]
-"""A parameter, its Newton–Schulz input, and the sides that both are seen as."""
-
-
-def _step_parameter(
-    param: Tensor,
-    grad: Tensor,
-    group: Mapping[str, Any],
-    state: dict[str, Any],
-    workspace: Workspace,
-    waiting: dict[object, list[_Waiting]] | None,
-) -> None:
-    """Step a parameter, or let it wait with those like it, if there are any, until a stack is full."""
-    if (
-        "momentum_buffer" not in state
-    ):  # zeros in the gradient's layout and dtype, as the stock optimizer makes
-        state["momentum_buffer"] = torch.zeros_like(grad, memory_format=torch.preserve_format)
-    for here, sides in matrices_in(tuple(param.shape), *group_parts(group)):
-        momentum = state["momentum_buffer"][here]
-        ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
-        if here is not ...:
-            part = param[here]
-            _step_part(part, ns_input, group, sides, workspace)
-            write_back(state["momentum_buffer"], here, momentum)
-            write_back(param, here, part)
-        elif waiting is not None and (size := stack_size(sides, group, ns_input.device)) > 1:
-            its = waiting.setdefault((sides, ns_input.dtype, ns_input.device), [])
-            its.append((param, ns_input, sides))
-            if len(its) == size:
-                _step_together(its, group, workspace)
-                its.clear()
-        else:
-            apply_update(param, newton_schulz_update(ns_input, sides, group, workspace), group, sides)
-
-
-def _step_together(its: Sequence[_Waiting], group: Mapping[str, Any], workspace: Workspace) -> None:
-    """Step parameters of equal sides as one stack, to the bits of one by one."""
-    if not its:
-        return
-    stack = torch.stack([ns_input.reshape(sides) for _, ns_input, sides in its])
-    updates = newton_schulz_update(stack, stack.shape, group, workspace)
-    for (param, _, sides), update in zip(its, updates, strict=True):
-        apply_update(param, update.view(param.shape), group, sides)
-
-
-def _step_part(
-    part: Tensor, ns_input: Tensor, group: Mapping[str, Any], sides: tuple[int, int], workspace: Workspace
-) -> None:
-    """Step a matrix of its own within a parameter to the bits of a parameter of its own.
-
-    A run of columns does not lie in one run of memory, and torch would round it otherwise.
-    """
-    stepped = part.contiguous()
-    update = newton_schulz_update(ns_input.contiguous(), sides, group, workspace)
-    apply_update(stepped, update, group, sides)
-    if not part.is_contiguous():
-        part.copy_(stepped)
-
-
 def matrices_in(
     shape: tuple[int, ...], parts: Parts, transposed: bool
 ) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
     """Where each matrix lies in a parameter, and its rows and columns."""
     if parts in (None, "flatten"):
-        yield ..., (shape[0], math.prod(shape[1:]))
+        yield ..., _sides(shape)
     else:
         for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed):
             yield matrix.slices(_HERE), matrix.sides
+
+
+def _sides(shape: Sequence[int]) -> tuple[int, int]:
+    """Rows and columns of a parameter that is one matrix: dimensions after the first count as columns."""
+    return shape[0], math.prod(shape[1:])
+
+
+AT_ONCE = 2**18
+"""Elements of equal matrices whose momentum is moved in one call: more would only take memory."""
+
+
+def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
+    """How many equal parameters are stepped in one go: a stack of them, or as many as are small together."""
+    stacked = stack_size(_sides(shape), group, device)
+    return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

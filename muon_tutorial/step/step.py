@@ -6,20 +6,30 @@ processes, all ranks in one process, or none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..engine.collective import Walk
+from ..engine.collective import Label, Walk
 from ..engine.order import abreast, pipeline
+from ..engine.travel import sum_over_grid
+from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
-from .agreement import NO_STAMP, Stamp, agree_on_gradients, agree_on_overflow
+from .agreement import (
+    NOTHING_TO_COMPARE,
+    Fingerprint,
+    OwnGradients,
+    Ranks,
+    agree_on_gradients,
+    compare_fingerprints,
+)
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
@@ -118,32 +128,47 @@ class PlanStep:
         """Take the averaged gradients of all buckets, by index, that were reduced during backward."""
         self.readied, self.sent_early = averaged, True
 
-    def agree(self, stamp: Stamp = NO_STAMP, rest: int = 0) -> Walk:
-        """Find out which gradients there are, before anything changes, if nobody did since the last step.
+    def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
+        """Find out which gradients there are, before anything changes, unless they are readied already.
 
-        ``stamp`` is compared over ranks, also where gradients were readied: a rank that has since dropped its
-        own, by ``zero_grad()``, asks for as many flags, of ``rest`` others too, and is found. Must be walked
-        by all ranks of the grid.
+        Ranks compare their fingerprints in any case. Returns those of ``rest`` that have a gradient on any
+        rank. Must be walked by all ranks of the grid.
         """
-        if self.present is None and stamp.complaint is None:
-            yield from self._agree((), stamp)
-        else:
-            yield from self.compare(stamp, rest)
+        if self.present is not None or fingerprint.error is not None:
+            yield from compare_fingerprints(self.ranks, fingerprint)
+            return []
+        for param in rest:
+            place_gradient(param)
+        found = yield from agree_on_gradients(self._own_gradients(rest), self.ranks, fingerprint)
+        edge = len(self.parameters)
+        self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
+        return [param for param, there in zip(rest, found[edge:], strict=True) if there]
 
-    def compare(self, stamp: Stamp, rest: int = 0) -> Walk:
-        """Compare stamps alone, by as many flags as a step asks for. Must be walked by all ranks of the grid.
+    def trust(self) -> None:
+        """Take the gradients that this rank has for those that all ranks have."""
+        if self.present is None:
+            here = (i for i, each in enumerate(self.parameters) if each.param.grad is not None)
+            self.present = frozenset(here)
+
+    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse a recipe that is unknown, or has no Gram form where a matrix stays cut.
 
         Raises:
-            MismatchError: on every rank: they differ.
+            UsageError: saying which have one.
         """
-        nothing = [None] * (len(self.parameters) + rest)
-        yield from agree_on_gradients(nothing, (), self._device, self.at, None, stamp=stamp)
+        for group in groups:
+            check_orthogonalize(group)
+        check_gram_recipes(self.plan, groups)
 
-    def overflowed(self, found_inf: Tensor) -> Walk:
-        """Whether ``GradScaler`` found infinity on every rank. Must be walked by all ranks of the grid."""
-        return (yield from agree_on_overflow(found_inf, self.at))
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The ranks of the grid, and how they add up a few numbers."""
+        at = self.at
+        return Ranks(
+            at.rank, at.grid.world_size, self._device, lambda x, phase: sum_over_grid(x, at, Label(phase))
+        )
 
-    @property
+    @cached_property
     def averages(self) -> bool:
         """Whether gradients are each rank's own until the step averages them."""
         return self.plan.expects == "local" and self.at.size("dp") > 1
@@ -153,25 +178,28 @@ class PlanStep:
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
-        rounds = (map(self._step_bucket, its) for _, its in groupby(self.buckets, lambda it: it.plan.round))
+        present, readied, scale = self.present, self.readied, self.scale
+        rounds = (
+            (step_bucket(it, present, readied.pop(it.plan.index, None), scale) for it in its)
+            for _, its in groupby(self.buckets, lambda it: it.plan.round)
+        )
         yield from pipeline(map(abreast, rounds), self.window)
         for shard in self.momentum_shards.values():
             shard.count_step()
         self.forget()
 
-    def _step_bucket(self, bucket: RankBucket) -> Walk:
-        assert self.present is not None
-        return step_bucket(bucket, self.present, self.readied.pop(bucket.plan.index, None), self.scale)
-
     def ready(
-        self, rest: Sequence[Tensor] = (), max_norm: float | None = None, stamp: Stamp = NO_STAMP
+        self,
+        rest: Sequence[Tensor] = (),
+        max_norm: float | None = None,
+        fingerprint: Fingerprint = NOTHING_TO_COMPARE,
     ) -> Walk:
         """Reduce gradients ahead of ``step``, and average those of ``rest`` in place. Clips if told to.
 
         Must be walked by all ranks of the grid. Returns the norm of all gradients together if ``max_norm`` is
         given, else None.
         """
-        found = yield from self._agree(rest, stamp)
+        found = yield from self.agree(fingerprint, rest)
         if not self.sent_early:
             moving = [bucket for bucket in self.buckets if not bucket.gradients_stay]
             flat = yield from pipeline(map(reduce_gradients, moving), self.window)
@@ -184,24 +212,18 @@ class PlanStep:
         norm, self.scale = yield from clipped
         return norm
 
-    def _agree(self, rest: Sequence[Tensor], stamp: Stamp) -> Walk:
-        """Note which matrices have a gradient; returns those of ``rest`` that have one on any rank."""
-        for param in rest:
-            place_gradient(param)
-        params = [*(each.param for each in self.parameters), *rest]
-        gradients = [local_gradient(it) if stamp.complaint is None else None for it in params]
+    def _own_gradients(self, rest: Sequence[Tensor]) -> OwnGradients:
+        """This rank's gradients of the matrices and of ``rest``, as ranks compare them."""
+        tensors = [local_gradient(it) for it in (*(each.param for each in self.parameters), *rest)]
         names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
-        torn = None
+        remedy = None
         if self.plan.expects == "averaged":
-            torn = (
+            remedy = (
                 f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
                 "give it to all ranks or to none"
             )
         limits = [*self._limits, *(torch.finfo(param.dtype).max for param in rest)] if self.averages else None
-        found = yield from agree_on_gradients(gradients, names, self._device, self.at, torn, limits, stamp)
-        edge = len(self.parameters)
-        self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
-        return [param for param, there in zip(rest, found[edge:], strict=True) if there]
+        return OwnGradients(tensors, names, remedy, limits)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -225,3 +247,17 @@ class PlanStep:
     @cached_property
     def _device(self) -> torch.device:
         return self.parameters[0].param.device if self.parameters else torch.device("cpu")
+
+
+def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a recipe that has no Gram form for a matrix that stays cut.
+
+    Raises:
+        UsageError: saying which have one.
+    """
+    if plan.strategy == "gram":
+        from ..orthogonalizers.gram import gram_recipe
+
+        entries = (entry for bucket in plan.buckets for entry in bucket.entries)
+        for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
+            gram_recipe(groups[number])

@@ -55,7 +55,7 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
         muon = Muon(params, **OPTIONS, strategy=builder, mesh=mesh)
     else:
         muon = Muon(params, **OPTIONS, distributed_config=create_dtensor_config())
-    for leg in muon._steps():
+    for leg in muon.steps:
         assert isinstance(leg.world, LiveWorld)
         leg.world.observers.append(ledger)
     learn(model, batch(0, mesh.get_local_rank("fsdp")))

@@ -272,7 +272,7 @@ def run_debug_labels(rank: int) -> list[str]:
     )
     params = own_params(True)
     muon = Muon(named(params), distributed_config=made)
-    (leg,) = muon._steps()
+    (leg,) = muon.steps
     assert isinstance(leg.world, LiveWorld)
     labels: list[str] = []
     leg.world.observers.append(lambda request, at: labels.append(str(request.label)))

@@ -164,7 +164,7 @@ def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
     _, ranks = counted(EVEN, STRATEGIES["replicated"], Grid.of(dp=4))
-    flags = (3 * len(EVEN.shapes) + 2) * 8  # presence, finiteness and size of each gradient; a hash, squared
+    flags = 9 * 8  # two hashes of 32 bits as halves and their squares, and the largest element
     sent = 4 * flags  # to each rank of four
     for rows in ranks:
         assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": sent}

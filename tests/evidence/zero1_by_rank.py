@@ -39,8 +39,7 @@ def zero1_by_rank(plan: Plan) -> list[int]:
 
 
 def _alike(plan: Plan) -> int:
-    D, params = plan.grid.size("dp"), {e.matrix.param for b in plan.buckets for e in b.entries}
-    flags = (3 * len(params) + 2) * 8
+    D, flags = plan.grid.size("dp"), 9 * 8
     # Along a short axis each rank sends them to every other; a longer one sums them on a ring.
     total = sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes

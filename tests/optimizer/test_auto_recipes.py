@@ -231,7 +231,7 @@ def test_processes_that_have_yet_to_meet_are_counted_by_their_launcher(
 def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params = weights()
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
-    muon.calibration = None
+    muon.guard.steps.make.calibration = None  # type: ignore[attr-defined]
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = [param.detach().clone() for param in params]
     for param in params:

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import StrategyError, UsageError
-from muon_tutorial.optimizer.changed_parameters import MadeFor, follow_changes
+from muon_tutorial.guard.changed_parameters import MadeFor, follow_changes
 
 WAYS = (None, *STRATEGIES)
 
@@ -220,7 +220,9 @@ def test_parameters_that_were_replaced_are_let_go() -> None:
     train(model, both)
     gc.collect()
     assert [its() is None for its in gone] == [True] * 4
-    assert [param is its for (_, param), its in zip(both.muon.unstepped, model.parameters(), strict=True)]
+    assert [
+        param is its for (_, param), its in zip(both.muon.guard.unstepped, model.parameters(), strict=True)
+    ]
 
 
 @pytest.mark.parametrize("how", ["added", "included"])

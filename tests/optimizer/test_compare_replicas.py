@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import MismatchError
-from muon_tutorial.optimizer import changed_gradients, compare_replicas
+from muon_tutorial.guard import changed_gradients, compare_replicas
 from muon_tutorial.step.agreement import checksum
 from muon_tutorial.step.parameter_state import local_part
 

@@ -164,7 +164,7 @@ def misused(rank: int) -> dict[str, str]:
     heard["nan"] = refused(muon.step)
     muon.zero_grad()
     backward()
-    heard["scaler"] = refused(lambda: muon.skips_overflow(scaled(muon)))
+    heard["scaler"] = refused(lambda: muon.guard.skips_overflow(muon, scaled(muon)))
     heard["norm"] = refused(lambda: muon.ready_gradients(1.0))
     heard["dropped when readied"] = refused(muon.zero_grad)
     backward()
@@ -213,8 +213,8 @@ def straddled(rank: int) -> list[str]:
     heard = []
     for factor in (1.0, 0.5):
         stack.square().sum().backward()
-        assert muon._early is not None
-        heard.append(str(muon._early.begun))
+        assert muon.guard.hooks.reduction is not None
+        heard.append(str(muon.guard.hooks.reduction.begun))
         assert stack.grad is not None
         stack.grad.mul_(factor)
         heard.append(refused(muon.step))

@@ -487,12 +487,12 @@ def test_gradients_are_ready_until_they_change_and_as_they_were_without_a_norm()
     muon = Muon(params)
     give_gradients(params, 0)
     before = gradient(params[0]).clone()
-    for change in (muon.step, muon.gradients_changed, muon.zero_grad):
+    for change in (muon.step, muon.guard.gradients_changed, muon.zero_grad):
         assert muon.ready_gradients() is None
         assert torch.equal(gradient(params[0]), before)
-        assert muon.gradients_ready
+        assert muon.guard.gradients_ready
         change()
-        assert not muon.gradients_ready
+        assert not muon.guard.gradients_ready
 
 
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])

@@ -195,7 +195,7 @@ def test_memory_of_a_recipe_is_kept_between_steps_and_not_copied() -> None:
     params = weights()
     muon = Muon(params, orthogonalize="minimax")
     stepped(muon, params)
-    (mesh,) = muon._steps()
+    (mesh,) = muon.steps
     kept = mesh.step.workspace.nbytes()  # type: ignore[union-attr]
     stepped(muon, params)
     assert mesh.step.workspace.nbytes() == kept > 0  # type: ignore[union-attr]

@@ -45,7 +45,7 @@ def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
             both.zero_grad()
             model(torch.ones(2, 6)).sum().backward()
         case "steps twice":
-            both.muon._zeroed = 0  # as after a step that the others have not taken
+            both.muon.guard.steps_done += 1
         case "loads its state":
             both.load_state_dict(both.state_dict())
         case "adds a group":

@@ -276,13 +276,13 @@ def test_gradients_are_readied_once_a_step() -> None:
     ranks = seated(Grid.of(dp=1))
     (muon,) = ranks.muons
     ranks.give(few_bits(0))
-    assert not muon.gradients_ready
+    assert not muon.guard.gradients_ready
     assert muon.ready_gradients() is None
-    assert muon.gradients_ready
+    assert muon.guard.gradients_ready
     with pytest.raises(UsageError, match="already called for this step"):
         muon.ready_gradients()
     muon.step()
-    assert not muon.gradients_ready
+    assert not muon.guard.gradients_ready
     muon.ready_gradients(max_norm=1.0)
     muon.zero_grad()
     assert muon.ready_gradients(max_norm=1.0) == 0.0

@@ -6,9 +6,9 @@ The momentum follows where it can; where it cannot, an error says what happened.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag, auto
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import named_params
-from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..step.parameter_state import group_parts, local_part
 from .momentum_slice import MomentumSlice
@@ -30,53 +29,83 @@ def tensor_kind(param: Tensor) -> TensorKind:
     return param.dtype, param.device, tuple(param.shape)
 
 
+class Changed(Flag):
+    """What is not as it was when steps were made."""
+
+    NOTHING = 0
+    GROUPS = auto()
+    """A group, or the list of them, is another object."""
+    STATE = auto()
+    """An entry of the state, or the momentum in it, is another object."""
+    KINDS = auto()
+    """A parameter has another dtype, device or shape, or holds other matrices."""
+    PARAMETERS = auto()
+    """A parameter is another tensor."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeParameter:
+    """A parameter as it was when steps were made for it: its group, its state, and what a plan must fit."""
+
+    param: Tensor
+    kind: TensorKind
+    group: Mapping[str, Any]
+    parts: tuple[Parts, bool]
+    entry: Any
+    momentum: Any
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """What steps were made for, parameter by parameter: what it is, whose group it lies in, and its state.
+    """What steps were made for. They hold on to groups and to entries of the state.
 
-    Steps hold on to groups and to entries of the state. Both may be set anew, by ``optimizer.param_groups =``
-    or ``optimizer.state.clear()``, and nobody is told.
+    Both may be set anew, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``, and no call tells.
     """
 
-    params: Sequence[Tensor] = ()
-    kinds: Sequence[TensorKind] = ()
-    parts: Sequence[tuple[Parts, bool]] = ()
     groups: Sequence[Mapping[str, Any]] = ()
-    states: Sequence[Any] = ()
+    state: Mapping[Tensor, Any] = field(default_factory=dict)
+    each: Sequence[MadeParameter] = ()
 
     @classmethod
     def of(cls, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> MadeFor:
         """The parameters of these groups as they are now."""
-        pairs = [(param, group) for group in groups for param in group["params"]]
-        entries = [state.get(param) for param, _ in pairs]
-        return cls(
-            [param for param, _ in pairs],
-            [tensor_kind(param) for param, _ in pairs],
-            [group_parts(group) for _, group in pairs],
-            [group for _, group in pairs],
-            [it for entry in entries for it in (entry, (entry or {}).get("momentum_buffer"))],
-        )
+        each = []
+        for group in groups:
+            parts = group_parts(group)
+            for param in group["params"]:
+                entry = state.get(param)
+                momentum = None if entry is None else entry.get("momentum_buffer")
+                each.append(MadeParameter(param, tensor_kind(param), group, parts, entry, momentum))
+        return cls(groups, state, each)
 
-    def same_params(self, other: MadeFor) -> bool:
-        """Whether both are of the same tensors."""
-        return same_tensors(self.params, other.params)
+    def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
+        """What is not as it was. Every step asks: so this is one loop, and brief for each parameter."""
+        same = groups is self.groups and state is self.state
+        found = Changed.NOTHING if same else Changed.GROUPS
+        index, count = 0, len(self.each)
+        for group in groups:
+            parts = group.get("parts"), group.get("transposed", False)
+            for param in group["params"]:
+                if index == count or (was := self.each[index]).param is not param:
+                    return found | Changed.PARAMETERS | Changed.STATE
+                index += 1
+                dtype, device, shape = was.kind
+                if param.dtype is not dtype or param.shape != shape or param.device != device:
+                    found |= Changed.KINDS
+                if group is not was.group:
+                    found |= Changed.GROUPS | (Changed.KINDS if parts != was.parts else Changed.NOTHING)
+                elif parts != was.parts:
+                    found |= Changed.KINDS
+                entry = state.get(param)
+                momentum = None if entry is None else entry.get("momentum_buffer")
+                if entry is not was.entry or momentum is not was.momentum:
+                    found |= Changed.STATE
+        return found if index == count else found | Changed.PARAMETERS | Changed.STATE
 
-    def same_plan(self, other: MadeFor) -> bool:
-        """Whether both are of the same tensors of the same kinds, which hold the same matrices."""
-        return self.same_params(other) and self.kinds == other.kinds and self.parts == other.parts
 
-    def same(self, other: MadeFor) -> bool:
-        """Whether groups and state are the same ones, too."""
-        if not self.same_plan(other) or not self.same_states(other):
-            return False
-        return all(one is its for one, its in zip(self.groups, other.groups, strict=True))
-
-    def same_states(self, other: MadeFor) -> bool:
-        """Whether both have the same entries of the state, and the same momenta in them."""
-        return len(self.states) == len(other.states) and all(map(operator.is_, self.states, other.states))
-
-
-def drop_replaced(before: Sequence[Tensor], now: Sequence[Tensor], state: dict[Tensor, Any]) -> None:
+def drop_replaced(
+    before: MadeFor, groups: Sequence[Mapping[str, Any]], state: MutableMapping[Tensor, Any]
+) -> None:
     """Drop the state of parameters that others have replaced.
 
     The others start without momentum: that is right before the first step, and wrong after.
@@ -84,8 +113,9 @@ def drop_replaced(before: Sequence[Tensor], now: Sequence[Tensor], state: dict[T
     Raises:
         UsageError: momentum would be lost.
     """
-    gone = set(before) - set(now)
-    if set(now) - set(before) and any(has_moved(state.get(param, {})) for param in gone):
+    old, now = {made.param for made in before.each}, {param for it in groups for param in it["params"]}
+    gone = old - now
+    if now - old and any(has_moved(state.get(param, {})) for param in gone):
         raise UsageError(
             f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
             "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
@@ -95,7 +125,9 @@ def drop_replaced(before: Sequence[Tensor], now: Sequence[Tensor], state: dict[T
             del state[param]
 
 
-def follow_changes(groups: Sequence[Mapping[str, Any]], before: MadeFor, state: dict[Tensor, Any]) -> None:
+def follow_changes(
+    groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
+) -> None:
     """Bring each momentum to its parameter's device, and to its dtype where that is wider; drop one of zeros.
 
     ``before`` is what the same parameters were, in order.
@@ -104,9 +136,9 @@ def follow_changes(groups: Sequence[Mapping[str, Any]], before: MadeFor, state: 
         UsageError: a parameter has another shape than its momentum began with.
     """
     named = [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]
-    for (name, param, group), was, parts in zip(named, before.kinds, before.parts, strict=True):
-        entry = state.get(param, {})
-        is_same = was == tensor_kind(param) and parts == group_parts(group)
+    for (name, param, group), made in zip(named, before.each, strict=True):
+        entry, was = state.get(param, {}), made.kind
+        is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
         if not has_moved(entry):  # made anew, for the parameter as it is; this rank's slice may be empty
@@ -119,6 +151,22 @@ def follow_changes(groups: Sequence[Mapping[str, Any]], before: MadeFor, state: 
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
                 "construct the optimizer anew, over the parameters as they are"
+            )
+
+
+def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
+    """Refuse parameters that have another number of dimensions than the optimizer was made for.
+
+    Raises:
+        UsageError: naming one, and what flattens parameters.
+    """
+    named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
+    for (name, param), made in zip(named, before.each, strict=False):
+        if param is made.param and param.ndim != len(made.kind[2]):
+            raise UsageError(
+                f"{name} had shape {made.kind[2]} when this optimizer was made, and has {tuple(param.shape)} "
+                "now: FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part "
+                "of a flat one cannot be orthogonalized; use FSDP2 (fully_shard), or ZeRO stage 0"
             )
 
 

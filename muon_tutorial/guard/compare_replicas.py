@@ -29,7 +29,7 @@ from ..step.parameter_state import local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from ..worlds.local import LocalMesh
-from .make_steps import MeshStep
+from .current_steps import MeshStep
 
 Axes = frozenset[str]
 Named = Sequence[tuple[str, Tensor]]
@@ -61,8 +61,9 @@ class Replica:
 
     @property
     def name_hash(self) -> Tensor:
-        """One hash of the name that the user gave, [], int64."""
-        return torch.tensor(zlib.crc32(self.name.encode()) % HASHES if self.named else 0)
+        """One hash of the name that the user gave, and of the parts' shapes, [], int64."""
+        looks = str([tuple(part.shape) for part in self.parts])
+        return torch.tensor(zlib.crc32((f"{self.name} " * self.named + looks).encode()) % HASHES)
 
 
 def compare_replicas(
@@ -75,7 +76,8 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
 
     Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``, where somebody said that it copies. ``rest`` are
+    parameters are taken to be the same along ``dp``, and along ``tp`` where their ``partition_dim`` is
+    negative. ``rest`` are
     parameters whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis.
     Where a plan expects averaged gradients, they are compared as well. All ranks must call.
 
@@ -244,7 +246,8 @@ def _beside(
                 cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
                 axes = frozenset(world.grid.axes) - cut
             elif plain and not isinstance(param, DTensor):
-                axes = frozenset({"dp"})
+                says_uncut = (getattr(param, "partition_dim", None) or 0) < 0
+                axes = frozenset({"dp", "tp"} if says_uncut else {"dp"})
             else:
                 continue
             state = _state_tensors(states.get(param, {}))

@@ -8,7 +8,7 @@ waited for during backward. Knows hooks and buckets; what a step does with the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +18,9 @@ from torch import Tensor
 from ..engine.collective import Walk
 from ..engine.order import Task, take_turn
 from ..errors import GradientError, TutorialError
-from ..step.agreement import checksum
-from ..step.reduce_gradients import pack_gradients, send_gradients
-from ..step.step import PlanStep
-from ..step.unreduced_gradient import hook_gradients
+from .agreement import checksum
+from .reduce_gradients import pack_gradients, send_gradients
+from .step import PlanStep
 
 
 @dataclass(eq=False)
@@ -30,7 +29,7 @@ class EarlyReduction:
 
     ``paused``: gradients are being accumulated, and stay where they are. ``begun`` buckets have set out, and
     ``sent`` holds a checksum of what each of them was. ``finished``: all have arrived, and wait for the step.
-    ``complaint`` is what keeps this rank from stepping.
+    ``error`` is what keeps this rank from stepping.
     """
 
     step: PlanStep
@@ -38,7 +37,7 @@ class EarlyReduction:
     paused: bool = False
     begun: int = 0
     finished: bool = False
-    complaint: TutorialError | None = None
+    error: TutorialError | None = None
     arrived: set[int] = field(default_factory=set)
     sent: dict[int, Tensor] = field(default_factory=dict)
     flight: list[Task] = field(default_factory=list)
@@ -73,12 +72,12 @@ class EarlyReduction:
             self._begin()
 
     def _begin(self) -> None:
-        """Let the next bucket set out. A gradient that cannot be sent goes as zeros, and is complained of."""
+        """Let the next bucket set out. A gradient that cannot be sent goes as zeros, and the step refuses."""
         bucket = self.buckets[self.begun]
         try:
             flat = pack_gradients(bucket)
         except (TutorialError, RuntimeError) as error:
-            self.complaint = self.complaint or GradientError(f"a gradient of {bucket.name}: {error}")
+            self.error = self.error or GradientError(f"a gradient of {bucket.name}: {error}")
             device = bucket.matrices[0].parameter.param.device
             flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=device)
         self.sent[self.begun] = checksum(flat)
@@ -94,7 +93,7 @@ class EarlyReduction:
         stepping: a gradient that could not be sent, or that was written to since.
         """
         if self.finished:
-            return self.complaint
+            return self.error
         during_backward = self.begun
         while self.begun < len(self.buckets):
             self._begin()
@@ -104,14 +103,14 @@ class EarlyReduction:
         if any(self.values.get(place) is None for place in range(len(self.buckets))):
             raise GradientError("a bucket's gradients were lost on their way: start the ranks again")
         self.step.take_sent({self.buckets[place].plan.index: it for place, it in self.values.items()})
-        if self.complaint is None and any(self._has_changed(place) for place in range(during_backward)):
-            self.complaint = GradientError(
+        if self.error is None and any(self._has_changed(place) for place in range(during_backward)):
+            self.error = GradientError(
                 "gradients have changed since they were sent to the other ranks during backward(), and would "
                 "step otherwise than they stand here: clip by ready_gradients(max_norm), scale the loss in "
                 "place of gradients, or leave out overlap_grad_reduce"
             )
         self.finished, self.values = True, {}
-        return self.complaint
+        return self.error
 
     def _has_changed(self, place: int) -> bool:
         """Whether a bucket's gradients are others than were sent; by their bits, for not all writes count."""
@@ -129,14 +128,6 @@ class EarlyReduction:
                 "ranks wait for the rest: call step() or ready_gradients() first, on all ranks; put a "
                 "backward() that you may drop into `with optimizer.no_sync():`"
             )
-        self.begun, self.finished, self.complaint, self.values = 0, False, None, {}
+        self.begun, self.finished, self.error, self.values = 0, False, None, {}
         self.arrived.clear()
         self.sent.clear()
-
-
-def send_early(reduction: EarlyReduction, params: Sequence[Tensor], owner: object) -> list[Any]:
-    """Have ``reduction`` told of every gradient that ``backward()`` leaves, while ``owner`` lives.
-
-    Returns the handles by which the hooks are removed earlier.
-    """
-    return hook_gradients(params, lambda index, _: reduction.arrive(index), owner)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import GradientError
-from .make_steps import MeshStep
+from ..step.agreement import agree_on_overflow
+from .current_steps import MeshStep
 
 
 def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, found_inf: Tensor) -> bool:
@@ -31,7 +32,9 @@ def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, foun
             "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and call its unscale_(optimizer) "
             "before step, so that all ranks skip together"
         )
-    answers = [mesh.run(mesh.step.overflowed(found_inf)) for mesh in steps]  # every mesh is asked
+    answers = [
+        mesh.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps
+    ]  # every mesh is asked
     if not any(answers) and scale is not None:
         _unscale(scaled, scale)
     return any(answers)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import checksum
 from ..step.parameter_state import local_gradient
 
@@ -24,14 +25,27 @@ class SeenGradients:
 
     params: Sequence[Tensor] = ()
     tensors: Sequence[TensorWeakRef | None] = ()
+    versions: Sequence[int] = ()
     bits: Tensor | None = None
     changes_count: bool = True
 
     @classmethod
     def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
         """The gradients as they are now. Reads each once if changes count."""
-        tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
-        return cls(params, tensors, _bits(params) if changes_count else None, changes_count)
+        with torch._C.DisableTorchFunctionSubclass():  # of gradients yet to be averaged
+            tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
+            versions = [0 if param.grad is None else param.grad._version for param in params]
+        return cls(params, tensors, versions, _bits(params) if changes_count else None, changes_count)
+
+    def were_skipped(self, params: Sequence[Tensor]) -> bool:
+        """Whether ``backward()`` has since left any of these parameters a gradient that no step has used."""
+        if not same_tensors(self.params, params):
+            return any(param.grad is not None for param in params)
+        triples = zip(params, self.tensors, self.versions, strict=True)
+        return any(
+            param.grad is not None and (not _stands(param, tensor) or param.grad._version != version)
+            for param, tensor, version in triples
+        )
 
     def were_dropped(self) -> bool:
         """Whether all of them are gone: another ``backward()`` may have left others in their place."""

@@ -1,0 +1,117 @@
+"""What is refused of an optimizer's groups and gradients, each by a clear line, before anything changes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import GradientError, NotAMatrixError, UsageError
+from ..learning_rate import ADJUST_LR_FNS
+from ..newton_schulz import coefficients_per_step
+from ..orthogonalizers.choices import check_orthogonalize
+from ..parameters.describe_matrices import named_params
+from ..plan.matrix import Parts
+
+
+def plain_number(value: Any) -> Any:
+    """A hyperparameter as a plain number, where it is a tensor."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
+    """Refuse a hyperparameter of Muon's that is out of range.
+
+    Raises:
+        UsageError: naming it.
+    """
+    check_numbers(group, index)
+    if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
+        raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
+    coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
+    check_orthogonalize(group)
+
+
+def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
+    """Refuse what is no number, not finite, negative or no whole number where it must not be.
+
+    Raises:
+        UsageError: naming it, and the group by its first parameter or by its place.
+    """
+    if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
+        shape = tuple(group["lr"].shape)
+        raise UsageError(f"a tensor lr must have one element, got shape {shape}{_of(group, index)}")
+    if "lr" not in group:
+        raise UsageError(f"a group needs an lr{_of(group, index)}")
+    if not isinstance(group.get("ns_steps", 0), Integral):
+        raise UsageError(f"ns_steps must be a whole number, got {group['ns_steps']!r:.40}{_of(group, index)}")
+    for name in ("lr", "momentum", "weight_decay", "eps"):
+        value: Any = group.get(name, 0.0)
+        if type(value) is float and 0 <= value < math.inf:
+            continue
+        if not isinstance(value, Real) and not (isinstance(value, Tensor) and not value.is_complex()):
+            raise UsageError(f"{name} must be a number, got {value!r:.40}{_of(group, index)}")
+        if not 0 <= float(value) < math.inf:
+            number = plain_number(value)
+            raise UsageError(f"{name} must not be negative or infinite, got {number}{_of(group, index)}")
+    for name in ("betas", "ns_coefficients"):
+        if name in group and not _all_finite(group[name]):
+            raise UsageError(f"{name} must be finite numbers, got {group[name]!r:.60}{_of(group, index)}")
+
+
+def _of(group: Mapping[str, Any], index: int | None) -> str:
+    """Which group it is; nothing where it is not one of an optimizer's yet."""
+    names = group.get("param_names")
+    return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
+
+
+def _all_finite(values: Any) -> bool:
+    """Whether these are finite numbers, or sequences of them."""
+    if isinstance(values, (list, tuple)):
+        return all(map(_all_finite, values))
+    return isinstance(values, (Real, Tensor)) and math.isfinite(values)
+
+
+def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
+    with torch._C.DisableTorchFunctionSubclass():  # of gradients yet to be averaged
+        for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
+            if grad is None:
+                continue
+            if grad.layout is not torch.strided:
+                raise UsageError(
+                    f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+                )
+            if grad.shape != param.shape or grad.device != param.device:
+                raise GradientError(
+                    f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
+                    f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+                )
+
+
+def check_matrices(group: Mapping[str, Any], index: int) -> None:
+    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
+    wrong = [
+        f"{name} ({complaint})"
+        for name, param in named_params(group, index)
+        if (complaint := _why_not_a_matrix(param, group.get("parts")))
+    ]
+    if wrong:
+        raise NotAMatrixError(
+            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
+            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
+            'convolution can stay, in a group with parts="stack" or parts="flatten"'
+        )
+
+
+def _why_not_a_matrix(param: Tensor, parts: Parts) -> str:
+    stacked = parts in ("stack", "flatten") or (isinstance(parts, tuple) and parts[:1] == ("stack",))
+    if param.ndim != 2 and (not stacked or param.ndim < 2):
+        return f"shape {tuple(param.shape)}"
+    if param.is_complex():
+        return "complex"
+    return "sparse" if param.layout is not torch.strided else ""

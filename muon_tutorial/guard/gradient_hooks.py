@@ -1,0 +1,107 @@
+"""What is told of each gradient that ``backward()`` leaves, where the step will average gradients itself.
+
+Such a gradient refuses to be clipped on one rank alone; and with ``overlap_grad_reduce`` it sets out early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..errors import StrategyError, TutorialError
+from ..parameters.mesh_parameters import same_tensors
+from ..step.step import PlanStep
+from ..step.unreduced_gradient import hook_gradients, mark_gradients
+from ..worlds.live import LiveWorld
+from .current_steps import MeshStep
+
+if TYPE_CHECKING:
+    from ..step.early_reduction import EarlyReduction
+
+
+@dataclass(eq=False)
+class GradientHooks:
+    """The hooks on an optimizer's parameters and on those beside it, which go with this object.
+
+    ``overlap``: gradients set out during ``backward()``. ``reduction`` is how far those of a step have come,
+    ``apart`` the world for them, made once ranks have agreed on what they do.
+    """
+
+    overlap: bool = False
+    reduction: EarlyReduction | None = None
+    apart: list[LiveWorld] = field(default_factory=list)
+    paused: bool = False
+    _made: Sequence[MeshStep] | None = None
+    _marked: Sequence[Tensor] = ()
+    _handles: list[Any] = field(default_factory=list)
+
+    @property
+    def have_sent(self) -> bool:
+        """Whether gradients of the coming step have set out, or arrived."""
+        return self.reduction is not None and self.reduction.begun > 0
+
+    def attach(self, made: Sequence[MeshStep], params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
+        """Have gradients hooked for these steps: those of ``params``, and of ``beside``, which others step.
+
+        Raises:
+            StrategyError: there is nothing that could be sent early.
+        """
+        averages = any(mesh.step.averages for mesh in made)
+        marked = [*params, *beside] if averages else []
+        if made is self._made and same_tensors(marked, self._marked):
+            return
+        if self.reduction is not None:
+            self.reduction.drop()
+        for handle in self._handles:
+            handle.remove()
+        self._made, self._marked = made, marked
+        self._handles = mark_gradients(marked, self)
+        self.reduction = self._early_reduction(made) if self.overlap else None
+        if (reduction := self.reduction) is not None:
+            self._handles += hook_gradients(params, lambda index, _: reduction.arrive(index), self)
+
+    def _early_reduction(self, made: Sequence[MeshStep]) -> EarlyReduction | None:
+        """What sends gradients during backward; None where there is no other rank to send them to."""
+        mesh = made[0]
+        if len(made) != 1 or not isinstance(mesh.step, PlanStep) or mesh.step.plan.expects != "local":
+            raise StrategyError(
+                "overlap_grad_reduce is for a strategy that averages gradients itself ('zero1', "
+                "'layerwise'); with the others, what averages them (DDP, FSDP2) does so during backward "
+                "already"
+            )
+        if not isinstance(mesh.world, LiveWorld):
+            raise StrategyError("overlap_grad_reduce needs a process a rank; a LocalWorld has one for all")
+        if not mesh.step.averages:
+            return None
+        from ..step.early_reduction import EarlyReduction
+
+        apart = self.apart
+        return EarlyReduction(mesh.step, lambda walk: apart[0].run(walk), paused=self.paused)
+
+    def open_world(self, world: Any) -> None:
+        """Make the process group that gradients set out over. All ranks must call."""
+        if self.reduction is not None and not self.apart and isinstance(world, LiveWorld):
+            self.apart.append(world.apart("dp"))
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let gradients stay where they are while ``backward()`` adds to them."""
+        before = self.paused
+        self._set_paused(True)
+        try:
+            yield
+        finally:
+            self._set_paused(before)
+
+    def _set_paused(self, paused: bool) -> None:
+        self.paused = paused
+        if self.reduction is not None:
+            self.reduction.paused = paused
+
+    def finish(self) -> TutorialError | None:
+        """Wait for the gradients that set out during backward; what keeps this rank from stepping then."""
+        return None if self.reduction is None else self.reduction.finish()

@@ -1,0 +1,499 @@
+"""What protects ranks from each other, and an optimizer from its hosts: one look before a step, one after.
+
+::
+
+                     ready_gradients()
+              ┌─────────────────────────────► READY ───────────┐
+              │                                 │              │ before_step()
+              │       gradients dropped,        │              ▼
+    OPEN ─────┤ ◄──── zero_grad(), a closure ───┤          STEPPING ── after_step() ──► OPEN
+              │                                 │              ▲
+              │   ready_gradients(max_norm)     │              │
+              ├─────────────────────────────► NOT_FINITE       │
+              │                                                │
+              └──────────────── before_step() ─────────────────┘
+
+``before_step`` lets no rank write to a parameter before all ranks have said that they can take this step, and
+the same one. A refused step leads back to ``OPEN``, and so does the first look after one that broke off.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..engine.collective import Walk
+from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
+from ..parameters.mesh_parameters import same_tensors
+from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
+from ..step.step import PlanStep
+from ..worlds.live import LiveWorld
+from ..worlds.local import LocalMesh
+from .changed_gradients import SeenGradients
+from .changed_parameters import Changed, check_flattened
+from .check_groups import check_gradients, check_numbers
+from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
+from .current_steps import CurrentSteps, MeshStep
+from .fingerprint import dimensions, facts
+from .grad_scaler import skip_overflow
+from .gradient_hooks import GradientHooks
+
+Named = Sequence[tuple[str, Tensor]]
+
+
+class State(Enum):
+    """How far the coming step is."""
+
+    OPEN = "gradients are as backward() leaves them, and may change"
+    READY = "gradients are averaged and clipped, and must not change"
+    NOT_FINITE = "ready_gradients() found a gradient that is not finite, and changed nothing"
+    STEPPING = "all ranks have agreed to this step, and parameters are being written to"
+
+
+@dataclass(eq=False)
+class Guard:
+    """Looks at an optimizer before and after each of its steps; ``world`` is where its ranks meet.
+
+    ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
+    and ``beside`` what was averaged with the matrices the last time. It ``broadcasts`` the first rank's
+    values when the optimizer is made. ``number`` says which Muon of its mesh it is. ``skipped_gradients``
+    counts the ``zero_grad()`` calls that dropped gradients before any step. ``said`` is what the groups said
+    at the last look, and ``described`` what ranks compare of it.
+    """
+
+    steps: CurrentSteps
+    hooks: GradientHooks
+    world: LiveWorld | LocalMesh | None = None
+    compare_every: int | None = 100
+    broadcasts: bool = False
+    number: int = 0
+    companions: tuple[torch.optim.Optimizer, ...] = ()
+    unstepped: Named = ()
+    beside: Sequence[Tensor] = ()
+    state: State = State.OPEN
+    readied: SeenGradients = field(default_factory=SeenGradients)
+    used: SeenGradients = field(default_factory=SeenGradients)
+    said: list[Any] = field(default_factory=list)
+    described: dict[str, str] = field(default_factory=dict)
+    is_new: bool = True
+    has_warned_of_slices: bool = False
+    is_compared: bool = False
+    steps_done: int = 0
+    skipped_gradients: int = 0
+
+    def agree_on_values(self, optimizer: Any) -> None:
+        """Have ranks compare what they are made of, and take the first one's values where it ``broadcasts``.
+
+        Also of the companions' parameters, and of those that no optimizer steps. All ranks of the mesh must
+        call when the optimizer is made, and when it gets a companion.
+        """
+        steps = self.current_steps(optimizer)
+        for mesh in steps:
+            if isinstance(mesh.world, LiveWorld):
+                grid = None if self.world is None else self.world.grid
+                alike = dimensions(self.all_groups(optimizer), grid)
+                alike["overlap_grad_reduce"] = str(self.hooks.overlap)
+                mesh.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
+        self.look_at_gradients(optimizer)
+        self.hooks.open_world(self.world)
+        if self.broadcasts:
+            broadcast_parameters(steps, self.companions, self.unstepped)
+
+    def before_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        beside: Sequence[Tensor] | None = None,
+        error: TutorialError | None = None,
+    ) -> Walk:
+        """Look before a step; returns the steps to walk, one a mesh. All ranks must walk it.
+
+        Gradients of ``beside``, or else of the companions, are readied with the matrices' if a plan averages
+        them. With an ``error`` all ranks refuse the step: this one by it, the others by saying whose it was.
+
+        Raises:
+            TutorialError: on all ranks, before anything has changed.
+        """
+        is_ready = self.state is State.READY
+        if self.hooks.reduction is not None:
+            error = self.hooks.reduction.finish() or error
+        if beside is None:
+            beside = self.beside if is_ready else self.companions_params() if self.companions else ()
+        changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
+        error = error or self.find_error(optimizer, beside, changed)
+        call = "step() after ready_gradients()" if is_ready else "step()"
+        fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
+        steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
+        self.beside = beside
+        if not self.is_compared and self.compare_every is not None:
+            compare_in_process(steps)
+        if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
+            yield from steps[0].answer(steps[0].step.ready(beside, None, fingerprint))
+        else:
+            for mesh in steps:  # on all before anything changes on one
+                yield from mesh.answer(mesh.step.agree(fingerprint))
+        if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
+            self._compare_replicas(steps)
+        if self.steps_done == 0:
+            _warn_of_no_gradients(params_of(optimizer))
+            if self.steps.alone:  # there may be other processes by now, which chose other recipes
+                self.steps.make(optimizer.param_groups, optimizer.state, steps)
+        self.state = State.STEPPING
+        return steps
+
+    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note that a step was taken."""
+        self.steps_done, self.is_new = self.steps_done + 1, False
+        self.step_is_over(optimizer)
+
+    def step_is_over(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget what was readied and counted for a step, taken or skipped."""
+        self.skipped_gradients = 0
+        self.gradients_changed()
+        self.look_at_gradients(optimizer)
+
+    def step_was_refused(self, error: TutorialError) -> None:
+        """Take note that a step was refused, or broke off: the next one begins anew, on all ranks."""
+        if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
+            self.gradients_changed()
+        if not isinstance(error, NotFiniteError):
+            self.is_compared = False  # all ranks have heard of it: none goes on with other values
+
+    def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
+        """Average gradients, of ``rest`` too, and clip them by ``max_norm``; returns their norm before.
+
+        Where a gradient is not finite, nothing is changed, and the norm is infinite. All ranks must walk it.
+
+        Raises:
+            UsageError: it was called already for these gradients, or not for all that steps with them.
+        """
+        if max_norm is not None and not max_norm > 0:
+            raise UsageError(f"max_norm must be positive, got {max_norm}")
+        if self.gradients_ready:
+            raise UsageError("ready_gradients() was already called for this step")
+        beside = without(params_of(optimizer), rest)
+        seen = [*params_of(optimizer), *beside]
+        if self.steps.alone:
+            norm = None if max_norm is None else self._clip_alone(seen, max_norm)
+            self.state = State.NOT_FINITE if norm is not None and norm.isinf() else State.READY
+            self.readied = SeenGradients.of(seen, changes_count=False)
+            return norm
+        self._refuse_to_leave_out(beside)
+        changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
+        error = self.hooks.finish() or self.find_error(optimizer, None, changed)
+        call = f"ready_gradients(max_norm={max_norm})"
+        fingerprint = self.fingerprint(optimizer, call, beside, error, changed)
+        steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
+        self.beside = beside
+        if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
+            self.state = State.READY  # a config expects reduced gradients: there is nothing to do
+            self.readied = SeenGradients.of(seen, changes_count=False)
+            return None
+        _refuse_ranks_apart(steps)
+        try:
+            walk = the_plan_step(steps).ready(beside, max_norm, fingerprint)
+            norm = yield from steps[0].answer(walk)
+        except NotFiniteError:  # on all ranks alike
+            if self.hooks.reduction is not None:
+                self.gradients_changed()  # step() sends them again, and says what is wrong
+            return None if max_norm is None else torch.tensor(math.inf)
+        self.state, self.readied = State.READY, SeenGradients.of(seen)
+        return norm
+
+    def _clip_alone(self, params: Sequence[Tensor], max_norm: float) -> Tensor:
+        """Clip as ``clip_grad_norm_`` does, but change nothing where a gradient is not finite."""
+        norm = _norm_of_gradients(params)
+        if not norm.isfinite():
+            return torch.full_like(norm, math.inf)
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
+        return norm
+
+    def _refuse_to_leave_out(self, beside: Sequence[Tensor]) -> None:
+        """Refuse to average these gradients and not a companion's, which would step by this rank's own."""
+        left_out = without(beside, self.companions_params())
+        if left_out and any(mesh.step.averages for mesh in self.steps.made):
+            raise UsageError(
+                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
+                "averaged: call the pair's ready_gradients(), which takes all"
+            )
+
+    @property
+    def gradients_ready(self) -> bool:
+        """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
+
+        The model's ``zero_grad()`` counts, too: a loop that skips a step by it readies the next one's anew.
+        """
+        if self.state is State.READY and self.readied.were_dropped():
+            self.gradients_changed()
+        return self.state is State.READY
+
+    def gradients_changed(self) -> None:
+        """Take note that gradients are others than were readied: the next step readies them again."""
+        self.state = State.OPEN
+        self.readied = SeenGradients()
+        if self.hooks.reduction is not None:
+            self.hooks.reduction.drop()
+        for mesh in self.steps.made:
+            mesh.step.forget()
+
+    def before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take note of gradients that are about to be dropped; only those that no step has used count."""
+        if not self.steps.alone:
+            self.skipped_gradients += self.used.were_skipped(params_of(optimizer))
+        self.gradients_changed()
+
+    def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Remember the gradients of now as used, and hook those of parameters that have come since."""
+        if self.steps.alone:
+            return
+        params = params_of(optimizer)
+        self.used = SeenGradients.of(params, changes_count=False)
+        if self.companions:
+            self.hooks.attach(self.steps.made, params, self.companions_params())
+
+    def refuse_while_ready(self, name: str) -> None:
+        """Refuse a call that would lose what was readied.
+
+        Raises:
+            UsageError: gradients were readied, or have set out.
+        """
+        if self.gradients_ready or self.hooks.have_sent:
+            raise UsageError(
+                f"{name}() between ready_gradients() and step() would lose what was readied: "
+                "call it after step(), or after zero_grad()"
+            )
+
+    def was_loaded(self) -> None:
+        """Take note that a state was loaded."""
+        self.is_new, self.is_compared = False, False
+        self.steps_done = self.skipped_gradients = 0
+
+    def current_steps(self, optimizer: Any, before: Sequence[MeshStep] | None = None) -> list[MeshStep]:
+        """The steps over the groups and the state of now, with gradients hooked as they need it."""
+        known = self.steps.made
+        steps = self.steps.current(optimizer.param_groups, optimizer.state, before)
+        if steps is not known:
+            self.hooks.attach(steps, params_of(optimizer), self.companions_params())
+        return steps
+
+    def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
+        """The steps of now, where something has changed since they were made.
+
+        Where this rank has come to other parameters, all ranks must have. They are asked over the steps of
+        before, since to make new ones takes exchanges of its own.
+        """
+        if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
+            for mesh in self.steps.made:
+                yield from mesh.answer(compare_fingerprints(mesh.step.ranks, fingerprint))
+        return self.current_steps(optimizer)
+
+    def fingerprint(
+        self,
+        optimizer: Any,
+        call: str,
+        beside: Sequence[Tensor],
+        error: TutorialError | None,
+        changed: Changed,
+    ) -> Fingerprint:
+        """What ranks must have alike in the coming step, of this optimizer and its companions."""
+        if self.steps.alone:
+            if error is not None:
+                raise error
+            return NOTHING_TO_COMPARE
+        if changed or not self.described or not (beside is self.beside or same_tensors(self.beside, beside)):
+            grid = None if self.world is None else self.world.grid
+            states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
+            self.described = facts(self.all_groups(optimizer), states, beside, grid)
+        moves = {entry["steps"] for entry in optimizer.state.values() if "steps" in entry}
+        counted = {
+            "compare_every": str(self.compare_every),
+            "the number of steps since it was made or loaded": str(self.steps_done),
+            "the number of zero_grad() calls that dropped gradients of no step": str(self.skipped_gradients),
+            "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
+            "whether it has stepped or loaded a state": str(not self.is_new),
+            "whether the state was set anew": str(Changed.STATE in changed),
+            "which Muon of this mesh it is": str(self.number),
+            "the call": call,
+        }
+        return Fingerprint(self.described | counted, error)
+
+    def find_error(
+        self, optimizer: Any, beside: Sequence[Tensor] | None, changed: Changed
+    ) -> TutorialError | None:
+        """What keeps this rank from stepping, whatever others hold; ``beside`` is what steps beside it.
+
+        What a group says is looked at again where it says something else than at the last look.
+        """
+        if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
+            return NotFiniteError(
+                "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
+                "this step, or fix the loss"
+            )
+        if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
+            return error
+        groups = [group for it in (optimizer, *self.companions) for group in it.param_groups]
+        said = [len(its) if key == "params" else its for group in groups for key, its in group.items()]
+        try:
+            if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
+                self.said, self.described = [], {}
+                for mesh in self.steps.made:
+                    mesh.step.check_groups(optimizer.param_groups)
+                for number, group in enumerate(groups):
+                    check_numbers(group, number)
+                if Changed.KINDS in changed:
+                    check_flattened(optimizer.param_groups, self.steps.made_for)
+                self.said = said
+            check_gradients(groups)
+        except TutorialError as error:
+            return error
+        return None
+
+    def _lost(self, changed: Changed, beside: Sequence[Tensor] | None) -> TutorialError | None:
+        """Why what was readied is lost."""
+        if changed and not self.steps.alone:
+            return UsageError(
+                "parameters, groups or state were set anew between ready_gradients() and step(), which "
+                "loses what was readied: do so after step(), or after zero_grad()"
+            )
+        averages = any(mesh.step.averages for mesh in self.steps.made)
+        if beside is not None and averages and not same_tensors(self.beside, beside):
+            return UsageError(
+                "ready_gradients() averaged the gradients of other parameters than those that step now: "
+                "call the ready_gradients() of the optimizer whose step() you call"
+            )
+        if self.readied.have_changed():
+            return GradientError(
+                "gradients have changed since ready_gradients(), and would step otherwise than they were "
+                "averaged and clipped: call it once a step, after the last backward()"
+            )
+        return None
+
+    def _compare_replicas(self, steps: Sequence[MeshStep]) -> None:
+        """Compare what several ranks hold alike."""
+        beside = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
+        still = () if self.is_compared else self.unstepped  # no step writes to these
+        compare_replicas(steps, self.companions, self.steps_done, still, beside)
+        self.is_compared = True
+
+    def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
+        """Whether this step is to be skipped, since ``GradScaler`` found infinity on all ranks.
+
+        ``scaled`` is the optimizer that it steps: this one, or the pair that it belongs to. Its gradients are
+        unscaled here if the loop has not done so. All ranks must call.
+
+        Raises:
+            GradientError: only some ranks found infinity, or may: gradients are each rank's own, and
+                ``unscale_`` was not called.
+        """
+        found_inf = getattr(scaled, "found_inf", None)
+        if found_inf is None:
+            return False
+        if self.hooks.reduction is not None:
+            raise UsageError(
+                "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
+                "(bf16 needs no scaler)"
+            )
+        return skip_overflow(self.current_steps(optimizer), scaled, found_inf)
+
+    def warn_of_slices(self) -> None:
+        """Warn, once, if what this rank would save is a slice that no other rank has."""
+        slices = any(mesh.step.averages for mesh in self.steps.made)
+        if slices and not self.is_new and not self.has_warned_of_slices:
+            self.has_warned_of_slices = True
+            warnings.warn(
+                "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
+                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
+                stacklevel=4,
+            )
+
+    def companions_params(self) -> list[Tensor]:
+        """The parameters that the companions step."""
+        return [param for companion in self.companions for param in params_of(companion)]
+
+    def all_groups(self, optimizer: Any) -> list[dict[str, Any]]:
+        """The groups of this optimizer, and of those beside it."""
+        return [group for it in (optimizer, *self.companions) for group in it.param_groups]
+
+
+class NoGuard(Guard):
+    """Takes steps without a look, for those who measure: each rank trusts the others and its host.
+
+    Gradients that other ranks lack, other hyperparameters, a NaN: none is found. What was readied is used.
+    """
+
+    def before_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        beside: Sequence[Tensor] | None = None,
+        error: TutorialError | None = None,
+    ) -> Walk:
+        """The steps to walk; parameters that hosts have changed are not followed."""
+        if error is not None:
+            raise error
+        self.hooks.finish()
+        steps = self.current_steps(optimizer) if not self.steps.made_for.each else self.steps.made
+        if self.state is State.OPEN:
+            beside = self.companions_params() if beside is None else beside
+            if beside and any(mesh.step.averages for mesh in steps):
+                yield from the_plan_step(steps).ready(beside)
+            for mesh in steps:
+                mesh.step.trust()
+        self.state = State.STEPPING
+        return steps
+
+
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer, group by group."""
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
+    """Those of ``others`` that are not among ``some``, each once."""
+    known = {id(param) for param in some}
+    return [param for key, param in {id(param): param for param in others}.items() if key not in known]
+
+
+def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
+    """The step over a plan, where there is exactly one.
+
+    Raises:
+        UsageError: there is none, or one for each of several meshes.
+    """
+    if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
+        raise UsageError(
+            "gradients on several meshes, or behind a config's own functions, are not clipped here: "
+            "before step(), clip by torch.nn.utils.clip_grad_norm_. That takes one mesh at a time: for "
+            "several, take torch.nn.utils.get_total_norm of each one's gradients, the root of the sum of "
+            "their squares, and torch.nn.utils.clip_grads_with_norm_"
+        )
+    return steps[0].step
+
+
+def _refuse_ranks_apart(steps: Sequence[MeshStep]) -> None:
+    if apart := next((mesh.own_along for mesh in steps if mesh.own_along), None):
+        raise UsageError(
+            f"ranks of {apart}_pg have parameters of their own, whose gradients are not in this "
+            "optimizer's norm: before step(), clip by the norm over all of them "
+            "(torch.nn.utils.clip_grads_with_norm_)"
+        )
+
+
+def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
+    return torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
+
+
+def _warn_of_no_gradients(params: Sequence[Tensor]) -> None:
+    """Warn of a first step that would do nothing: these may not be the parameters that train."""
+    trained = [param for param in params if param.requires_grad]
+    if trained and not any(param.grad is not None for param in trained):
+        warnings.warn(
+            "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
+            "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
+            stacklevel=4,
+        )

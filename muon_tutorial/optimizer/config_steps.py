@@ -1,0 +1,135 @@
+"""From a ``DistributedConfig`` to steps: by its helper's plan on each mesh, or else through its functions.
+
+Imported when an optimizer is given a config, or DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ..callbacks.callback_step import CallbackStep
+from ..callbacks.check_user_functions import checked_assignments
+from ..callbacks.config import DistributedConfig
+from ..callbacks.create_configs import INDEPENDENT
+from ..errors import TutorialError
+from ..guard.current_steps import Groups, MeshStep, State
+from ..parameters.describe_matrices import named_params
+from ..parameters.mesh_parameters import MeshParameters, same_tensors
+from ..plan.matrix import Matrix, split_parts
+from ..plan.strategies import Plan, one_by_one, owner
+from ..step.parameter_state import group_parts
+from ..worlds.live import check_same
+from .make_steps import agreed, parameter_states, plan_step
+
+
+@dataclass(slots=True, eq=False)
+class ConfigSteps:
+    """Makes the steps of a ``DistributedConfig``: by its helper's plan, or else through its functions."""
+
+    config: DistributedConfig
+    _known: Assigned | None = None
+
+    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        """One step a mesh, or one for the user's functions.
+
+        Raises:
+            ConfigError: ``assign_fn`` broke its contract.
+            PlanMismatchError: ranks made different plans.
+        """
+        params = [param for group in groups for param in group["params"]]
+        if self._known is None or not same_tensors(self._known.params, params):
+            self._known = _assign(self.config, params)
+        if not self.config.planned:
+            return [self._callback_step(self._known, groups, state, agreed(before, 0))]
+        return [
+            self._planned_step(mesh, self._known, groups, state, agreed(before, i))
+            for i, mesh in enumerate(self._known.meshes)
+        ]
+
+    def _callback_step(
+        self, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+    ) -> MeshStep:
+        names = _names(groups)
+
+        def lines(assignments: dict[int, int]) -> list[str]:
+            return [
+                f"{name}: {_described(param)}, to rank {assignments[index]}"
+                for index, (name, param) in enumerate(zip(names, known.params, strict=True))
+            ]
+
+        assignments, said = check_same(known.assignments, lines, known.state.get("agree_group"), agreed)
+        config = replace(self.config, state=known.state)
+        step = CallbackStep(config, assignments, names, parameter_states(groups, state))
+        step.fill_state()
+        return MeshStep(step, None, said)
+
+    def _planned_step(
+        self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+    ) -> MeshStep:
+        names, parameters = _names(groups), parameter_states(groups, state)
+        numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
+        members = list(mesh.matrices)
+
+        def make() -> Plan:
+            matrices: list[Matrix] = []
+            for position, index in enumerate(members):
+                whole = replace(mesh.matrices[index], index=position, name=names[index], group=numbers[index])
+                parts, transposed = group_parts(groups[numbers[index]])
+                matrices += split_parts(whole, parts, len(matrices), transposed)
+            assignments = known.assignments()
+            owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
+            plan = owner(matrices, mesh.world.grid, assign=owners)
+            return plan if self.config.async_gpu_parallelism else one_by_one(plan)
+
+        window = 1 + self.config.prefetch_count
+        made = plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
+        crossing = self.config.state.get("process_groups", {})
+        apart = (axis for axis in INDEPENDENT if axis in crossing and crossing[axis].size() > 1)
+        return replace(made, assumed=mesh.assumed, apart=True, own_along=next(apart, None))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assigned:
+    """What a config said about these parameters, asked once. ``state`` is this optimizer's own copy."""
+
+    params: Sequence[Tensor]
+    state: dict[str, Any]
+    meshes: Sequence[MeshParameters]
+    answer: dict[int, int] | TutorialError
+
+    def assignments(self) -> dict[int, int]:
+        """The rank of each parameter.
+
+        Raises:
+            ConfigError: ``assign_fn`` broke its contract on this rank.
+        """
+        if isinstance(self.answer, TutorialError):
+            raise self.answer
+        return self.answer
+
+
+def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
+    """Find out where the parameters lie if a helper can, and ask ``assign_fn``.
+
+    An error on one rank is kept until ranks compare plans, so that all learn of it.
+    """
+    state = dict(config.state)
+    meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes
+    try:
+        return Assigned(params, state, meshes, checked_assignments(config, params, state))
+    except TutorialError as error:
+        return Assigned(params, state, meshes, error)
+
+
+def _names(groups: Groups) -> list[str]:
+    return [name for number, group in enumerate(groups) for name, _ in named_params(group, number)]
+
+
+def _described(param: Tensor) -> str:
+    shape = f"shape {tuple(param.shape)}" if isinstance(param, DTensor) else f"{param.ndim} dimensions"
+    return f"{shape}, {param.dtype}"

@@ -1,0 +1,307 @@
+"""The guard by itself: its states, what it refuses, what it lets pass, and a step without it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
+from muon_tutorial.errors import MismatchError, TutorialError, UsageError
+from muon_tutorial.guard.guard import State
+from muon_tutorial.plan.strategies import STRATEGIES
+
+from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
+
+
+def square() -> nn.Parameter:
+    param = nn.Parameter(torch.eye(4))
+    param.grad = torch.eye(4)
+    return param
+
+
+def muon_of(*params: nn.Parameter, strategy: str | None = None, **options: Any) -> Muon:
+    mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
+    named = [(f"w{index}", param) for index, param in enumerate(params)]
+    return Muon(named, strategy=strategy, mesh=mesh, **options)
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+def test_the_states_of_a_step(strategy: str | None) -> None:
+    param = square()
+    muon = muon_of(param, strategy=strategy)
+    assert muon.guard.state is State.OPEN
+    muon.ready_gradients(1.0)
+    assert muon.guard.state is State.READY
+    seen = []
+    muon.program, program = lambda *_: watched(program()), muon.program  # type: ignore[method-assign]
+
+    def watched(walk: Any) -> Any:
+        yield from walk
+        seen.append(muon.guard.state)
+
+    muon.step()
+    assert seen == [State.OPEN]
+    assert muon.guard.steps_done == 1
+
+
+def test_a_gradient_that_is_not_finite_has_a_state_of_its_own() -> None:
+    param = square()
+    muon = muon_of(param)
+    assert param.grad is not None
+    param.grad[0, 0] = math.nan
+    muon.ready_gradients(1.0)
+    assert muon.guard.state is State.NOT_FINITE
+    muon.zero_grad()
+    assert muon.guard.state is State.OPEN
+
+
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
+def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
+    """Every rank has the same gradients, so that what it believes of the others is so."""
+    ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
+    ranks.steps(whole_gradients(UNEVEN))
+    assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
+
+
+def test_without_the_guard_ranks_exchange_no_word_about_the_step() -> None:
+    def phases(guard: str) -> set[str]:
+        told: set[str] = set()
+        ranks = seated(Grid.of(dp=2), "zero1", guard=guard)
+        ranks.world.observers.append(lambda asked, _: told.add(asked.label.phase))
+        ranks.steps(whole_gradients(UNEVEN))
+        return told
+
+    assert phases("on") - phases("off") == {"gradient flags"}
+
+
+def test_guard_is_on_or_off() -> None:
+    with pytest.raises(UsageError, match="guard must be 'on' or 'off', got 'never'"):
+        muon_of(square(), guard="never")
+
+
+def stepped_by_two(edit: Callable[[Muon], None], strategy: str = "owner") -> None:
+    """A step of two ranks, before which the second one is edited."""
+    ranks = seated(Grid.of(dp=2), strategy)
+    gradients = whole_gradients(UNEVEN)
+    ranks.steps([next(gradients)])
+    edit(ranks.muons[1])
+    ranks.give(next(gradients))
+    ranks.step()
+
+
+def widen_one_momentum(muon: Muon) -> None:
+    entry = next(iter(muon.state.values()))
+    entry["momentum_buffer"] = entry["momentum_buffer"].double()
+
+
+def test_momentum_of_another_dtype_on_one_rank_is_named() -> None:
+    with pytest.raises(MismatchError, match=r"the momentum's dtypes \(here .*ranks 0 and 1 differ"):
+        stepped_by_two(widen_one_momentum)
+
+
+def test_an_extra_zero_grad_on_one_rank_is_harmless() -> None:
+    ranks = seated(Grid.of(dp=2), "zero1")
+    for grads in whole_gradients(UNEVEN):
+        for muon in ranks.muons:
+            muon.zero_grad()
+        ranks.muons[1].zero_grad(set_to_none=False)
+        ranks.give(grads)
+        ranks.step()
+        ranks.muons[0].zero_grad(set_to_none=False)
+    assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
+
+
+def test_a_rank_that_drops_a_batch_alone_is_named() -> None:
+    ranks = seated(Grid.of(dp=2), "zero1")
+    gradients = whole_gradients(UNEVEN)
+    ranks.steps([next(gradients)])
+    ranks.give(next(gradients))
+    ranks.muons[1].zero_grad()
+    ranks.give(next(gradients))
+    with pytest.raises(MismatchError, match=r"zero_grad\(\) calls that dropped gradients of no step"):
+        ranks.step()
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("lr", "0.1", "lr must be a number, got '0.1'"),
+    ("lr", None, "lr must be a number, got None"),
+    ("lr", 1j, "lr must be a number, got 1j"),
+    ("lr", len, "lr must be a number, got <built-in"),
+    ("ns_steps", 2.5, "ns_steps must be a whole number, got 2.5"),
+    ("eps", math.nan, "eps must not be negative or infinite, got nan"),
+    ("ns_coefficients", (3.4, math.nan, 2.0), "ns_coefficients must be finite numbers"),
+    ("betas", (0.9, math.nan), "betas must be finite numbers"),
+]
+
+
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+@pytest.mark.parametrize(("key", "value", "said"), WRONG, ids=lambda it: str(it)[:20])
+def test_what_a_group_must_not_say_is_refused_by_rank_and_group(
+    key: str, value: Any, said: str, strategy: str | None
+) -> None:
+    param = square()
+    muon = muon_of(param, strategy=strategy)
+    muon.step()
+    before = param.detach().clone()
+    muon.param_groups[0][key] = value
+    with pytest.raises(UsageError) as caught:
+        muon.step()
+    assert said in str(caught.value)
+    assert "in the group of w0" in str(caught.value)
+    assert strategy is None or str(caught.value).startswith("rank 0: ")
+    assert torch.equal(param, before)
+
+
+def test_other_decay_of_adamws_is_named() -> None:
+    def pair(rank: int, world: LocalWorld) -> MuonWithAdamW:
+        model = nn.Linear(4, 4)
+        for param in model.parameters():
+            param.data.zero_()
+            param.grad = torch.ones_like(param)
+        return MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=world.mesh(rank))
+
+    world = LocalWorld(Grid.of(dp=2))
+    pairs = [pair(rank, world) for rank in range(2)]
+    pairs[1].adamw.param_groups[0]["decoupled_weight_decay"] = False
+    with pytest.raises(MismatchError, match=r"decoupled_weight_decay \(here"):
+        world.run([both.muon.program() for both in pairs])
+
+
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+def test_a_matrix_that_was_flattened_is_refused(strategy: str | None, stepped: bool) -> None:
+    param = square()
+    muon = muon_of(param, strategy=strategy)
+    if stepped:
+        muon.step()
+    param.grad = None
+    param.data = param.data.reshape(-1)
+    param.grad = torch.ones(16)
+    with pytest.raises(UsageError, match=r"w0 had shape \(4, 4\) when .* FSDP1 .* DeepSpeed's ZeRO flatten"):
+        muon.step()
+
+
+def test_a_first_step_without_gradients_warns_after_a_load_too() -> None:
+    """Accelerate's wrapper loads a state at once."""
+    param = square()
+    muon = muon_of(param)
+    muon.load_state_dict(muon.state_dict())
+    param.grad = None
+    with pytest.warns(UserWarning, match="no parameter of this Muon has a gradient"):
+        muon.step()
+    param.grad = torch.eye(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        muon.step()
+        param.grad = None
+        muon.step()
+
+
+def test_a_state_is_loaded_by_names_where_both_sides_have_them() -> None:
+    q, k = square(), square()
+    assert k.grad is not None
+    k.grad[0, 0] = 7.0
+    saver = Muon([("q", q), ("k", k)])
+    saver.step()
+    loader = Muon([("k", nn.Parameter(torch.eye(4))), ("q", nn.Parameter(torch.eye(4)))])
+    loader.load_state_dict(saver.state_dict())
+    first, second = loader.param_groups[0]["params"]
+    assert torch.equal(loader.state[first]["momentum_buffer"], saver.state[k]["momentum_buffer"])
+    assert torch.equal(loader.state[second]["momentum_buffer"], saver.state[q]["momentum_buffer"])
+    assert loader.param_groups[0]["param_names"] == ["k", "q"]
+
+
+def test_names_that_are_partly_others_are_refused_and_a_prefix_is_not() -> None:
+    saver = Muon([("q", square()), ("k", square())])
+    saver.step()
+    with pytest.raises(UsageError, match="holds k in another place, and q, which this optimizer does not"):
+        Muon([("k", square()), ("v", square())]).load_state_dict(saver.state_dict())
+    Muon([("module.q", square()), ("module.k", square())]).load_state_dict(saver.state_dict())
+
+
+def test_a_state_that_says_less_of_its_groups_loads_and_steps() -> None:
+    """As Keller Jordan's Muon saves it."""
+    param = square()
+    muon = muon_of(param, momentum=0.9)
+    saved = {
+        "state": {0: {"momentum_buffer": torch.ones(4, 4)}},
+        "param_groups": [{"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95, "params": [0]}],
+    }
+    muon.load_state_dict(saved)
+    muon.step()
+    assert (muon.param_groups[0]["lr"], muon.param_groups[0]["nesterov"]) == (0.02, True)
+
+
+def test_one_tensor_lr_is_not_scaled_once_a_group() -> None:
+    lr = torch.tensor(0.4)
+    muon = Muon([{"params": [square()]}, {"params": [square()]}], lr=lr)
+    for group in muon.param_groups:
+        group["lr"].mul_(0.5)
+    assert [float(group["lr"]) for group in muon.param_groups] == [pytest.approx(0.2)] * 2
+    both = MuonWithAdamW.from_model(nn.Linear(4, 4), lr=torch.tensor(0.4))
+    for group in both.param_groups:
+        group["lr"].mul_(0.5)
+    assert [float(group["lr"]) for group in both.param_groups] == [pytest.approx(0.2)] * 2
+
+
+def other_lengths(rank: int) -> dict[str, str]:
+    """What a rank hears where what it holds is longer or shorter than what the other does."""
+    mesh = build_mesh({"dp": 2})
+    torch.manual_seed(0)
+
+    def head() -> object:
+        body, own = nn.Linear(6, 8, bias=False), nn.Linear(8, 7 if rank else 9)
+        muon = Muon([("body", body.weight)], strategy="zero1", mesh=mesh)
+        return MuonWithAdamW(muon, torch.optim.AdamW([("head", own.weight)]))
+
+    def other_order() -> None:
+        few, many = [square()], [square() for _ in range(3)]
+        muons = [Muon(params, strategy="zero1", mesh=mesh) for params in (few, many)]
+        for muon in muons[::-1] if rank else muons:
+            muon.step()
+
+    return {case.__name__: heard(case) for case in (head, other_order)}
+
+
+def heard(case: Callable[[], object]) -> str:
+    try:
+        case()
+    except TutorialError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+@pytest.mark.live
+def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
+    for found in launch(other_lengths, 2):
+        assert found["head"].startswith("MismatchError: ranks would step differently: the parameters' dim")
+        assert "which Muon of this mesh it is" in found["other_order"]
+
+
+def uncut_along_tp(rank: int) -> str:
+    """A pair over dp × tp whose norm drifts apart along tp, by a gradient that was not summed there."""
+    mesh = build_mesh({"dp": 1, "tp": 2})
+    torch.manual_seed(0)
+    weight, norm = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))
+    weight.partition_dim = norm.partition_dim = -1  # type: ignore[attr-defined]
+    muon = Muon([("weight", weight)], strategy="zero1", mesh=mesh, tp_dim=None, compare_every=2)
+    both = MuonWithAdamW(muon, torch.optim.AdamW([("norm", norm)]))
+
+    def step() -> None:
+        for grad in range(6):
+            weight.grad, norm.grad = torch.ones(4, 4), torch.full((4,), float(rank + grad - 1))
+            both.step()
+
+    return heard(step)
+
+
+@pytest.mark.live
+def test_copies_along_tp_are_compared_where_they_say_that_tp_does_not_cut_them() -> None:
+    for said in launch(uncut_along_tp, 2):
+        assert said.startswith("MismatchError: after 2 steps norm is not the same on all ranks")
