@@ -114,7 +114,9 @@ def looked_at(page: Path, axe: Path | None, shots: Path | None) -> None:
                 driver.execute_script(axe.read_text(encoding="utf-8"))
                 found = driver.execute_async_script(_AXE)
                 print(f"axe-core, {scheme}: {len(found)} violations", *found, sep="\n  ")
-            for width in WIDTHS if shots is not None else ():
+            if shots is None:
+                continue
+            for width in WIDTHS:
                 with screen(driver, width, 900):
                     driver.get("about:blank")
                     driver.get(page.as_uri() + "#at=phases&moment=4")

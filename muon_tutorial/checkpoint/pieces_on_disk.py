@@ -95,7 +95,9 @@ def saved_tensors(
     """Each tensor as the manifest has it, from what ranks held and what they wrote."""
     boxes: dict[str, list[SavedBox]] = {}
     for summary, each in zip(summaries, written, strict=True):
-        for (key, offset), (start, end) in each.places.items() if each else ():
+        if each is None:
+            continue
+        for (key, offset), (start, end) in each.places.items():
             shape = summary.outlines[key].boxes[offset][0]
             boxes.setdefault(key, []).append(SavedBox(offset, shape, each.file, start, end - start))
     alike = {key: tensor for each in summaries for key, tensor in each.outlines.items()}

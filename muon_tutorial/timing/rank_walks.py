@@ -368,7 +368,9 @@ def _roots(plan: Plan) -> set[int]:
     found: set[int] = set()
     for bucket in plan.buckets:
         for hop in (*bucket.gradient.hops, *bucket.compute.hops, *bucket.parameter.hops):
-            for end in (hop.src, hop.dst) if isinstance(hop, Hop) else ():
+            if not isinstance(hop, Hop):
+                continue
+            for end in (hop.src, hop.dst):
                 if isinstance(end, Owned):
                     found.add(end.rank)
                 elif isinstance(end, Shard) and end.sizes is None and len(hop.shape) == 1:

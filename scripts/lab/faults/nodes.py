@@ -226,7 +226,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)
     parser.add_argument("--losses", type=int, default=5)
-    asked, seconds, good = parser.parse_args(), [], 0
+    seconds: list[float] = []
+    asked, good = parser.parse_args(), 0
     for number in range(asked.jobs):
         dice = Random(f"{asked.seed}/{number}")
         least = 1 if number % 4 == 3 else 2

@@ -60,7 +60,12 @@ def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> 
     words = _words(under, ranks, [*every, "--out", "run"])
     case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
     started, run = start(case, folder, words), folder / "here" / "run"
-    signal.signal(signal.SIGTERM, lambda number, frame: started.end() or os._exit(128 + number))
+
+    def stop(number: int, frame: object) -> None:
+        started.end()
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
     starts = dice.random() < 0.25
     while not (starts or (run / "metrics.jsonl").exists()) and started.process.poll() is None:
         time.sleep(0.005)
