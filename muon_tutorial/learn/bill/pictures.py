@@ -28,6 +28,7 @@ _WIDTH, _SIZE = 900, 11
 _NUMBER = {
     AVERAGE: "1",
     "gradient reduce_scatter": "1",
+    "gradient reduce": "1",
     "dp gather": "2",
     "tp gather": "3",
     "updates all_reduce": "6",
@@ -35,6 +36,7 @@ _NUMBER = {
     "gather to owners": "2",
     "scatter from owners": "6",
     "parameter all_gather": "7",
+    "parameter broadcast": "7",
 }
 _FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
 _LEGEND = "1 average the gradients · 2 dp gather · 3 tp gather · 6 share the updates · 7 parameter all_gather"

@@ -66,7 +66,9 @@ def is_stub(run: Any) -> bool:
     if run is ... or (not isinstance(run, Mapping | list | tuple) and not is_dataclass(run)):
         return run is ...
     if is_dataclass(run):
-        return any(is_stub(getattr(run, part.name)) for part in fields(run))
+        return bool(getattr(run, "is_open", False)) or any(
+            is_stub(getattr(run, part.name)) for part in fields(run)
+        )
     return any(map(is_stub, run.values() if isinstance(run, Mapping) else run))
 
 
