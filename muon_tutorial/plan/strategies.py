@@ -667,7 +667,7 @@ def _sliced(
     first, size = entries[0].matrix, slices.size
     worked: Layout = VirtualBuffer(size)
     compute = _route(grid, "dp", slices.cut, Replicate(), size, WIRE)
-    if slices.owner is not None:
+    if slices.owner is not None and gather == "boundary":
         worked, compute = slices, Route((), WIRE)  # its one worker has everything
     elif gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
