@@ -17,6 +17,7 @@ from ..newton_schulz import KELLER_JORDAN
 from ..plan.grid import Coordinate
 from ..plan.layout import Box
 from ..plan.matrix import Matrix, held_box
+from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Plan
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep
@@ -38,7 +39,7 @@ SETTINGS = {
 
 
 def predict(
-    plan: Plan, at: Coordinate, *, rest: Rest | None = None, readied: bool = False, window: int = 1
+    plan: Plan, at: Coordinate, *, rest: Rest | None = None, readied: bool = False, window: int = IN_FLIGHT
 ) -> Ledger:
     """The ledger of one rank's step, as counted in a real run, without running it.
 

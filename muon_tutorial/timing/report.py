@@ -191,8 +191,8 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest that fits, were all links ``factor`` times as fast."""
-        return min(self.fitting, key=lambda one: one.seconds_at(factor), default=None)
+        """The fastest that fits, were all links ``factor`` times as fast; of equally fast ones, the first."""
+        return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
 def read_sizes(text: str) -> dict[str, int]:

@@ -102,7 +102,8 @@ def asked_when(rank: int) -> tuple[list[str], int]:
     world = LiveWorld(build_mesh({"dp": 2}), [note])
     model = Branches()
     hidden = [*model.chain.parameters(), *model.extra.parameters()]
-    muon = Muon(hidden, strategy=BUILDERS["zero1"], mesh=world, overlap_grad_reduce=True)
+    in_their_order = partial(zero1, cut="bucket", round_bytes=SMALL)  # the extra comes last
+    muon = Muon(hidden, strategy=in_their_order, mesh=world, overlap_grad_reduce=True)
     asked.clear()
     model(torch.ones(2, 16), with_extra=rank == 0).sum().backward()  # rank 1 has no gradient of the extra
     before = len(asked)

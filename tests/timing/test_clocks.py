@@ -63,8 +63,9 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_all(plan, window), planner.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Two rounds of zero1 meet in chains of messages, which clocks take one collective after the other.
-        among_others = 0.25 if name.startswith("zero1") else 0.025
+        # Rounds of zero1 and of round_robin meet in chains of messages, which clocks take one collective
+        # after the other.
+        among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
         busiest = planner.busiest(plan).rank
         assert found.product == pytest.approx(ran.total("product", busiest), rel=1e-6)

@@ -156,7 +156,7 @@ def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
 def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
     """Bytes that a rank sends to reduce gradients, the bandwidth of its wire, and the seconds in transit."""
     found = step_of(model, dp, tp)
-    flights = [(one, times) for one, times in found.flights if one.label.phase.startswith("gradient")]
+    flights = [(one, times) for one, times in found.flights if one.label.phase.startswith("gradient reduce")]
     sent = sum(times * traffic.data for one, times in flights for traffic in one.busy.values())
     speed = max(one.link.bandwidth for one, _ in flights)
     return sent, speed, sent / speed
