@@ -376,7 +376,8 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # ## Against the clock
 #
 # We time one process and a pair, because with more ranks than cores we would only measure the cores. The matrices are
-# larger here, so that sharing has a chance to pay.
+# larger here, so that sharing has a chance to pay, and the products are in fp32, because some CPUs take a hundred times
+# as long over bf16.
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
