@@ -214,7 +214,9 @@ def test_a_workspace_grows_to_the_largest_need_and_aligns() -> None:
     assert workspace.nbytes() == 40_000
 
 
-@pytest.mark.parametrize("shape", [(768, 768), (3072, 768), (130, 130), (97, 1000)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(768, 768), (3072, 768), (320, 320), (1024, 256), (130, 130), (97, 1000)], ids=str
+)
 def test_one_thread_or_two_give_the_same_bits_in_bf16(shape: tuple[int, int]) -> None:
     G = matrix(*shape)
     bf16 = [name for name, recipe in RECIPES.items() if recipe.dtype is torch.bfloat16]
