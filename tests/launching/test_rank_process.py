@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import resource
+from statistics import median
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ PAGES = BUFFERS * ELEMENTS * 4 // resource.getpagesize()
 
 
 def new_pages(rank: int) -> list[int]:
-    """How many pages each of three steps makes the system bring, of a few large buffers."""
+    """How many pages each of a few steps makes the system bring, of large buffers."""
     found = []
-    for _ in range(3):
+    for _ in range(7):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         buffers = [torch.ones(ELEMENTS) for _ in range(BUFFERS)]
         del buffers
@@ -30,8 +31,8 @@ def new_pages(rank: int) -> list[int]:
 def test_a_rank_keeps_what_it_freed_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
         monkeypatch.delenv(name, raising=False)
-    ((_, _, third),) = launch(new_pages, 1)
-    assert third < PAGES / 10
+    ((_, *later),) = launch(new_pages, 1)
+    assert median(later) < PAGES / 10
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "100000")
-    ((_, second, third),) = launch(new_pages, 1, method="spawn")
-    assert min(second, third) > PAGES / 10
+    ((_, *later),) = launch(new_pages, 1, method="spawn")
+    assert min(later) > PAGES / 10
