@@ -1,12 +1,13 @@
-"""Is Muon a Muon? An audit of the steps of any optimizer: who orthogonalized which matrix, and how well.
+"""An audit of any optimizer's steps: is it Muon? Which ranks orthogonalized which matrix, and how well?
 
-``audit`` copies this rank's parts of some matrices before and after a step, which hooks of the optimizer tell
-it, and does nothing else while training goes on. ``report()`` is where ranks put the parts together, judge
-each matrix (``update_verdict``) and share what they found: all ranks must call it.
+``audit`` copies this rank's parts of some matrices before and after each step, by hooks on the optimizer, and
+does nothing else during training. In ``report()`` the ranks put the parts together, judge each matrix
+(``update_verdict``) and share the findings: all ranks must call it.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from ..plan.bucket import parameter_boxes
 from ..plan.layout import Box
 from ..plan.matrix import Cut, Parts, held_box
 from ..step.momentum import MomentumShard
-from ..step.orthogonalize import CALLS
+from ..step.orthogonalize import AROUND
 from ..step.parameter_state import group_parts, local_part, placed_alike
 from ..step.single_process import matrices_in
 from ..step.step import PlanStep
@@ -39,15 +40,15 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 8_000_000
-"""How many elements are looked at, besides one parameter of each kind: more would take more than a second."""
+"""Most elements to look at, besides one parameter of each kind: more would take over a second."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
-"""What optimizers call a momentum in a parameter's state."""
+"""Keys under which optimizers keep a momentum in a parameter's state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What an audit found of one parameter: by which ranks it was orthogonalized, and how it moved."""
+    """An audit's finding for one parameter: which ranks orthogonalized it, and how it moved."""
 
     name: str
     shape: tuple[int, ...]
@@ -58,8 +59,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What ranks found. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made and
-    planned; None where the optimizer's are not counted. ``left_out`` matrices were not looked at."""
+    """The findings of all ranks. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made
+    and planned; None if the optimizer's calls are not counted. ``left_out`` matrices were not looked at."""
 
     findings: tuple[Finding, ...]
     calls: Mapping[tuple[int, int], tuple[int, int]] | None
@@ -67,12 +68,12 @@ class AuditReport:
 
     @property
     def wrong(self) -> dict[str, str]:
-        """What is wrong, by the name of the parameter."""
+        """The faults found, by the name of the parameter."""
         return {it.name: it.verdict.wrong for it in self.findings if it.verdict.wrong}
 
     @property
     def miscounted(self) -> list[str]:
-        """Where there were more Newton–Schulz calls than planned, or fewer."""
+        """One line for each shape with more or fewer Newton–Schulz calls than planned."""
         counts = (self.calls or {}).items()
         return [
             f"{made} Newton–Schulz calls at {rows} × {columns}, where {planned} are planned"
@@ -106,7 +107,7 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Target:
-    """A parameter that Muon is to step, and how it holds matrices."""
+    """A parameter that Muon should step, and how it holds matrices."""
 
     name: str
     param: Tensor
@@ -116,7 +117,7 @@ class _Target:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """What this rank holds of a parameter around a step, and which boxes of it."""
+    """This rank's part of a parameter before and after a step, and which boxes of the parameter it covers."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -136,17 +137,17 @@ class _Held:
 
     @property
     def is_whole(self) -> bool:
-        """Whether this rank can judge the parameter by what it has."""
+        """Whether this rank can judge the parameter on its own."""
         return len(self.boxes) == 1 and self.boxes[0].shape == self.shape and not self.averages
 
     @property
     def light(self) -> _Held:
-        """Without the tensors that every rank has, but with this rank's own micro-batches."""
+        """The same without the tensors that every rank has, but with this rank's own micro-batches."""
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
 
 
 class Audit:
-    """Looks at each step of an optimizer until it is stopped, and keeps the last one; see ``audit``."""
+    """Records each step of an optimizer until stopped, and keeps the last one; see ``audit``."""
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self.optimizer, self.model = _bare(optimizer), model
@@ -162,13 +163,13 @@ class Audit:
         self._follow(self._targets())
 
     def stop(self) -> None:
-        """Look at no further step."""
+        """Record no further steps."""
         for handle in (*self._hooks, *self._marks.values()):
             handle.remove()
         self._hooks, self._marks = [], {}
 
     def report(self) -> AuditReport:
-        """Stop, and say what the last step was. All ranks must call.
+        """Stop, and report on the last step. All ranks must call.
 
         Raises:
             UsageError: no step was seen.
@@ -190,7 +191,7 @@ class Audit:
         return AuditReport(tuple(found[name] for name in order), _counted(everybody), self.left_out)
 
     def _look(self, *_: Any) -> None:
-        """Copy what a step begins with."""
+        """Before a step: copy parameters, gradients and momenta."""
         targets = self._targets()
         self._follow(targets)
         before, self._before = self._held, {}
@@ -208,11 +209,15 @@ class Audit:
                 held.dropped = _differs(before.get(it.name), held)
                 self._before[it.name] = held
         self._calls, self._planned = Counter(), _planned_calls(self.optimizer)
-        CALLS.set(self._calls)
+        AROUND.set(self._count)
+
+    def _count(self, matrix: Tensor, group: Mapping[str, Any], iterate: Callable[[], Tensor]) -> Tensor:
+        self._calls[matrix.size(-2), matrix.size(-1)] += math.prod(matrix.shape[:-2])
+        return iterate()
 
     def _look_again(self, *_: Any) -> None:
-        """Copy what the step has left."""
-        CALLS.set(None)
+        """After a step: copy parameters and momenta."""
+        AROUND.set(None)
         params = {it.name: it.param for it in self._targets()}
         for name, held in self._before.items():
             left = {
@@ -225,7 +230,7 @@ class Audit:
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
     def _targets(self) -> list[_Target]:
-        """The parameters to look at: of each kind the first ones."""
+        """The parameters to look at: the first few of each kind."""
         targets = list(_hidden(self.optimizer, self.model))
         if not targets:
             raise UsageError(
@@ -265,17 +270,17 @@ def audit(
     *,
     step: Callable[[], object] | None = None,
 ) -> Any:
-    """Look at an optimizer's steps: ``seen = audit(optimizer)``, some steps, ``print(seen.report())``.
+    """Audit an optimizer's steps: ``seen = audit(optimizer)``, some steps, ``print(seen.report())``.
 
-    With ``step`` it calls that, a function that steps once, and returns the report. Any optimizer of torch
-    will do: DTensors, what DDP averages, what a strategy of ours shards. It is to be made before the
-    ``backward()`` of the first step that is looked at; a momentum that is nowhere in the state, or that is
-    lost between steps, shows from the second step on.
+    With ``step``, a function that steps once, it calls this and returns the report. It works with any torch
+    optimizer, and with DTensors, DDP and the strategies of this package. Start the audit before the
+    ``backward()`` of the first step to record. A momentum that is not in the state, or that is lost between
+    steps, is detected from the second step on.
 
     Args:
-        optimizer: a ``torch.optim.Optimizer``, or what Accelerate and Fabric make of one.
-        model: says by ``split_parameters`` which matrices are hidden; needed unless the optimizer is ours,
-            or has groups that say ``use_muon`` or ``ns_steps``.
+        optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric puts around one.
+        model: ``split_parameters`` finds the hidden matrices in it; needed unless the optimizer is from this
+            package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
     >>> weight = nn.Parameter(torch.eye(4))
     >>> optimizer = Muon([("weight", weight)])
@@ -294,7 +299,7 @@ def audit(
 
 
 def _bare(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer inside of what a host made of it."""
+    """The optimizer inside the wrappers of Accelerate or Fabric."""
     while not isinstance(optimizer, MuonWithAdamW | Muon) and hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -303,7 +308,7 @@ def _bare(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[_Target]:
-    """The parameters that Muon is to step: by the model, by what a pair knows of it, or by the groups."""
+    """The parameters that Muon should step, according to the pair, the model, or the groups."""
     if isinstance(optimizer, MuonWithAdamW) and optimizer.verdicts:
         verdicts = tuple(optimizer.verdicts_now())
     elif model is not None:
@@ -333,7 +338,7 @@ def _places_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, _Place]:
 
 
 def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _Held:
-    """Where this rank's part of a parameter lies in it, and of its momentum."""
+    """Where this rank's parts lie in a parameter and in its momentum."""
     said = {key: value for key, value in group.items() if not key.startswith("param")}
     said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
     if place is None:
@@ -378,13 +383,13 @@ def _momentum(
 
 
 def _followed(before: _Held) -> Tensor:
-    """The momentum of an optimizer that shows none, as far as the audit has seen its gradients."""
+    """A momentum computed from the gradients seen so far, for an optimizer whose state shows none."""
     rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
     return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
 
 
 def _differs(before: _Held | None, now: _Held) -> bool:
-    """Whether the momentum is another than a step ago."""
+    """Whether the momentum is not the one that the previous step left."""
     if before is None or "momentum" not in before.tensors:
         return False
     left, found = before.tensors["momentum"], now.tensors.get("momentum_before")
@@ -392,7 +397,7 @@ def _differs(before: _Held | None, now: _Held) -> bool:
 
 
 def _planned_calls(optimizer: torch.optim.Optimizer) -> Counter[tuple[int, int]] | None:
-    """How often this rank is to orthogonalize, by rows and columns; None where nothing says."""
+    """How many matrices this rank should orthogonalize, by rows and columns; None if unknown."""
     muon = _muon_of(optimizer)
     if muon is None or muon.distributed_functions:
         return None
@@ -426,7 +431,7 @@ def _on_all_ranks(mine: Any) -> list[Any]:
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:
-    """What was found of one parameter, from what ranks hold of it; of whole ones, this rank's comes first."""
+    """The finding for one parameter, from all ranks' parts; this rank's is first if it holds the whole."""
     first = held[0]
     by_box: dict[tuple[Box, ...], list[_Held]] = {}
     for it in held[first.is_whole :]:
@@ -448,7 +453,7 @@ def _found(name: str, held: Sequence[_Held]) -> Finding:
 
 
 def _whole(key: str, held: Sequence[_Held]) -> Tensor:
-    """A tensor put together from all ranks'. Gradients that a step averages are averaged."""
+    """A tensor put together from all ranks' parts. Gradients are averaged here if the step averages them."""
     momentum = key.startswith(("momentum", "second"))
     pieces = [(it.momentum_boxes if momentum else it.boxes, it.tensors[key]) for it in held]
     return _joined(held[0].shape, pieces, mean=key == "gradient" and held[0].averages)

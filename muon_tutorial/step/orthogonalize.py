@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, TypeAlias, cast
@@ -29,8 +27,10 @@ from .rank_bucket import RankBucket, RankMatrix
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
 """What puts each whole matrix together, by its index."""
 
-CALLS: ContextVar[Counter[tuple[int, int]] | None] = ContextVar("CALLS", default=None)
-"""Where an audit counts the matrices that this process orthogonalizes, by rows and columns."""
+Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
+AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
+"""Called in place of Newton–Schulz, with the matrix, its group, and what iterates: an audit counts, and a
+planner iterates each shape once."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -153,10 +153,12 @@ def newton_schulz_update(
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
-    if (calls := CALLS.get()) is not None:
-        calls[sides[-2], sides[-1]] += math.prod(sides[:-2])
-    if name == STOCK:
-        update = zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
-    else:
-        update = orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
+
+    def iterate() -> Tensor:
+        if name != STOCK:
+            return orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
+        return zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
+
+    around = AROUND.get()
+    update = iterate() if around is None else around(matrix, group, iterate)
     return update if update.shape == whole.shape else update.reshape(whole.shape)

@@ -8,10 +8,12 @@ walked on the meta device; what it did is kept turn by turn, and serves every la
 from __future__ import annotations
 
 import random
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,12 +22,15 @@ from torch import Tensor, nn
 from ..engine.collective import Abreast, Collective, Kind, Walk
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, step_over_ones
+from ..orthogonalizers.choices import name_for
+from ..orthogonalizers.named import STOCK
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
 from ..plan.matrix import BucketEntry, held_box
 from ..plan.strategies import Plan
+from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep, step_bucket
 from ..worlds.shadow import walk_alone
@@ -122,6 +127,15 @@ class WalkedPlan:
         return tuple(index)
 
 
+class Iteration(NamedTuple):
+    """Newton–Schulz of one shape: seconds of products and copies, the bytes it holds most, its result."""
+
+    product: float
+    copy: float
+    peak: int
+    stride: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class RankWalks:
     """Walks of single ranks on a machine, each made once. ``beside`` ranks share its cores and its bus."""
@@ -133,6 +147,7 @@ class RankWalks:
     _nodes: dict[tuple[Coordinate, tuple[str, ...]], tuple[np.ndarray, int]] = field(default_factory=dict)
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
+    _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
 
     def rounds(self, plan: Plan) -> WalkedPlan:
         """The buckets of every round of a plan, with one rank of each kind walked."""
@@ -165,7 +180,9 @@ class RankWalks:
         """Walk one rank to its end, as if the others came when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
-        with torch.no_grad(), PeakMemory() as memory, Work(self.machine) as work:
+        with torch.no_grad(), PeakMemory() as memory, Work(self.machine) as work, ExitStack() as stack:
+            token = AROUND.set(partial(self._iterate_once, memory, work))
+            stack.callback(AROUND.reset, token)
             while True:
                 try:
                     request = walk.send(answer)
@@ -183,6 +200,32 @@ class RankWalks:
                     turn = replace(turn, meets=True)
                 turns.append(turn)
                 del request
+
+    def _iterate_once(
+        self,
+        memory: PeakMemory,
+        work: Work,
+        matrix: Tensor,
+        group: Mapping[str, Any],
+        iterate: Callable[[], Tensor],
+    ) -> Tensor:
+        """Newton–Schulz of a shape that was iterated before: as many seconds and bytes, in one operation."""
+        name = name_for(group.get("orthogonalize", STOCK), *matrix.shape[-2:])
+        if name != STOCK:  # other recipes keep memory between matrices
+            return iterate()
+        key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
+        peak, product, copy = memory.peak, work.product, work.copy
+        if (known := self._iterations.get(key)) is None:
+            memory.peak = before = memory.now
+            update = iterate()
+            known = Iteration(work.product - product, work.copy - copy, memory.peak - before, update.stride())
+            self._iterations[key] = known
+        else:
+            update = matrix.new_empty_strided(matrix.shape, known.stride, dtype=torch.bfloat16)
+            memory.peak = memory.now - update.nbytes + known.peak
+        memory.peak = max(peak, memory.peak)
+        work.product, work.copy = product + known.product, copy + known.copy
+        return update
 
     @property
     def _share(self) -> float:
