@@ -11,21 +11,22 @@ The public surface, by floor:
   ``create_…_config``
 - errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
 
-Python imports each name when you first ask for it: ``from muon_tutorial import Muon`` brings the optimizer,
-and neither the launcher nor checkpoints nor the planner.
+Each name is imported on first use: ``from muon_tutorial import Muon`` loads the optimizer, but not the
+launcher, checkpoints or the planner.
 
-The words, one a thing, in the package as in the lessons:
+Terms of the package and the lessons:
 
-- *grid*, *axis*, *coordinate*, *position*: ranks in named axes; where a rank stands; its number along one
+- *grid*, *axis*: ranks arranged in named axes
+- *coordinate*: a rank's place on the grid; *position*: its number along one axis
 - *placement*: how one axis holds a tensor; *cut*: a ``Shard`` along one axis of a parameter
-- *piece*: what tensor parallelism leaves to a rank of a matrix; *shard*: what the rank stores between steps
-- *hop*, *route*, *exchange*: one change of placement; several in order; many matrices packed into one move
-- *bucket*, *buffer*, *layout*: matrices that travel together; their flat tensor; which rank holds what
-- *request*, *collective*, *walk*: what a generator asks for; the generator
-- *world*, *mesh*: what answers requests; the ranks it answers for
-- *step*, *phase*: one optimizer step; its seven parts, in ``step/``
-- *owner*, *worker*: the one rank, or any rank, that orthogonalizes a matrix
-- *strategy*, *plan*: a builder; the data that it builds
+- *piece*: a rank's tensor-parallel part of a matrix; *shard*: the part that the rank stores between steps
+- *hop*: one change of placement; *route*: hops in order; *exchange*: many matrices packed into one move
+- *bucket*: matrices that travel together; *buffer*: their flat tensor; *layout*: which rank holds which part
+- *request*, *collective*: a generator asks for it; *walk*: the generator
+- *world*: answers requests; *mesh*: the ranks that it answers for
+- *step*: one optimizer step; *phase*: one of its seven parts, in ``step/``
+- *owner*: the only rank that orthogonalizes a matrix; *worker*: any rank that does
+- *strategy*: a builder; *plan*: the data that it builds
 - *ledger*: the requests that were made, in bytes
 """
 
@@ -136,7 +137,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its home; Python asks once, because it is kept here from then on."""
+    """Import a public name from its module; Python calls this once, because the name is then kept here."""
     for home, names in _HOMES.items():
         if name in names.split():
             value = globals()[name] = getattr(import_module(f".{home}", __name__), name)

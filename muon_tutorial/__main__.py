@@ -1,4 +1,4 @@
-"""``python -m muon_tutorial``. It takes care of Ctrl-C before it imports torch, which takes seconds."""
+"""``python -m muon_tutorial``. It handles Ctrl-C before it imports torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ if __name__ == "__main__":
     ignore_interrupts_at_exit()
     keep_what_is_imported()
     code = main()
-    end_on_interrupt()  # what is left is to leave
+    end_on_interrupt()  # nothing remains but to exit
     sys.exit(code)

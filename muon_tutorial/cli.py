@@ -1,7 +1,7 @@
-"""The command line. Parses, calls one function, shows; every error is one line and an exit code.
+"""The command line: parses, calls one function, prints. Every error is one line and an exit code.
 
-Exit codes: 0 done, or the run's time was over; 1 a run failed, or its check did; 2 bad input; 128 + N ended
-by signal N, saved or not: 130 interrupted, 143 terminated.
+Exit codes: 0 done, or the run's time was over; 1 a run or its check failed; 2 bad input; 128 + N ended by
+signal N, whether saved or not: 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -123,14 +123,14 @@ examples:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are ours: one line."""
+    """An argument parser that raises ``UsageError`` with one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
 class CompleteRunError(Exception):
-    """Ranks that torchrun restarted find that their run has its result already."""
+    """Raised when ranks that torchrun restarted find that their run is already complete."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.given = _given(words)
         check_numbers(options)
         options.acts = acts_by(options.on_signal)
-        if options.text is not None:  # a run may go on from another folder
+        if options.text is not None:  # the run may be resumed from another folder
             options.text = os.path.abspath(options.text)
         with ExitStack() as held:
             options.hold = held.enter_context
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return _complain(f"{error.strerror}: raise the limit with ulimit -n 1024", FAILED)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left cannot go there, either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest cannot go there either
         if isinstance(error, BrokenPipeError):
             return _complain("standard output was closed before the result was written", FAILED)
         return _complain(
@@ -174,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    """The ``train`` command, starting its own processes."""
+    """The ``train`` command, with processes of its own."""
     settings, folder, saving = _place_run(options, options.dp or DEFAULTS["dp"])
     console = Console(stderr=True, soft_wrap=True)
     with ending_on_signals(options.acts) as end:
@@ -196,7 +196,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
-    """The run that is asked for: a new one in its own folder, or one that goes on from where it saved."""
+    """The requested run: a new one in its own folder, or one that resumes from its checkpoint."""
     if options.resume is None:
         settings = _settings(options, dp)
         job.check_inputs(settings, settings.world_size)
@@ -219,7 +219,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
 
 
 def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespace) -> Saving:
-    """How a run goes on in its folder, which is this job's alone from now on."""
+    """Claim a run's folder for this job, and return how the run resumes in it."""
     options.hold(folder.held())
     return _asked_of(
         saving_of(folder, said, options.save_every, lambda line: print(line, file=sys.stderr)), options
@@ -227,13 +227,13 @@ def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespa
 
 
 def _asked_of(saving: Saving, options: argparse.Namespace) -> Saving:
-    """The same, and what signals and the clock ask of the run."""
+    """The same, with the options for signals and the time limit."""
     until = None if options.max_seconds is None else time.monotonic() + options.max_seconds
     return replace(saving, acts=options.acts, until=until)
 
 
 def train_under_torchrun(options: argparse.Namespace) -> int:
-    """The ``train`` command as one of torchrun's processes. Rank 0 speaks for all."""
+    """The ``train`` command in one of torchrun's processes. Rank 0 prints for all."""
     if options.compare:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
@@ -249,9 +249,9 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return _show_result(options, folder, result, None)
     except CompleteRunError as done:
         return _say(str(done), 0) if seat.rank == 0 else 0
-    except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks alike
+    except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
-    except TutorialError as error:  # perhaps on this rank alone
+    except TutorialError as error:  # perhaps only on this rank
         return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
@@ -264,11 +264,11 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
 def _agree_on_run(
     options: argparse.Namespace, seat: TorchrunEnvironment
 ) -> tuple[TrainSettings, RunFolder | None, Saving]:
-    """What rank 0 finds to be asked for, on all ranks; the folder on rank 0 alone.
+    """The run that rank 0 reads from the options, on all ranks; the folder only on rank 0.
 
     Raises:
-        TutorialError: on all ranks, as rank 0 met it.
-        CompleteRunError: the ranks before these had ended their run.
+        TutorialError: on all ranks, if rank 0 raised it.
+        CompleteRunError: the run was complete before torchrun restarted these ranks.
     """
     mine: Any = None
     if seat.rank == 0:
@@ -286,7 +286,7 @@ def _agree_on_run(
 def _place_run_under_torchrun(
     options: argparse.Namespace, started: int
 ) -> tuple[TrainSettings, RunFolder, Saving]:
-    """As ``_place_run``; ranks that torchrun has restarted go on with their run, if it has saved."""
+    """Like ``_place_run``; ranks that torchrun has restarted resume their run, if it has saved."""
     folder = options.out
     if options.resume is None and restarted_by_torchrun():
         run_id = torchrun_run_id()
@@ -312,14 +312,14 @@ def _place_run_under_torchrun(
 
 
 def _fit_grid(options: argparse.Namespace, said: dict[str, Any], started: int) -> None:
-    """Have a run that goes on take as many ranks as torchrun has started, perhaps on fewer nodes."""
+    """Make a resumed run use as many ranks as torchrun has started, perhaps on fewer nodes."""
     options.tp = options.tp if "tp" in options.given else resumed_settings(said, {}, ()).tp
     options.dp = _dp_under_torchrun(options.dp, options.tp, started)
     options.given = {*options.given, "dp", "tp"}
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. A setting is read as what its default is."""
+    """The parser of the whole command line. A setting has the type of its default."""
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
@@ -424,13 +424,13 @@ def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
-    """The settings that somebody typed."""
+    """The names of the settings that were typed."""
     typed = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments}
     return {name for name in DEFAULTS if f"--{name}" in typed}
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
-    """The dp that was asked for, or what fills the processes that torchrun started."""
+    """The requested dp, or the dp that uses all processes that torchrun started."""
     if dp is None and started % tp:
         raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
     dp = dp or started // tp
@@ -454,7 +454,7 @@ def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
 def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
     folder.write(RESULT, job.describe_result(result, beside))
     from .training.loss_picture import (
-        loss_figure,  # matplotlib takes a while, which no other command waits for
+        loss_figure,  # here, so that no other command waits for matplotlib
     )
 
     folder.draw("loss.png", loss_figure(result, beside))
@@ -487,7 +487,7 @@ def _explain_failure(error: LaunchError, folder: RunFolder) -> int:
 
 
 def _print_on_any_terminal() -> None:
-    """Let a terminal that lacks a sign, such as ×, show a question mark."""
+    """Print a question mark for characters that the terminal lacks, such as ×."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

@@ -1,10 +1,10 @@
-"""Weight decay and the step against the update, for a whole matrix or for any part of one, to the same bits.
+"""Weight decay and the step against the update, with the same bits for a whole matrix and for any part of it.
 
-Knows no optimizer, no rank and no process group, so that the single-process optimizer and every strategy
-share it. Elementwise operations give the same bits on a part as on the whole matrix, but for one: on CPUs
+Knows no optimizer, no rank and no process group, so the single-process optimizer and every strategy share it.
+Elementwise operations give the same bits on a part as on the whole matrix, with one exception: on CPUs
 ``param.add_(update, alpha=…)`` in bfloat16 rounds differently in a vector register (once, after a fused
-multiply-add) and in a scalar loop (the product, then the sum). Which elements of a matrix meet the scalar
-loop depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
+multiply-add) and in a scalar loop (the product, then the sum). Which elements go through the scalar loop
+depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .errors import UsageError
 
-# A multiple of every vector length, so that all elements but the last `numel % _BLOCK` are in full vectors.
+# A multiple of every vector length, so all elements except the last `numel % _BLOCK` are in full vectors.
 _BLOCK = 4096
 # TensorIterator splits longer loops among threads, at places that are not multiples of a vector.
 _SERIAL = 32768
@@ -28,7 +28,7 @@ _SERIAL = 32768
 class ShardRange:
     """Where a part of a matrix lies: elements [start, stop) of a row-major box of the whole matrix.
 
-    Tensor parallelism cuts the box (``offset``, ``shape``); data parallelism cuts the interval out of it.
+    Tensor parallelism determines the box (``offset``, ``shape``), data parallelism the interval within it.
 
     >>> ShardRange((4, 6), offset=(0, 3), shape=(4, 3), start=2, stop=5).positions().tolist()
     [5, 9, 10]
@@ -48,17 +48,17 @@ class ShardRange:
 
     @classmethod
     def whole(cls, full_shape: Sequence[int]) -> ShardRange:
-        """Return the range that is the whole matrix."""
+        """Return the range of the whole matrix."""
         rows, columns = full_shape
         return cls((rows, columns), (0, 0), (rows, columns), 0, rows * columns)
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         return self.stop - self.start
 
     def positions(self, start: int = 0) -> Tensor:
-        """Return the flat positions in the whole matrix of the elements from the ``start``-th on."""
+        """Return the flat positions in the whole matrix of the elements from number ``start`` on."""
         inside = torch.arange(self.start + start, self.stop)
         width = max(1, self.shape[1])
         rows, columns = inside // width + self.offset[0], inside % width + self.offset[1]
@@ -84,15 +84,15 @@ def decay_and_add(
 ) -> None:
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
 
-    With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape;
-    the result is, to the bit, what the same call does to that part within the whole matrix. The whole is
-    taken to be contiguous, and its update to be as torch's Newton–Schulz returns it (column-major if tall),
-    or ``by_rows``, as recipes do. The bits are those of a process with one thread: with more, torch itself
-    splits a bfloat16 matrix above 32,768 elements at other places and rounds other elements in the scalar
-    loop.
+    With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape.
+    The result has the same bits as that part after the same call on the whole matrix. This assumes that the
+    whole matrix is contiguous, and that its update is laid out as by torch's Newton–Schulz (column-major if
+    tall) or, with ``by_rows``, as by recipes. The bits are those of a process with one thread: with more
+    threads, torch itself splits a bfloat16 matrix of more than 32,768 elements at other places, and rounds
+    other elements in the scalar loop.
 
     Raises:
-        UsageError: the parameter, the update and the range are not of one size.
+        UsageError: the parameter, the update and the range differ in size.
 
     >>> import torch
     >>> param = torch.ones(1, 2)
@@ -124,13 +124,13 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_one_by_one(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
-    """Add as the scalar loop does, which is where a tall matrix goes: its update is column-major."""
+    """Add by the scalar loop, as torch does for a tall matrix, whose update is column-major."""
     strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update)
     _add(param, strided, adjusted)
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add as vectors do, except where the whole matrix's last partial block may not fill a vector."""
+    """Add with full vectors, except in the whole matrix's last partial block, which may not fill a vector."""
     body, places = shard.tail()
     _add_in_full_blocks(param[:body], update[:body], adjusted)
     tail = math.prod(shard.full_shape) % _BLOCK
@@ -146,7 +146,7 @@ def _add_in_full_blocks(param: Tensor, update: Tensor, adjusted: float | Tensor)
 
 
 def _add_within(param: Tensor, update: Tensor, adjusted: float | Tensor, places: Tensor, size: int) -> None:
-    """Add in a scratch of ``size`` elements, the shard's elements lying at ``places``."""
+    """Add in a scratch buffer of ``size`` elements, with the shard's elements at ``places``."""
     if not len(places):
         return
     scratch, its_update = param.new_zeros(size), update.new_zeros(size)

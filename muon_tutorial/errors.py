@@ -2,7 +2,7 @@
 
     TutorialError
     ├── UsageError              bad input; one clear line, exit code 2 from the command line
-    │   ├── NotAMatrixError     a parameter Muon cannot take
+    │   ├── NotAMatrixError     a parameter that Muon cannot step
     │   ├── GridError           a grid, mesh or axis that does not fit
     │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
     │   ├── ConfigError         a DistributedConfig, or one of its functions, broke its contract
@@ -12,18 +12,18 @@
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
     │   └── NotFiniteError      they hold NaN or infinity, or would once they are summed
-    ├── TrainingError           a training run whose loss is not finite any more
+    ├── TrainingError           a training run whose loss is no longer finite
     ├── RequestError            ranks asked for things that cannot be answered
     │   ├── MismatchError       members of one group asked, or would step, differently
     │   │   └── PlanMismatchError   ranks made different plans
     │   ├── DeadlockError       no group can proceed
-    │   └── OneWayError         the opposite of a move that has none
+    │   └── OneWayError         the inverse of a move that has none was requested
     └── LaunchError             a launch of ranks that did not succeed
         ├── RankFailedError     a rank raised, exited or was killed; the earliest first
         └── LaunchTimeoutError  the wall-clock limit of a launch passed
 
-``UsageError`` is also a ``ValueError`` and the others are ``RuntimeError`` too, so that callers who know
-only the built-in classes still catch them.
+``UsageError`` is also a ``ValueError``, and the others are ``RuntimeError``s, so that callers who know only
+the built-in classes still catch them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TutorialError(Exception):
 
 
 class UsageError(TutorialError, ValueError):
-    """Bad input: says what was expected, what came, and the remedy."""
+    """Bad input; the message says what was expected, what was given, and the remedy."""
 
 
 class NotAMatrixError(UsageError):
@@ -42,7 +42,7 @@ class NotAMatrixError(UsageError):
 
 
 class GridError(UsageError):
-    """A grid, mesh or axis does not fit the ranks, or each other."""
+    """A grid, mesh or axis does not fit the ranks, or another grid, mesh or axis."""
 
 
 class StrategyError(UsageError):
@@ -64,7 +64,7 @@ class TraceError(UsageError):
 class CheckpointError(UsageError):
     """A checkpoint cannot be written or read, or does not fit the model, the optimizer or the other ranks.
 
-    ``rank`` is the rank where that happened, if it was another one than the rank that raises.
+    ``rank`` is the rank where that happened, if it is not the rank that raises.
     """
 
     def __init__(self, report: str, rank: int | None = None) -> None:
@@ -85,7 +85,7 @@ class NotFiniteError(GradientError):
 
 
 class TrainingError(TutorialError, RuntimeError):
-    """A training run cannot go on: its loss is not finite any more."""
+    """A training run cannot go on: its loss is no longer finite."""
 
 
 class RequestError(TutorialError, RuntimeError):
@@ -105,7 +105,7 @@ class DeadlockError(RequestError):
 
 
 class OneWayError(RequestError):
-    """The opposite of a move that has none was asked for."""
+    """The inverse of a move that has none was requested."""
 
 
 class LaunchError(TutorialError, RuntimeError):
@@ -115,8 +115,8 @@ class LaunchError(TutorialError, RuntimeError):
 class RankFailedError(LaunchError):
     """A rank raised, exited or was killed. The earliest failure is named first.
 
-    ``rank`` is the rank that failed first, and ``original`` the exception it raised, where there was one that
-    can travel between processes.
+    ``rank`` is the rank that failed first, and ``original`` the exception that it raised, if there was one
+    and it can be sent between processes.
     """
 
     def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:

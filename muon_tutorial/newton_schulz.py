@@ -1,10 +1,10 @@
-"""Newton–Schulz: the orthogonal factor of one matrix, by matrix products alone.
+"""Newton–Schulz: the orthogonal factor of a matrix, computed only with matrix products.
 
 Knows matrices and coefficients. Knows no optimizer, no rank and no process group.
 
 For ``G = U S Vᵀ`` the iteration ``X ← aX + (bA + cA²)X`` with ``A = XXᵀ`` maps every singular value ``s``
-to ``as + bs³ + cs⁵`` and leaves ``U`` and ``V`` alone. A few rounds bring the singular values near 1, so
-what comes out is close to ``UVᵀ``. For an s×l matrix (s ≤ l) one round costs ``4s²l + 2s³`` floating-point
+to ``as + bs³ + cs⁵`` and does not change ``U`` and ``V``. A few iterations bring the singular values near 1,
+so the result is close to ``UVᵀ``. For an s×l matrix (s ≤ l) one iteration costs ``4s²l + 2s³`` floating-point
 operations.
 """
 
@@ -64,11 +64,10 @@ def zeropower_via_newtonschulz(
 ) -> Tensor:
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
-    It is not differentiated. ``G`` is a matrix, or a batch of equal shapes (3-D) whose members come out as
-    they would one by one. Shape and orientation are kept; a tall matrix is iterated as its transpose, the
-    cheaper side.
-    ``coefficients`` is one triple for every step, or a sequence with one triple per step. ``eps`` is the
-    least norm a matrix is divided by. With one triple the result is bitwise ``torch.optim.Muon``'s.
+    It tracks no gradients. ``G`` is a matrix, or a batch of matrices (3-D), whose results are the same as one
+    by one. The shape is kept; a tall matrix is transposed for the iteration, which is cheaper.
+    ``coefficients`` is one triple for all steps, or a sequence with one triple per step. ``eps`` is the
+    smallest norm that a matrix is divided by. With one triple the result is bitwise ``torch.optim.Muon``'s.
 
     Raises:
         UsageError: ``G`` is not a real matrix or batch, or the coefficients do not fit the steps.
@@ -83,7 +82,7 @@ def zeropower_via_newtonschulz(
     triples = coefficients_per_step(coefficients, steps)
     if G.ndim == 2:
         return _orthogonalize(G.detach(), triples, eps)
-    # One by one: torch's batched products round some bf16 results otherwise, one in a hundred small matrices.
+    # One by one, because torch's batched products round differently for one in a hundred small matrices.
     members = [_orthogonalize(member, triples, eps) for member in G.detach()]
     return torch.stack(members) if members else G.to(torch.bfloat16)
 
@@ -91,8 +90,8 @@ def zeropower_via_newtonschulz(
 def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Tensor:
     """``X ← aX + (bA + cA²)X``, ``A = XXᵀ``, for every triple; X is (s, l), the shorter side first.
 
-    From the second step on each product goes into the memory of one that is done with, X's own too: the bits
-    are those of new tensors.
+    From the second step on, each product is written into the memory of one that is no longer needed. The bits
+    are the same as with new tensors.
     """
     tall = G.size(0) > G.size(1)
     X = G.to(torch.bfloat16, copy=True)
@@ -103,7 +102,7 @@ def _orthogonalize(G: Tensor, coefficients: Sequence[Triple], eps: float) -> Ten
         A = torch.mm(X, X.T, out=A)  # [s, s]
         B = torch.addmm(A, A, A, beta=b, alpha=c, out=B)
         Y, X = X, torch.addmm(X, B, X, beta=a, out=Y)  # [s, s] @ [s, l]
-        if step == 0 and not Y.is_contiguous():  # products lie by rows
+        if step == 0 and not Y.is_contiguous():  # products are row-major
             Y = Y.T.view(Y.shape) if Y.T.is_contiguous() else None
     return X.T if tall else X
 
@@ -130,9 +129,9 @@ def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Tripl
 
 
 def with_safety(coefficients: Sequence[Triple], sigma: float) -> tuple[Triple, ...]:
-    """Return the coefficients of ``p(x/σ)``: a margin of σ for singular values that rounding pushed past 1.
+    """Return the coefficients of ``p(x/σ)``, a margin for singular values that rounding pushed above 1.
 
-    1.01 and 1.05 are in use with ``POLAR_EXPRESS``. The three coefficients are divided by σ, σ³ and σ⁵.
+    Common values with ``POLAR_EXPRESS`` are 1.01 and 1.05. The coefficients are divided by σ, σ³ and σ⁵.
 
     >>> with_safety([(2.0, 8.0, 32.0)], 2.0)
     ((1.0, 1.0, 1.0),)
@@ -150,10 +149,10 @@ def _as_triple(values: object) -> Triple:
 
 
 def check_matrix(G: Tensor) -> None:
-    """Refuse what is neither a dense real matrix nor a batch of them.
+    """Refuse anything but a dense real matrix, or a batch of them.
 
     Raises:
-        UsageError: naming what came.
+        UsageError: it says what was given.
     """
     if G.ndim not in (2, 3):
         raise UsageError(f"Newton–Schulz takes a matrix or a batch of matrices, got shape {tuple(G.shape)}")

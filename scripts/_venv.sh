@@ -1,14 +1,14 @@
-# Sourced by demo.sh, test.sh and lab.sh. Leaves a filled .venv, its Python in $PY, and the shell in the project's root;
-# or stops with one line that says what is wrong. PYTHON=/path/to/python chooses the Python to start from;
-# MUON_EXTRAS=hosts installs an extra of pyproject.toml beside the usual ones.
+# Sourced by demo.sh, test.sh and lab.sh. Fills .venv, sets $PY to its Python, and changes to the project's root;
+# or stops with a one-line error. PYTHON=/path/to/python chooses the Python to start from;
+# MUON_EXTRAS=hosts installs an extra of pyproject.toml in addition to the usual ones.
 # shellcheck shell=bash
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV=$ROOT/.venv
 PY=$VENV/bin/python
-FILLING=$VENV/.filling # there while the folder is being filled, with the process that does it
-STAMP=$VENV/.filled    # what the folder was filled from
+FILLING=$VENV/.filling # exists while the folder is being filled, and holds that process's id
+STAMP=$VENV/.filled    # the versions from which the folder was filled
 EXTRAS=notebooks,tests${MUON_EXTRAS:+,$MUON_EXTRAS}
 NEEDED_MB=${MUON_NEEDED_MB:-2000}
 
@@ -18,7 +18,7 @@ die() {
   exit 1
 }
 
-# Nothing of another environment, active or configured, may reach ours. pip's other settings (indexes, caches, proxies) stay.
+# Keep other environments, active or configured, out of ours. pip's other settings (indexes, caches, proxies) stay.
 forget_other_environments() {
   unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONUSERBASE __PYVENV_LAUNCHER__
   unset PIP_TARGET PIP_PREFIX PIP_ROOT PIP_REQUIRE_VIRTUALENV
@@ -58,14 +58,14 @@ refuse_full_disk() {
     die "disk full: $free_mb MB free in $ROOT, and the environment needs about $NEEDED_MB MB"
 }
 
-# Says in one line why pip (or venv) failed, from what it printed.
+# Prints in one line why pip (or venv) failed, from its output.
 explain() {
   local output=$1
   matches() { printf '%s\n' "$output" | grep -qiE "$1"; }
   if matches 'no space left on device|errno 28|disk quota exceeded|errno 122'; then
     die "disk full while filling $VENV (or the temporary folder ${TMPDIR:-/tmp}); free about $NEEDED_MB MB and run this again"
   elif matches 'connection ?error|newconnection|failed to establish|name resolution|getaddrinfo|unreachable|connection refused|proxyerror|proxy error|timed out|timeout|connection broken|connection aborted'; then
-    rm -f "$FILLING" # pip downloads everything before it installs anything: the folder is as it was
+    rm -f "$FILLING" # pip downloads everything before it installs anything, so the folder is unchanged
     die "no network: pip could not reach its package index; connect (or set pip's proxy or index) and run this again"
   elif matches 'certificate_verify_failed|sslerror'; then
     die "no trusted network: pip could not verify the package index's certificate; set PIP_CERT to your CA bundle and run this again"
@@ -77,7 +77,7 @@ explain() {
 
 show_milestones() { grep --line-buffered -oE 'Downloading .*\(([0-9.]{4,} M|[0-9.]+ G)B\)|^Installing collected packages' || true; }
 
-# Runs a command, showing only its milestones. Its output is kept in memory: a full disk must not hide why it failed.
+# Runs a command and shows only its milestones. Its output is kept in memory, so that a full disk cannot hide an error.
 attempt() {
   local output
   { output=$("$@" 2>&1 </dev/null | tee >(show_milestones >&3)); } 3>&1 || explain "$output"

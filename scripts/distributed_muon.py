@@ -1,4 +1,4 @@
-"""The training job as a script: by itself it starts its own processes; under torchrun it is one of them.
+"""The training job as a script: run directly, it starts its own processes; under torchrun, it is one of them.
 
 python scripts/distributed_muon.py --dp 2 --tp 2
 torchrun --standalone --nproc-per-node 8 scripts/distributed_muon.py --tp 2 --backend nccl
@@ -12,5 +12,5 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    sys.argv[:1] = ["-m", "train"]  # as python -m has it, so that signals are seen to before torch is there
+    sys.argv[:1] = ["-m", "train"]  # as under python -m, so that signals are handled before torch is imported
     runpy.run_module("muon_tutorial", run_name="__main__", alter_sys=True)

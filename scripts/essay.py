@@ -1,9 +1,9 @@
-"""The essay that plays, *Four processes, one matrix*: one HTML file, recorded from the package.
+"""Makes the interactive essay, *Four processes, one matrix*: one HTML file, recorded from the package.
 
     python scripts/essay.py [--out FOLDER]     written to dist/pages/essay.html
 
-The file asks for nothing from elsewhere. Its script and style come from ``scripts/essay_page/``, its data
-from ``scripts/essay_recorder.py``. Without script, each scene shows a still picture of the course.
+The file loads nothing from elsewhere. Its script and style come from ``scripts/essay_page/``, its data
+from ``scripts/essay_recorder.py``. Without JavaScript, each scene shows a still picture from the course.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from muon_tutorial.learn.the_mirror import network, recording, replay
 from muon_tutorial.learn.the_mirror.on_ranks import plan_of
 from scripts import essay_recorder, pages
 from scripts.files import POLICY, ROOT, answered, made, write_all
-from scripts.picture import TITLES
 
 TARGET = ROOT / "dist" / "pages"
 NAME = "essay.html"
@@ -48,7 +47,7 @@ MOST_BYTES = 3_000_000
 
 
 def stills() -> dict[str, Picture]:
-    """For each scene, the picture that stands there where no script runs."""
+    """The picture of each scene for browsers without JavaScript."""
     steps = early_steps.recorded()
     said = early_steps.predict_recorded(steps)["zero1", 1, "200mbit"]
     return {
@@ -68,7 +67,7 @@ def script() -> str:
 
 
 def policy(code: str) -> str:
-    """The content security policy of the other pages, which also lets this very script run, and no other."""
+    """The content security policy of the other pages, which also allows this one script."""
     digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
     return f"{POLICY}; script-src 'sha256-{digest}'"
 
@@ -76,7 +75,7 @@ def policy(code: str) -> str:
 def page(data: dict[str, Any]) -> str:
     """The essay as one HTML document."""
     code = script()
-    held = {**data, "colours": RANKS, "titles": TITLES, "dp": essay_recorder.DP, "tp": essay_recorder.TP}
+    held = {**data, "colours": RANKS, "dp": essay_recorder.DP, "tp": essay_recorder.TP}
     kept = json.dumps(held, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     shown = {
         f"still_{name}": f'<noscript><div class="still">{pages.lean(each)}</div></noscript>'
@@ -95,14 +94,14 @@ def page(data: dict[str, Any]) -> str:
 
 
 def preview() -> str:
-    """For the page's head: its picture where links are shown, and its address where one is set."""
+    """Tags for the page's head: the picture for link previews, and the page's address if one is set."""
     site = series.site()
     address = f'<link rel="canonical" href="{site}{NAME}">' if site else ""
     return f'<meta property="og:image" content="{site}{pages.PREVIEW}">{address}'
 
 
 def write(target: Path) -> None:
-    """Record, and write the essay into a folder."""
+    """Record the data, and write the essay into a folder."""
     write_all(made(target), {NAME: page(essay_recorder.record())})
 
 

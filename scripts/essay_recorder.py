@@ -1,9 +1,9 @@
-"""What the essay shows, recorded from the package as plain data.
+"""Records what the essay shows from the package, as plain data.
 
-It comes from runs and predictions of the package: a step of a small GPT in the stepping world, on each of
-the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized whole
-and in pieces; what the planner says of a large model; and steps that were recorded on real processes. The
-page looks numbers up, and computes none of Muon itself.
+The data come from runs and predictions of the package: a step of a small GPT in the stepping world, on each
+of the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized
+whole and in pieces; the planner's predictions for a large model; and steps that were recorded on real
+processes. The page only looks numbers up: it computes nothing of Muon itself.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ SEED = 0
 DP, TP = (1, 2, 3, 4), (1, 2, 4)
 GRIDS = tuple((dp, tp) for dp in DP for tp in TP)
 NETWORKS = ((2, 1), (2, 2), (3, 2), (4, 2), (2, 4))
-"""The grids on which the reader can be the network."""
+"""The grids on which the reader can play the network."""
 SABOTAGED = 4
 MODEL, MODEL_TP = "llama-3.1-8b", 8
 RANKS = tuple(MODEL_TP * 4**power for power in range(5))
-"""The ranks of the large model: from one node of eight, fourfold until there are 2,048."""
+"""The numbers of ranks for the large model: one node of eight, then four times as many each, up to 2,048."""
 STRATEGIES = ("replicated", "round_robin", "zero1", "zero1 boundary", "layerwise", "gram")
 DOINGS = ("product", "copy", "wait", "transfer")
 _MICRO = 1e6
@@ -64,7 +64,7 @@ def record() -> dict[str, Any]:
 
 
 def grid_data(dp: int, tp: int) -> dict[str, Any]:
-    """The step on one grid: who holds what under each strategy, the seven phases, and where entries lie."""
+    """The step on one grid: what each rank holds under each strategy, the phases, and where entries lie."""
     run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
     plans = {name: planner.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
     return {
@@ -77,7 +77,7 @@ def grid_data(dp: int, tp: int) -> dict[str, Any]:
 
 
 def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
-    """Under one strategy: who keeps which momentum, who works on what, and the bytes that rank 0 sends."""
+    """One strategy: each matrix's momentum shards and workers, and the bytes that rank 0 sends and keeps."""
     matrices = {
         matrix: {
             "momentum": boxes(momentum_holdings(plan, index)),
@@ -89,12 +89,12 @@ def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
 
 
 def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
-    """By rank, its boxes: first row, first column, rows, columns."""
+    """Each rank's boxes, each as first row, first column, rows, columns."""
     return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
 
 
 def film_data(run: Recording, matrix: str) -> dict[str, Any]:
-    """By moment and rank: the boxes held, with who brought each, and a letter for the bytes held."""
+    """For each moment and rank: the tiles that it holds, and a letter that stands for their bytes."""
     known: dict[str, str] = {"": ""}
     letters = [
         [known.setdefault(diary.contents[matrix][moment], _letter(len(known))) for diary in run.diaries]
@@ -113,7 +113,7 @@ def _letter(number: int) -> str:
 
 
 def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
-    """By phase: the collective, its axis, and the bytes that each rank hands over."""
+    """For each phase: the collective, its axis, and the bytes that each rank passes to it."""
     found = []
     for phase in range(1, len(PHASES) + 1):
         asked = [[item for item in diary.sent if item.phase == phase] for diary in run.diaries]
@@ -129,7 +129,7 @@ def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
 
 
 def bucket_data(plan: Plan) -> dict[str, Any]:
-    """The flat buffer: its length, a slice's, each matrix's range, and every run of entries in it."""
+    """The flat buffer: its length, a slice's length, each matrix's range, and every run of entries in it."""
     [bucket], grid = plan.buckets, plan.grid
     length = bucket.length(bucket.model_layout, grid.at(0))
     size = bucket.length(bucket.storage_layout, grid.at(0))
@@ -144,7 +144,7 @@ def bucket_data(plan: Plan) -> dict[str, Any]:
 
 
 def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, int]]:
-    """What a rank keeps, in the order of its slice: matrix, row, first column, entries, offset."""
+    """The runs of entries in a rank's slice, in order: matrix, row, first column, entries, offset."""
     [bucket] = plan.buckets
     for held in bucket.stored_shards(at):
         offset = held.in_buffer[0]
@@ -157,15 +157,15 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
 
 
 def network_data(dp: int, tp: int) -> dict[str, Any]:
-    """Every state that a step can be in, what is ready there, and where that leads.
+    """Every state that a step can be in, the groups that are ready in it, and the states they lead to.
 
-    A state is told by how many collectives each group has had: ranks know nothing else of the order.
+    The number of collectives that each group has had identifies a state: ranks know no more of the order.
     """
     network = Network(dp, tp, SEED)
     known: dict[tuple[tuple[Group, int], ...], int] = {(): 0}
     states: list[dict[str, Any]] = []
     waiting: list[tuple[Group, ...]] = [()]
-    for path in waiting:  # which grows
+    for path in waiting:  # grows while it is walked
         network.restart()
         for group in path:
             network.answer(group)
@@ -190,16 +190,16 @@ def _counts(path: Sequence[Group]) -> tuple[tuple[Group, int], ...]:
 
 
 def orders(states: Sequence[dict[str, Any]]) -> int:
-    """In how many orders a step can be answered: the ways from the first state to the last."""
+    """The number of orders in which a step can be answered: the paths from the first state to the last."""
     ways = [1] * len(states)
-    for number in reversed(range(len(states))):  # a state leads to later ones alone
+    for number in reversed(range(len(states))):  # a state leads only to later ones
         if after := [ready[-1] for ready in states[number]["ready"]]:
             ways[number] = sum(ways[other] for other in after)
     return ways[0]
 
 
 def saboteur_data() -> dict[str, Any]:
-    """By saboteur, matrix and fault: at each moment, the ranks that are wrong about each matrix, as bits."""
+    """For each saboteur, matrix and fault: which ranks have each matrix wrong at each moment, as bits."""
     runs = {}
     for rank in range(SABOTAGED):
         for matrix in SHAPES:
@@ -214,7 +214,7 @@ def saboteur_data() -> dict[str, Any]:
 
 
 def alone_data() -> dict[str, Any]:
-    """Shards orthogonalized alone: a shade for 4 × 4 entries, and how far it is from the right update."""
+    """Shards orthogonalized alone: a shade per 4 × 4 entries, and the distance from the correct update."""
     found = {}
     for matrix in cuts.matrices():
         for cut in cuts.DIMS:
@@ -235,7 +235,7 @@ def alone_data() -> dict[str, Any]:
 
 
 def scale_data() -> dict[str, Any]:
-    """What the planner says of a large model's step, by strategy and ranks."""
+    """The planner's prediction for a large model's step, by strategy and number of ranks."""
     matrices, machine = matrices_of(MODEL, MODEL_TP), find_machine(MACHINE)
     walks = RankWalks(machine, machine.ranks_per_node - 1)
     found: dict[str, list[dict[str, Any]]] = {}
@@ -253,7 +253,7 @@ def scale_data() -> dict[str, Any]:
 
 
 def timeline_data() -> dict[str, Any]:
-    """Steps recorded on real processes, on two links, beside what is predicted for each. Microseconds."""
+    """Steps recorded on real processes over two links, and the predicted seconds of each; spans in µs."""
     recording, steps = recorded(), {}
     predicted = predict_recorded(recording)
     for step in recording.steps:

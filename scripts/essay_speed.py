@@ -1,4 +1,4 @@
-"""How quickly the essay answers: first paint and every control, in a Chromium slowed fourfold.
+"""Measures how fast the essay responds: first paint and every control, in a Chromium slowed four times.
 
     python scripts/essay_speed.py [dist/pages/essay.html] [--axe axe.min.js] [--shots FOLDER]
 
@@ -94,13 +94,13 @@ def measured(driver: Any, page: Path) -> None:
 
 
 def requested(driver: Any) -> list[str]:
-    """What the browser asked for since it was last looked at."""
+    """The URLs that the browser has requested since the last call."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [it["params"]["request"]["url"] for it in messages if it["method"] == "Network.requestWillBeSent"]
 
 
 def looked_at(page: Path, axe: Path | None, shots: Path | None) -> None:
-    """Measure, and do what else was asked for."""
+    """Measure, check accessibility and take screenshots, as the options say."""
     with TemporaryDirectory() as folder, browser(Path(folder), logged=True) as driver:
         measured(driver, page)
         own = (page.as_uri(), "about:blank", "data:", "chrome:")

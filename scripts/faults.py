@@ -1,10 +1,10 @@
-"""Break real runs on purpose, hundreds of times, and say how each ended.
+"""Breaks real runs on purpose, hundreds of times, and reports how each ended.
 
     python scripts/faults.py --seed 0 --count 600
 
-writes results/faults.md and results/faults.json: a table of what was broken against how it ended. Equal seeds
-and counts give equal cases. `--list` only names them; `--only WORDS` runs the kinds with these words in their
-name, `--case K` a single one, and both write nothing unless told `--out`. Linux only: it looks at /proc.
+writes results/faults.md and results/faults.json: a table of the faults and how the runs ended. The same seed
+and count give the same cases. `--list` only lists them; `--only WORDS` runs the kinds with these words in
+their name, `--case K` a single case; both write files only with `--out`. Linux only: it reads /proc.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from scripts.lab.faults.report import as_data, as_markdown, share_named, totals 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Draw, run, show, write; 1 where a fault ended badly."""
+    """Draw the cases, run them, and write the report; returns 1 if a fault ended badly."""
     asked = parse(arguments)
     cases = [case for seed in asked.seed for case in chosen(asked, draw(seed, asked.count, asked.only))]
     if not cases:
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What takes the options."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
     parser.add_argument("--count", type=int, default=600, help="cases of a seed (600)")
@@ -88,12 +88,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def chosen(asked: argparse.Namespace, cases: list[Case]) -> list[Case]:
-    """All of a seed's cases, or the one that was asked for."""
+    """All of a seed's cases, or only the one that was asked for."""
     return [case for case in cases if asked.case in (None, case.number)]
 
 
 def run(cases: list[Case], asked: argparse.Namespace, lines: TextIO) -> list[Outcome]:
-    """Run the cases of each seed, and tell of each that ends badly, with the command that repeats it."""
+    """Run the cases of each seed; print each that ends badly, with the command that repeats it."""
 
     def show(outcome: Outcome) -> None:
         lines.write(json.dumps(outcome.as_json()) + "\n")
@@ -114,7 +114,7 @@ def run(cases: list[Case], asked: argparse.Namespace, lines: TextIO) -> list[Out
 
 
 def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
-    """The table and its data."""
+    """Write the table and its data."""
     seeds = " ".join(map(str, asked.seed))
     facts = {
         "command": f"python scripts/faults.py --seed {seeds} --count {asked.count}",

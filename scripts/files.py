@@ -1,4 +1,4 @@
-"""Files that the scripts read and write: whole or not at all, or a refusal in one line."""
+"""Reads and writes the scripts' files, each whole or not at all; errors are one line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks"
 BAD_INPUT, INTERRUPTED = 2, 130
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The content security policy of every page: its own styles, pictures that bring their data, nothing else."""
+"""The content security policy of every page: only its own styles, and pictures embedded as data."""
 
 
 def made(folder: Path) -> Path:
     """A folder to write to, made if it was missing.
 
     Raises:
-        UsageError: it is a file, or cannot be made or written to.
+        UsageError: the path is a file, or the folder cannot be made or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,14 +33,14 @@ def made(folder: Path) -> Path:
 
 
 def write_all(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write text files into a folder, each whole, and say how large they are."""
+    """Write text files into a folder, each whole, and print how large they are."""
     for name, text in texts.items():
         write_whole(folder / name, text)
         print(f"wrote {folder / name} ({(folder / name).stat().st_size / 1e6:.2f} MB)")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file; what stood there stays until all of the new one is written.
+    """Write a text file; an existing file stays until all of the new one is written.
 
     Raises:
         UsageError: it cannot be written.
@@ -56,7 +56,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def answered(program: str, work: Callable[[], object]) -> int:
-    """The exit code of some work, with what stopped it told in one line."""
+    """Do some work, print an error in one line, and return the exit code."""
     try:
         work()
     except (UsageError, OSError) as error:

@@ -1,9 +1,9 @@
-"""The first screen of every lesson's page: a screenshot, and whether question and picture are on it.
+"""Photographs the first screen of every lesson's page, and checks that question and picture are on it.
 
     python scripts/first_screens.py [00 …] [--out FOLDER]     written to dist/first_screens/
 
 The pages are made with still pictures, so no cell is run. They are opened in a headless Chromium, 1200 × 900
-and 400 × 800 pixels. Whoever has no Chromium is told so, and nothing is wrong.
+and 400 × 800 pixels. Without a Chromium, it says so and exits without an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from scripts.files import ROOT, answered, made
 TARGET = ROOT / "dist" / "first_screens"
 SCREENS = ((1200, 900), (400, 800))
 """Width and height of a laptop's window and of a phone, in pixels."""
-FLAGS = (  # beside those that chromedriver sets
+FLAGS = (  # besides those that chromedriver sets
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -48,14 +48,14 @@ return [first.querySelector('h1'), question, document.querySelector('.hero img')
 
 
 def missing() -> list[str]:
-    """What a look into a browser needs and this machine lacks."""
+    """The programs and packages that browser checks need and this machine lacks."""
     lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return lacking if importlib.util.find_spec("selenium") else [*lacking, "selenium"]
 
 
 @contextmanager
 def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
-    """A headless Chromium with a profile of its own; ``logged``, it can be asked what pages asked for."""
+    """A headless Chromium with a profile of its own; with ``logged``, it records the requests of pages."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -73,7 +73,7 @@ def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
 
 @contextmanager
 def screen(driver: Any, width: int, height: int) -> Iterator[None]:
-    """The browser as a screen of this size; a narrow one is a phone."""
+    """Make the browser emulate a screen of this size; a narrow one is a phone."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
@@ -83,7 +83,7 @@ def screen(driver: Any, width: int, height: int) -> Iterator[None]:
 
 
 def problems(driver: Any, width: int, height: int) -> list[str]:
-    """What of title, question and hero picture is not on the first screen of the page that is open."""
+    """Which of title, question and hero picture are not on the first screen of the open page."""
     title, question, hero = driver.execute_script(_BOXES)
     wrong = {
         "the title is not on it": not (title and title["top"] >= 0 and title["bottom"] <= height),
@@ -96,7 +96,7 @@ def problems(driver: Any, width: int, height: int) -> list[str]:
 
 
 def _shown(box: dict[str, float], height: int) -> float:
-    """How much of a box is above the lower edge of the screen, as a part of its height."""
+    """The fraction of a box's height that is above the lower edge of the screen."""
     return max(0.0, min(box["bottom"], height) - box["top"]) / max(box["bottom"] - box["top"], 1.0)
 
 
@@ -107,10 +107,10 @@ def photograph(driver: Any, target: Path) -> None:
 
 
 def write(target: Path, prefixes: Sequence[str] = ()) -> None:
-    """Write the screenshots, and say what is wrong with each.
+    """Write the screenshots, and check each page.
 
     Raises:
-        UsageError: something is; the screenshots are written first.
+        UsageError: a page fails the check; all screenshots are written first.
     """
     if lacking := missing():
         print(f"skipped: this needs {', '.join(lacking)}")

@@ -15,7 +15,7 @@ FACE = ("__init__", "__main__")
 
 
 def imports() -> dict[str, set[str]]:
-    """For each room, the rooms that its modules import; relative imports alone cross rooms."""
+    """For each room, the rooms that its modules import; only relative imports cross rooms."""
     paths = {path: path.relative_to(PACKAGE).parts for path in PACKAGE.rglob("*.py")}
     homes = {path: parts[0].removesuffix(".py") for path, parts in paths.items()}
     found: dict[str, set[str]] = {room: set() for room in homes.values() if room not in FACE}
@@ -28,7 +28,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def floors(below: dict[str, set[str]]) -> dict[str, int]:
-    """Each room one floor above the highest room that it imports; a circle of imports raises CycleError."""
+    """Put each room one floor above the highest room it imports; CycleError if imports form a cycle."""
     level: dict[str, int] = {}
     for room in TopologicalSorter(below).static_order():
         level[room] = 1 + max((level[other] for other in below[room]), default=-1)
@@ -36,7 +36,7 @@ def floors(below: dict[str, set[str]]) -> dict[str, int]:
 
 
 def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The imports that no longer way through other rooms stands for."""
+    """The imports that do not also follow from a chain of other imports."""
 
     def reach(room: str) -> set[str]:
         return set().union(*({other} | reach(other) for other in below[room])) if below[room] else set()
@@ -50,7 +50,7 @@ def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
 
 
 def draw() -> str:
-    """The picture as SVG: a box a room, an arrow an import; rooms import downwards only."""
+    """The picture as SVG: a box per room, an arrow per import; rooms import only downwards."""
     below = imports()
     level = floors(below)
     top = max(level.values())

@@ -1,4 +1,4 @@
-"""How far an update is from its due where matrices are orthogonalized together, or shard by shard.
+"""Measures how far an update is off if matrices are orthogonalized together, or shard by shard.
 
 python scripts/fused_figures.py
 """
@@ -28,8 +28,9 @@ def gaussian(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def gate_and_up(seed: int, larger: float = 1.0) -> tuple[float, float, float]:
-    """Gate and up of 688 × 256 as one matrix: the distance of that update from each alone, over its norm; the
-    norm that is due over its norm; up's share of its due norm. Gate's gradient is ``larger`` times up's."""
+    """Three figures of gate and up, 688 × 256 each, orthogonalized as one matrix: the distance of that update
+    from the correct one (each alone), over its own norm; the correct norm over its norm; and up's norm over
+    up's correct norm. Gate's gradient is ``larger`` times up's."""
     gate, up = gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000)
     due = torch.cat([orthogonalized(gate), orthogonalized(up)])
     found = orthogonalized(torch.cat([gate, up]))
@@ -41,14 +42,14 @@ def gate_and_up(seed: int, larger: float = 1.0) -> tuple[float, float, float]:
 
 
 def shards(seed: int) -> float:
-    """A matrix of 256 × 256 whose two halves of rows, tp = 2, are orthogonalized alone (DeepSpeed 8437)."""
+    """The relative error if the halves of a 256 × 256 matrix are orthogonalized alone (DeepSpeed 8437)."""
     whole = gaussian(256, 256, seed)
     due, found = orthogonalized(whole), torch.cat([orthogonalized(half) for half in whole.chunk(2)])
     return float((found - due).norm() / due.norm())
 
 
 def said(figures: Callable[[int], float]) -> str:
-    """The least and the largest over the seeds."""
+    """The smallest and the largest value over the seeds."""
     found = [figures(seed) for seed in range(SEEDS)]
     return f"{min(found):.3f} to {max(found):.3f}"
 

@@ -1,9 +1,9 @@
-"""Measure the strategy gram: distance from one process, bytes, seconds, and the regime where it wins.
+"""Measures the strategy gram: distance from one process, bytes, seconds, and the regime where it wins.
 
     python scripts/gram.py
 
-writes results/gram.md and gram.json. Seconds are those of four real ranks of one thread, strategies taking
-turns: nothing else should run. It takes two minutes.
+writes results/gram.md and gram.json. Seconds are measured on four real ranks of one thread each, strategies
+taking turns, so nothing else should run meanwhile. It takes two minutes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from scripts.files import made  # noqa: E402

@@ -4,7 +4,7 @@
 # shellcheck source=scripts/_venv.sh
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
 
-export JUPYTER_PREFER_ENV_PATH=1 # our kernel, not one of the same name in the home folder
+export JUPYTER_PREFER_ENV_PATH=1 # use our kernel, not one of the same name in the home folder
 as_root=()
 [ "$(id -u)" -ne 0 ] || as_root=(--allow-root)
 echo "lab: opening notebooks/ in JupyterLab; stop it with Ctrl-C"

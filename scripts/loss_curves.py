@@ -1,9 +1,9 @@
-"""Train the small GPT with torch's Newton–Schulz and with faster ways, and hold their losses side by side.
+"""Trains the small GPT with torch's Newton–Schulz and with faster recipes, and compares their losses.
 
     python scripts/loss_curves.py
 
 trains 300 steps on three seeds with each way, on one process of one thread, and writes loss_curves.md, .json
-and .svg to results/. It takes some minutes. Another kind of machine rounds otherwise, so its losses differ.
+and .svg to results/. It takes some minutes. Other kinds of machines round differently, so losses differ.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from scripts.result_files import (  # noqa: E402
 STEM = "loss_curves"
 STEPS, SEEDS, BATCH = 300, 3, 8
 WAYS = (Way(STOCK), Way("gram"), Way("minimax"), Way("three_steps"), Way("three_steps", 0.87))
-"""What ``"auto"`` chooses among where fp32 products are fast. The last two leave singular values closer to 1,
-where torch's five steps leave them between 0.7 and 1.2, mostly below: their updates are larger, by 1/0.87 for
-a Gaussian matrix. So once also with as much less rate."""
+"""The recipes among which ``"auto"`` chooses if fp32 products are fast. The last two leave singular values
+closer to 1; torch's five steps leave them between 0.7 and 1.2, mostly below 1. So the last two have larger
+updates, by 1/0.87 for a Gaussian matrix. One run therefore lowers the rate by that factor."""
 SMOOTH = 10
-"""Steps that the picture's lines are averaged over."""
+"""Steps over which the picture's lines are averaged."""
 
 OPENING = (
     f"Written by `scripts/{STEM}.py`; do not edit. The main job's model and trainer, with torch's "
@@ -88,7 +88,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def train_and_write(asked: argparse.Namespace, command: str) -> None:
-    """All runs, both tables, and the picture."""
+    """Train all runs, and write both tables and the picture."""
     out = made(asked.out)
     settings = TrainSettings(dp=1, tp=1, strategy="replicated", steps=asked.steps, batch=BATCH, check=False)
     curves = train_curves(settings, asked.ways, range(asked.seeds))
@@ -98,7 +98,7 @@ def train_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def facts(settings: TrainSettings, seeds: int, command: str) -> dict[str, Any]:
-    """What was trained, and on what."""
+    """The training's settings, and the machine."""
     s = settings
     return {
         **machine_facts(command),
@@ -110,7 +110,7 @@ def facts(settings: TrainSettings, seeds: int, command: str) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequence[WayCurve]) -> None:
-    """Markdown for people, JSON, with every step's loss, for programs, and the curves."""
+    """Write Markdown for people, JSON with every step's loss for programs, and the curves."""
     picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
     plot(folder / picture, curves)
     shown = {picture: "Loss curves: mean over seeds, and the band between the lowest and the highest"}
@@ -119,7 +119,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], curves: Sequ
 
 
 def plot(path: Path, curves: Sequence[WayCurve]) -> None:
-    """The curves above, and their difference from stock's on the same seed below."""
+    """Draw the curves above, and below them their differences from stock's with the same seed."""
     with plotted(path, 2, 1, figsize=(8, 7), sharex=True, height_ratios=(2, 1)) as (above, below):
         stock = {curve.seed: curve.losses for curve in curves if curve.way == STOCK}
         for number, way in enumerate(dict.fromkeys(curve.way for curve in curves)):
@@ -137,7 +137,7 @@ def plot(path: Path, curves: Sequence[WayCurve]) -> None:
 
 
 def band(axes: Any, by_seed: Sequence[Sequence[float]], label: str, colour: str) -> None:
-    """Mean over seeds as a line, lowest to highest as a band."""
+    """Draw the mean over seeds as a line, and lowest to highest as a band."""
     smoothed = [smooth(values) for values in by_seed]
     steps = range(min(SMOOTH, len(by_seed[0])), len(by_seed[0]) + 1)
     columns = list(zip(*smoothed, strict=True))
@@ -152,7 +152,7 @@ def band(axes: Any, by_seed: Sequence[Sequence[float]], label: str, colour: str)
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Running means over some steps.
+    """Running means over ``SMOOTH`` steps.
 
     >>> smooth([1.0] * 10 + [2.0])
     [1.0, 1.1]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs ruff and pytest with the lowest versions that pyproject.toml names, in a folder of its own, build/lowest. Not mypy:
-# it reads the types of torch and matplotlib, which change from version to version.
-# Arguments go to pytest: bash scripts/lowest.sh tests/step. PYTHON chooses the Python, python3.10 without.
+# Runs ruff and pytest with the lowest versions that pyproject.toml allows, in a separate folder, build/lowest. It does not
+# run mypy, because the types of torch and matplotlib change from version to version.
+# Arguments go to pytest: bash scripts/lowest.sh tests/step. PYTHON chooses the Python, python3.10 by default.
 # uv finds the versions. Its own variables, such as UV_EXTRA_INDEX_URL, may name an index with PyTorch's CPU builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,10 +1,10 @@
-"""Measure what distributed Muon costs on this machine: every table of bytes, seconds and memory, in one go.
+"""Measures what distributed Muon costs on this machine: all tables of bytes, seconds and memory, in one run.
 
     python scripts/measure.py
 
 writes results/README.md (Markdown), results/measure.json and three plots, with the machine, versions, date
 and command. It takes a few minutes. Interface counters need Linux and the right to make a network namespace
-(`unshare -n`); without it that table is left out, and says why.
+(`unshare -n`); without it, that table is left out and the reason is given.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
@@ -74,7 +74,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def unfit(asked: argparse.Namespace) -> str | None:
-    """What is wrong with the options, before anything is measured; None where nothing is."""
+    """The error in the options, found before anything is measured; None if there is none."""
     ranks = measured.RANKS
     for name in ("rounds", "layers", "width", "context", "batch", "heads"):
         if (size := getattr(asked, name)) < 1:
@@ -91,7 +91,7 @@ def unfit(asked: argparse.Namespace) -> str | None:
 
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
-    """Every table, in the order in which they are read."""
+    """Every table, in reading order."""
     say(f"real ranks: {len(CONTENDERS)} contenders")
     readings = measured.read_all(work, asked.rounds)
     say("larger batches")
@@ -131,7 +131,7 @@ def matrices(shape: GPTShape) -> list[Matrix]:
 
 
 def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | None, str]:
-    """Interface counters of the same work where nobody else sends; or None, and why not."""
+    """Interface counters of the same work in a separate network namespace; or None, and the reason."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
     options = ("layers", "width", "heads", "context", "batch")
@@ -146,7 +146,7 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | Non
 
 
 def read_counts(text: str) -> InterfaceFit:
-    """What ``--counters-only`` printed."""
+    """Read what ``--counters-only`` printed."""
     counts = {
         part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
         for part, rows in json.loads(text).items()
@@ -155,7 +155,7 @@ def read_counts(text: str) -> InterfaceFit:
 
 
 def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
-    """What the figures were read on, and of which work."""
+    """The machine and the work of the figures."""
     return {
         **machine_facts(command),
         "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
@@ -165,7 +165,7 @@ def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
-    """Markdown for people, JSON for programs."""
+    """Write Markdown for people and JSON for programs."""
     opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
     write_results(folder, "Measured", opening, facts, tables, "README.md", "measure.json", pictures)
 
@@ -200,7 +200,7 @@ PLOTS = (
 
 
 def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
-    """Bytes, seconds and state of the contenders as bars; returns the files' names with their words."""
+    """Draw bytes, seconds and state of the contenders as bars; returns the files' names and captions."""
     drawn = {}
     for stem, title, columns, unit, label in PLOTS:
         table = next(table for table in tables if table.title == title)
@@ -212,7 +212,7 @@ def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
 
 
 def read_tables(path: Path) -> list[Table]:
-    """The tables of a ``measure.json``, to draw or write them anew without measuring."""
+    """The tables of a ``measure.json``, to draw or write them again without measuring."""
     kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
     return [Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"])) for one in kept]
 

@@ -1,4 +1,4 @@
-"""Measure how fast ranks start, beside torch.multiprocessing.spawn in the same run.
+"""Measures how fast ranks start, compared with torch.multiprocessing.spawn in the same run.
 
 Run it as ``python scripts/measure_launch.py [--ranks 4] [--times 20]``.
 """
@@ -19,13 +19,13 @@ from muon_tutorial import launch
 
 
 def first_collective(rank: int) -> tuple[float, float]:
-    """Return when this rank's first collective was done (monotonic seconds), and its private memory (MB)."""
+    """Return when this rank's first collective finished (monotonic seconds), and its private memory (MB)."""
     dist.barrier()
     return time.monotonic(), private_megabytes()
 
 
 def spawned(rank: int, world_size: int, folder: str) -> None:
-    """Do the same in a process of torch.multiprocessing.spawn."""
+    """Do the same in a process started by torch.multiprocessing.spawn."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     done, memory = first_collective(rank)

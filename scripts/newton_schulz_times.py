@@ -1,11 +1,11 @@
-"""Time Newton–Schulz by name against torch.optim.Muon's function, in one run.
+"""Times every Newton–Schulz recipe against torch.optim.Muon's function, in one run.
 
     python scripts/newton_schulz_times.py
 
 times every recipe on one layer of GPT-2 small and on 64 matrices of 128 × 128, on one thread, contenders
-taking turns, and writes results/newton_schulz.md, .json and .svg, and what docs/evidence.md quotes. Where
-the CPU multiplies bf16 itself, a second process does the same with oneDNN kept from those instructions, as on
-CPUs without them. It takes two minutes, and nothing else should run.
+taking turns, and writes results/newton_schulz.md, .json and .svg, and the lines in docs/evidence.md. If the
+CPU has bf16 instructions, a second process does the same with a oneDNN that may not use them, as on CPUs
+without them. It takes two minutes, and nothing else should run.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PAGE_PART = re.compile(r"(?<=<!-- from results/newton_schulz.json -->\n\n).*?(?=
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, here and without bf16 units, and write."""
+    """Measure, with and without bf16 units, and write."""
     parser = result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
     parser.add_argument("--only-without-bf16", action="store_true", help=argparse.SUPPRESS)
@@ -100,20 +100,20 @@ def measured_without_bf16() -> list[WorkTimes]:
 
 
 def cpu_flags() -> set[str]:
-    """The instruction sets that the system lists for the first CPU; none where it does not."""
+    """The instruction sets that the system lists for the first CPU; empty if it lists none."""
     listing = Path("/proc/cpuinfo")
     lines = listing.read_text().splitlines() if listing.is_file() else []
     return set(next((line for line in lines if line.startswith("flags")), "").split())
 
 
 def quote(tables: list[Table]) -> None:
-    """Write the ratios into docs/evidence.md, between its marks."""
+    """Write the ratios into docs/evidence.md, between its markers."""
     said = summary([(table.title, table.rows) for table in tables])
     write_whole(PAGE, PAGE_PART.sub(lambda _: said, PAGE.read_text(encoding="utf-8")))
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:
-    """Markdown for people, JSON for programs, and the picture."""
+    """Write Markdown for people, JSON for programs, and the picture."""
     opening = (
         "Written by `scripts/newton_schulz_times.py`; do not edit. `stock` is the default, with "
         "`torch.optim.Muon`'s bits; the other names are those of `orthogonalizers/named.py`, with their "
@@ -129,7 +129,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, object]) -> None:
 
 
 def draw(path: Path, tables: list[Table]) -> None:
-    """Times torch's function, as bars; none where a contender was not asked."""
+    """Draw speedups over torch's function as bars; a contender that was not timed has no bar."""
     names = [str(row["orthogonalize"]) for row in tables[0].rows]
     series = {}
     for table in tables:

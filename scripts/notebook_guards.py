@@ -1,11 +1,11 @@
-"""What a notebook runner lets pass, caught: failed children, hidden widget errors, ranks that never ran.
+"""Finds problems that notebook runners miss: failed children, hidden widget errors, ranks that never ran.
 
-papermill stays green when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
-callback raised (the error lands in widget metadata alone) and when it is given a parameter that does not
-exist. ``watch`` runs inside the kernel and leaves evidence in outputs; ``find_problems`` reads them.
+papermill reports success when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
+callback raised (the error appears only in widget metadata) and when it is given a parameter that does not
+exist. ``watch`` runs inside the kernel and leaves evidence in outputs, which ``find_problems`` reads.
 It works however the notebook is executed.
 
-Tags that allow what is meant: ``raises-exception`` (an error), ``stderr`` (text on it), ``child-may-fail``.
+Tags that allow intended problems: ``raises-exception``, ``stderr`` (text on stderr), ``child-may-fail``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CALLS_LAUNCH = re.compile(r"(?<![\w.])launch\(")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong, and in which cell (its id, or "notebook")."""
+    """A problem, and its cell (the cell's id, or "notebook")."""
 
     cell: str
     what: str
@@ -45,11 +45,11 @@ class Watch:
     children: list[subprocess.Popen | BaseProcess] = field(default_factory=list)
 
     def show(self, **evidence: object) -> None:
-        """Leave evidence among the outputs of the cell that runs now."""
+        """Leave evidence in the outputs of the current cell."""
         self.shell.display_pub.publish({EVIDENCE: evidence})
 
     def count_ranks(self, launch: Callable[..., list]) -> Callable[..., list]:
-        """The same ``launch``, leaving evidence of the ranks that returned a value."""
+        """Wrap ``launch`` to leave evidence of the ranks that returned a value."""
 
         @functools.wraps(launch)
         def watched(*args: Any, **kwargs: Any) -> list:
@@ -60,7 +60,7 @@ class Watch:
         return watched
 
     def remember(self, method: Callable[..., None]) -> Callable[..., None]:
-        """The same method of a child's class, noting the child it was called on."""
+        """Wrap a method of a child's class to note the child it is called on."""
 
         @functools.wraps(method)
         def noting(child: Any, *args: Any, **kwargs: Any) -> None:
@@ -70,7 +70,7 @@ class Watch:
         return noting
 
     def after_cell(self, result: object = None) -> None:
-        """Report each child that has ended badly since the last cell."""
+        """Report each child that has failed since the last cell."""
         shell_code = self.shell.user_ns.pop("_exit_code", 0)
         if shell_code:
             self.show(kind="child", command="a shell command", exit=shell_code)
@@ -88,7 +88,7 @@ class Watch:
 
 
 def watch(shell: Any) -> Watch:
-    """Watch this kernel from now on. To be run in a cell of its own, before the notebook's first."""
+    """Watch this kernel from now on. Run it in a separate cell, before the notebook's first."""
     seen = Watch(shell)
     original = importlib.import_module("muon_tutorial.launching.launch").launch
     watched = seen.count_ranks(original)
@@ -102,13 +102,13 @@ def watch(shell: Any) -> Watch:
 
 
 def find_problems(notebook: Mapping[str, Any]) -> list[Problem]:
-    """Everything that is wrong with an executed notebook, though its runner may have been content."""
+    """All problems of an executed notebook, including those that its runner does not report."""
     in_cells = [problem for cell in notebook["cells"] for problem in _cell_problems(cell)]
     return [*in_cells, *widget_errors(notebook)]
 
 
 def undeclared_parameters(notebook: Mapping[str, Any], given: Iterable[str]) -> list[Problem]:
-    """Parameters that would be ``given`` but that the notebook's ``parameters`` cell does not declare."""
+    """The ``given`` parameters that the notebook's ``parameters`` cell does not declare."""
     declared = declared_parameters(notebook)
     known = ", ".join(declared) or "none"
     return [
@@ -130,7 +130,7 @@ def declared_parameters(notebook: Mapping[str, Any]) -> list[str]:
 
 
 def widget_errors(notebook: Mapping[str, Any]) -> list[Problem]:
-    """Errors that widget callbacks left in the widget state, where no runner looks."""
+    """Errors that widget callbacks left in the widget state, which no runner checks."""
     state = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
     return [
         Problem("widget state", error) for model in state.values() for error in _model_errors(model["state"])
@@ -139,7 +139,7 @@ def widget_errors(notebook: Mapping[str, Any]) -> list[Problem]:
 
 def _model_errors(state: Mapping[str, Any]) -> Iterator[str]:
     from muon_tutorial.learn.widgets.shell import (
-        ERROR_MARK,  # not above: a watched kernel is to import no widgets
+        ERROR_MARK,  # imported here, because a watched kernel must not import widgets
     )
 
     yield from (_error_text(out) for out in state.get("outputs", ()) if out["output_type"] == "error")
@@ -165,7 +165,7 @@ def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
 
 
 def wants_ranks(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell is to start real ranks: it is tagged ``ranks``, or it calls ``launch``."""
+    """Whether a cell must start real ranks: it is tagged ``ranks``, or it calls ``launch``."""
     calls = _CALLS_LAUNCH.search(_text(cell["source"])) is not None
     return "ranks" in _tags(cell) or (calls and "raises-exception" not in _tags(cell))
 

@@ -1,4 +1,4 @@
-"""Notebooks from text: build them with outputs, check that text and notebook agree, run them with guards.
+"""Builds notebooks from texts, checks that text and notebook agree, and runs notebooks with guards.
 
     python scripts/notebooks.py build [00 …]          text → executed, guarded, normalised .ipynb
     python scripts/notebooks.py check [00 …]          does each .ipynb say what its text says?
@@ -53,18 +53,18 @@ CELL_LIMIT = 300  # seconds, on a machine that is five times as busy as it shoul
 
 
 class NotebookProblemsError(RuntimeError):
-    """A run that a runner would have passed, and the guards did not."""
+    """The guards found problems in a run."""
 
 
 def sources(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The texts whose names start with one of ``prefixes``; all of them without."""
+    """The texts whose names start with one of ``prefixes``, or all texts without prefixes."""
     return [
         path for path in sorted((FOLDER / "src").glob("*.py")) if path.name.startswith(tuple(prefixes) or "")
     ]
 
 
 def built_path(source: Path) -> Path:
-    """Where the notebook of a text lies."""
+    """The path of a text's notebook."""
     return FOLDER / f"{source.stem}.ipynb"
 
 
@@ -81,7 +81,7 @@ def read_text(text: str) -> NotebookNode:
 
 def _kept_metadata(cell: NotebookNode) -> NotebookNode:
     kept = NotebookNode({key: cell.metadata[key] for key in KEPT if cell.metadata.get(key)})
-    if "answer" in kept.get("tags", []):  # folded until the reader runs the cell, or opens it
+    if "answer" in kept.get("tags", []):  # folded until the reader runs or opens the cell
         kept["jupyter"] = NotebookNode({**kept.get("jupyter", {}), "outputs_hidden": True})
     return kept
 
@@ -124,9 +124,9 @@ def run(
 def execute(
     notebook: NotebookNode, parameters: Mapping[str, Any] | None = None, before: Sequence[str] = ()
 ) -> NotebookNode:
-    """As ``run``, without a look at what came of it.
+    """Like ``run``, without the guards' checks.
 
-    The kernel sees what a reader's does: this package, no start-up files, none of the tests' debugging.
+    The kernel has a reader's environment: this package, no start-up files, none of the tests' debugging.
     """
     notebook = nbformat.from_dict(notebook)
     hidden = [
@@ -134,7 +134,7 @@ def execute(
     ]
     notebook.cells = [*hidden, *notebook.cells]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # last digits depend on the threads
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # last digits depend on the number of threads
     with (
         TemporaryDirectory() as folder,
         patch.dict(os.environ, one, PYTHONPATH=path, IPYTHONDIR=folder),
@@ -159,10 +159,10 @@ _GET_MSG = AsyncZMQSocketChannel.get_msg
 async def _get_msg_looking_again(
     channel: AsyncZMQSocketChannel, timeout: float | None = None
 ) -> dict[str, Any]:
-    """A message, looked for anew each second.
+    """Wait for a message, and look again each second.
 
-    nbclient sends what an ``Output`` widget shows by the socket at which it waits for a cell's reply: where
-    that comes in the same moment, nothing wakes it up, until its time is over.
+    nbclient sends an ``Output`` widget's content over the socket at which it waits for a cell's reply. If the
+    reply comes at the same moment, nothing wakes nbclient up until its timeout.
     """
     end = math.inf if timeout is None else time.monotonic() + timeout
     while True:
@@ -184,7 +184,7 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
-    """What is committed of an executed notebook: nothing that a second clean run would write differently."""
+    """The form of an executed notebook that is committed, without anything that changes from run to run."""
     notebook = nbformat.from_dict(notebook)
     notebook.metadata = NotebookNode(METADATA)
     notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in _tags(cell)]
@@ -217,7 +217,7 @@ def _normal_outputs(outputs: Sequence[NotebookNode], count: int) -> list[Noteboo
 
 
 def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
-    """Where a committed notebook no longer says what its text says."""
+    """The places where a committed notebook differs from its text."""
     if len(text.cells) != len(committed.cells):
         return [
             Problem("notebook", f"the text has {len(text.cells)} cells, the notebook {len(committed.cells)}")
@@ -232,7 +232,7 @@ def _said(cell: NotebookNode) -> tuple:
 
 
 def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
-    """Cells, apart from those tagged ``volatile``, whose outputs are not those of a fresh run."""
+    """Cells whose outputs differ from those of a fresh run, except cells tagged ``volatile``."""
     pairs = zip(fresh.cells, committed.cells, strict=False)
     return [
         Problem(mine.id, "a fresh run gives other outputs")
@@ -246,7 +246,7 @@ def _shown(cell: NotebookNode) -> Any:
 
 
 def unclean(notebook: NotebookNode) -> list[Problem]:
-    """What must not stand in a committed notebook: stray metadata, machine paths, pictures without words."""
+    """What a committed notebook must not contain: stray metadata, machine paths, images without alt text."""
     found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
     for cell in notebook.cells:
         found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]
@@ -270,7 +270,7 @@ def _tags(cell: NotebookNode) -> list[str]:
 
 
 def build(source: Path) -> Path:
-    """Execute a text and write its notebook; returns where."""
+    """Execute a text and write its notebook; returns the path."""
     notebook = normalise(run(_read(source)))
     refuse(unclean(notebook))
     nbformat.validate(notebook)
@@ -279,7 +279,7 @@ def build(source: Path) -> Path:
 
 
 def check(source: Path, execute: bool = False) -> list[Problem]:
-    """What is wrong with the committed notebook of a text; with ``execute``, after a fresh run."""
+    """The problems of a text's committed notebook; with ``execute``, also compared with a fresh run."""
     if not built_path(source).exists():
         return [Problem(source.stem, "has not been built")]
     committed = nbformat.read(built_path(source), as_version=4)

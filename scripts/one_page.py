@@ -1,20 +1,20 @@
-"""Distributed Muon on one page: ZeRO-1 over dp, tensor parallelism over tp, seven phases, torch alone.
+"""Distributed Muon on one page: ZeRO-1 over dp, tensor parallelism over tp, seven phases, only torch.
 
     torchrun --nproc-per-node 4 scripts/one_page.py --dp 2 --tp 2
 
 The ranks stand in a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
-the comment above it says which, in the notation of the JAX scaling book:
+the comment above it names both, in the notation of the JAX scaling book:
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
     W[I, J_tp]    tp cuts the columns: each tp rank has its own run of them, and dp ranks have copies
     w[B]          a small letter is a flat buffer: one tp rank's pieces of all matrices, one after the other
     w[a:b]        a range of the buffer: one matrix's piece
     w[B_dp]       dp cuts the buffer into equal slices; a slice may begin and end in the middle of a matrix
-    g[B]{U_dp}    unreduced: each dp rank has a summand, and the sum over dp is still to be taken
+    g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
     X[I, J]@dp=k  owned: the ranks at place k of dp have it, and the others do not
 
 Phases 5 and 6 undo 3 and 2. Phase 7 leads back to the layout that phase 1 left, from w[B_dp] to w[B]. The sum
-itself cannot be undone, but nothing needs the summands again: what every rank needs is the new weights.
+itself cannot be undone, but the summands are not needed again: every rank only needs the new weights.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from torch.nn.functional import cross_entropy, rms_norm
 
 @dataclass
 class Matrix:
-    """A matrix's line in the plan (Moonshot's ``dist_meta``), the same on every rank."""
+    """A matrix's entry in the plan (Moonshot's ``dist_meta``), the same on every rank."""
 
     shape: tuple[int, int]  # (I, J), of the whole matrix
-    tp_dim: int  # which of the two tp cuts: 0 for rows, 1 for columns
-    lengths: list[int]  # how many rows or columns each tp rank has of it
+    tp_dim: int  # the dimension that tp cuts: 0 for rows, 1 for columns
+    lengths: list[int]  # the number of its rows or columns on each tp rank
     slot: slice  # a:b, its range of the buffer: as long as the largest piece, so the same on all tp ranks
 
     def piece(self, flat: Tensor, tp_rank: int) -> Tensor:
@@ -73,23 +73,23 @@ class DistributedMuon:
         self.weights = params[0][0].new_zeros(self.dp * size)  # w[B]
         self.grads = torch.zeros_like(self.weights)  # g[B]{U_dp}
         self.momentum = self.weights.new_zeros(size)  # m[B_dp]: the memory that ZeRO-1 saves
-        for (param, *_), matrix in zip(params, self.matrices, strict=True):  # which become views
+        for (param, *_), matrix in zip(params, self.matrices, strict=True):  # make parameters views
             param.data = self.own_piece(matrix, self.weights).copy_(param.data)
             param.grad = self.own_piece(matrix, self.grads)
 
     def own_piece(self, matrix: Matrix, buffer: Tensor) -> Tensor:
-        """This rank's piece of a matrix, as a view of a whole buffer; parameters and gradients are such."""
+        """This rank's piece of a matrix, as a view of a whole buffer, like parameters and gradients."""
         return matrix.piece(buffer[matrix.slot], self.tp_group.rank())
 
     def gather_over_dp(self, own: Tensor) -> Tensor:
-        """From each dp rank's slice to the whole buffer: x[B_dp] → x[B]."""
+        """Gather the whole buffer from each dp rank's slice: x[B_dp] → x[B]."""
         whole = own.new_empty(self.dp * len(own))  # [B]
         dist.all_gather(list(whole.chunk(self.dp)), own, group=self.dp_group)
         return whole
 
     def gather_over_tp(self, matrix: Matrix, buffer: Tensor) -> Tensor:
-        """From each tp rank's piece to the whole matrix: X[I, J_tp] → X[I, J]."""
-        own = buffer[matrix.slot]  # [b - a], with its padding: equally long on all tp ranks
+        """Gather the whole matrix from each tp rank's piece: X[I, J_tp] → X[I, J]."""
+        own = buffer[matrix.slot]  # [b - a], with padding, so of equal length on all tp ranks
         received = own.new_empty(self.tp, len(own))  # [tp, b - a]
         dist.all_gather(list(received), own, group=self.tp_group)
         return torch.cat([matrix.piece(flat, rank) for rank, flat in enumerate(received)], matrix.tp_dim)
@@ -107,11 +107,11 @@ class DistributedMuon:
         x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz rounds to bf16 anyway: send half
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets its tp piece of every matrix, no longer cut.
-        x = self.gather_over_dp(x)  # all, as published; only matrices that slices share would need it
+        x = self.gather_over_dp(x)  # the whole buffer, as published; only matrices that slices share need it
 
         for matrix in self.matrices:
-            # A matrix is worked on at place k of dp if slice k holds any of it: at one place, or at each of
-            # those whose slices meet inside it. All tp ranks at k have the same slice, so they agree.
+            # Place k of dp works on a matrix if slice k holds any of it: one place does, or several, if their
+            # slices meet inside it. All tp ranks at k have the same slice, so they agree.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -180,8 +180,8 @@ def train(dp: int, tp: int, steps: int) -> None:
         loss.backward()
         summand.backward(total.grad)  # a summand has the gradient of its sum
 
-        # Both step by the same full gradients, those that phase 1 averaged over dp. One process with all the
-        # data might add them up in another order, and then its gradients would differ in their last bits.
+        # Both step by the same full gradients, which phase 1 averaged over dp. One process with all the data
+        # might add them up in another order, so its gradients could differ in their last bits.
         average = ours.gather_over_dp(ours.step())  # g[B_dp] → g[B]
         for whole, matrix in zip(wholes, ours.matrices, strict=True):
             whole.grad = ours.gather_over_tp(matrix, average)  # G[I, J_tp] → G[I, J]

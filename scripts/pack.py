@@ -1,10 +1,10 @@
-"""Make self-contained copies of notebooks: each carries the package, and needs no other file or network.
+"""Makes self-contained copies of notebooks: each contains the package, and needs no other file or network.
 
     python scripts/pack.py [00 …] [--out FOLDER]
 
-A copy is the committed notebook, outputs and all, but for two cells: the opening one says what it is, and the
-set-up cell holds the package's wheel and those of its dependencies that a notebook host may lack. Running it
-unpacks them for that kernel alone. Nothing is installed; torch, numpy, matplotlib, ipywidgets are the host's.
+A copy is the committed notebook with its outputs, except for two cells: the first says that it is a copy, and
+the set-up cell holds wheels of the package and of dependencies that a notebook host may lack. Running it
+unpacks them for that kernel only. Nothing is installed; torch, numpy, matplotlib, ipywidgets are the host's.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from scripts.read_notebook import read_notebook
 
 OUT = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
-EPOCH = "1580601600"  # the time of each file in the wheel: its bytes depend on the sources alone
+EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes depend only on the sources
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
-MARK = "packed"  # in the set-up cell's metadata: what the cells said when the copy was made
+MARK = "packed"  # in the set-up cell's metadata: the cells' sources when the copy was made
 _DATE = (2020, 2, 2, 0, 0, 0)
 _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 
@@ -47,7 +47,7 @@ _LEFT_OUT = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
 def unpack(own: str, *needed: str) -> None:
     """Make the packages in these wheels (zip files as base64 text) importable in this kernel and its ranks.
 
-    Nothing is installed, and what this environment has of the needed ones comes first.
+    Nothing is installed. If this environment already has one of the ``needed`` packages, its own is used.
     """
     import atexit
     import base64
@@ -71,7 +71,7 @@ def wheel() -> bytes:
     """The package's wheel, built now; the same bytes for the same sources.
 
     Raises:
-        UsageError: hatchling is not installed, or could not build it; says why.
+        UsageError: hatchling is not installed, or could not build the wheel; the message says why.
     """
     if find_spec("hatchling") is None:
         raise UsageError(
@@ -94,10 +94,10 @@ def wheel() -> bytes:
 
 
 def installed(name: str) -> bytes:
-    """The files of an installed distribution in pure Python, licence included, as a zip archive.
+    """The files of an installed pure-Python distribution, including its licence, as a zip archive.
 
     Raises:
-        UsageError: it is not installed, or in a way that does not tell its files.
+        UsageError: it is not installed, or its installation does not list its files.
     """
     try:
         found = distribution(name).files or []
@@ -121,7 +121,7 @@ def setup_cell(*wheels: bytes) -> str:
 
 
 def packed(notebook: NotebookNode, lesson: series.Lesson, source: str) -> NotebookNode:
-    """A copy of a committed notebook whose set-up cell is ``source``, hidden, and whose links say so."""
+    """A copy of a notebook, with ``source`` as its hidden set-up cell and a self-contained copy's links."""
     copy = nbformat.from_dict(notebook)
     for cell in copy.cells[:3]:
         cell.source = cell.source.replace(series.navigation(lesson), series.navigation_of_copy(lesson))
@@ -142,7 +142,7 @@ def _digest(notebook: NotebookNode) -> str:
 
 
 def is_untouched(path: Path) -> bool:
-    """Whether a file is a copy that was made here, perhaps run since, but not written in."""
+    """Whether a file is a copy made by this script that may have been run, but not edited."""
     try:
         notebook = nbformat.read(path, as_version=4)
         marks = [cell.metadata[MARK] for cell in notebook.cells if MARK in cell.metadata]
@@ -156,7 +156,7 @@ def write(lessons: Sequence[series.Lesson], folder: Path) -> None:
 
     Raises:
         UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
-            not an untouched copy, so that somebody's work would be lost. Nothing is written.
+            not an untouched copy, so edits would be lost. Nothing is written.
     """
     for path in [folder / lesson.file for lesson in lessons]:
         if path.exists() and path.stat().st_size and not is_untouched(path):

@@ -1,15 +1,15 @@
-"""The notebooks as offline pages: one HTML file each, and an index. A page asks for nothing from elsewhere.
+"""Makes offline pages of the notebooks: one HTML file each, and an index. Pages load nothing from elsewhere.
 
     python scripts/pages.py                   the committed notebooks and the reference, into dist/pages/
     python scripts/pages.py 00 05             some of the notebooks
     python scripts/pages.py --out FOLDER      … to another folder
     python scripts/pages.py --still           … with a still picture for each widget, and no cell is run
 
-Of the HTML in a notebook's texts and results, only what is listed here stays: no script, no form, no style,
-nothing that would be fetched. Each page forbids its browser the same, by a content security policy.
+Only listed tags and attributes remain in the HTML of a notebook's texts and results: no script, no form, no
+style, nothing that would be fetched. Each page's content security policy forbids the same to the browser.
 
-For a widget, the page gets its picture at every position, shown by radio buttons and CSS alone. For that, the
-cells that the widget needs are run, with the notebook's own parameters.
+For a widget, the page has its picture at every position, shown with only radio buttons and CSS. To draw them,
+the cells that the widget needs are run, with the notebook's own parameters.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
 TEMPLATES = Path(__file__).parent
-MOST_POSITIONS = 2_000  # of one widget, to draw: a page has no room for more, and fine sliders have millions
-PAGE_BYTES = 1_900_000  # the prose around the pictures takes a little more: 2 MB in all
+MOST_POSITIONS = 2_000  # drawn of one widget: a page has no room for more, and fine sliders have millions
+PAGE_BYTES = 1_900_000  # for pictures; with the prose, a page has about 2 MB
 DESCRIPTION = """Muon makes all directions of a weight update equally strong, and for that it needs the
 whole matrix; but a model that is spread over processes has no whole matrix anywhere. This course
 brings each matrix together and hands it back, on real processes, to the bit."""
 ALL = {"href": "index.html", "text": "All lessons"}
 WIDE = 360
-"""Pictures wider than this scroll sideways on a phone, so that their words stay large enough to read."""
+"""Pictures wider than this scroll sideways on a phone, so that their text stays large enough to read."""
 PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
-"""The picture that a link to the site is shown with, and its pixels."""
+"""The picture in link previews of the site, and its size in pixels."""
 ONE_PAGE, EVIDENCE = ROOT / "scripts" / "one_page.py", ROOT / "docs" / "evidence.md"
 _TAGS = {
     *(
@@ -103,9 +103,9 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A widget without a kernel: its knobs, an ``<img>`` for each choice of stops, and what was left out.
+    """A widget without a kernel: its knobs, an ``<img>`` for each choice of stops, and notes of missing ones.
 
-    ``repeats`` says that the widget's still picture is one of these.
+    ``repeats``: the widget's still picture is one of these.
     """
 
     knobs: tuple[Knob, ...]
@@ -115,10 +115,10 @@ class Frames:
 
 
 def committed(prefixes: Sequence[str] = ()) -> list[Path]:
-    """The lessons' notebooks whose names start with one of ``prefixes``; all of them without.
+    """The lessons' notebooks whose names start with one of ``prefixes``, or all without prefixes.
 
     Raises:
-        UsageError: no lesson's name starts with one of them.
+        UsageError: a prefix matches no lesson's name.
     """
     names = [lesson.file for lesson in series.LESSONS]
     for prefix in prefixes:
@@ -130,7 +130,7 @@ def committed(prefixes: Sequence[str] = ()) -> list[Path]:
 def page_of(path: Path, still: bool = False, copies: str = "") -> str:
     """A committed notebook as one HTML document; without frames of its widgets if ``still``.
 
-    ``copies`` is the folder of the self-contained copies, beside the page; empty if there are none.
+    ``copies`` is the folder of the self-contained copies, next to the page; empty if there are none.
     """
     notebook = read_notebook(path)
     try:
@@ -147,9 +147,9 @@ def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
 
 
 def index(copies: str = "", essay: str = "") -> str:
-    """The front page: what Muon is and why this is hard, where to start, all lessons, and what else is here.
+    """The front page: what Muon is and why this is hard, where to start, all lessons, and the other pages.
 
-    ``essay`` is the essay's file beside the page; empty if there is none.
+    ``essay`` is the essay's file next to the page; empty if there is none.
     """
     cards = "\n".join(card(lesson, copies) for lesson in series.LESSONS)
     given = {
@@ -181,7 +181,7 @@ def _film() -> str:
 
 
 def _linked(text: str) -> str:
-    """A list of paths, each lesson's number a link."""
+    """A list of paths, with each lesson's number as a link."""
     stems = {lesson.number: lesson.stem for lesson in series.LESSONS}
     return re.sub(
         r"\b(\d\d)(?=[,.]|$)", lambda found: f"[{found[1]}]({stems[found[1]]}.html)", text, flags=re.MULTILINE
@@ -189,20 +189,20 @@ def _linked(text: str) -> str:
 
 
 def one_page() -> str:
-    """The whole step as one program, on a page of the site."""
+    """The page of the site that shows the whole step as one program."""
     code = ONE_PAGE.read_text(encoding="utf-8")
     said = "The whole step, with torch alone: seven phases, each with the layout before and after it."
     return text_page(f"# The step on one page\n\n{said}\n\n```python\n{code}```\n", [ALL])
 
 
 def evidence() -> str:
-    """The page of evidence; links to files that the site does not have are words."""
+    """The page of evidence; links to files that the site does not have become plain text."""
     text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]*\)", r"`\1`", EVIDENCE.read_text(encoding="utf-8"))
     return text_page(text, [ALL])
 
 
 def write_preview(target: Path) -> None:
-    """The link preview: what ranks had, the matrix whole, and what they keep."""
+    """Write the link preview: the ranks' shards before, the whole matrix, and their shards after."""
     figure, axes = blank(*PREVIEW_SIZE)
     write_words(axes, 60, 90, "Four processes, one matrix", 34, weight="bold")
     write_words(axes, 60, 146, "Muon needs the whole matrix, and no process has it.", 19, color=QUIET)
@@ -225,7 +225,7 @@ def write_preview(target: Path) -> None:
 
 
 def card(lesson: series.Lesson, copies: str = "") -> str:
-    """A lesson on the index: its picture if it has been built, its question, what it asks of a reader."""
+    """A lesson on the index: its picture if it has been built, its question, and its requirements."""
     path = FOLDER / lesson.file
     drawn = first_picture(read_notebook(path)) if path.is_file() else ""
     after = f", after {', '.join(lesson.after)}" if lesson.after else ""
@@ -286,9 +286,9 @@ def _tags(cell: NotebookNode) -> set[str]:
 
 
 def sanitised(page: str) -> str:
-    """HTML without what could run, ask for something, or cover the page; pictures stay that bring their data.
+    """HTML without anything that could run, load something, or cover the page; embedded pictures stay.
 
-    A verdict's style, of which every letter is known, becomes a class; no other style passes.
+    A verdict's style, which is known exactly, becomes a class; no other style passes.
 
     >>> sanitised('<b onclick="x()">bold</b><img src="https://example.org/a.png" alt="a">')
     '<b>bold</b><img alt="a">'
@@ -310,7 +310,7 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
 
 
 def opened(page: str) -> str:
-    """HTML whose folds are open: what stands in an answer is folded once already."""
+    """HTML with open folds, for answers, which are folded themselves."""
     return page.replace("<details>", "<details open>")
 
 
@@ -343,7 +343,7 @@ def _exporter() -> HTMLExporter:
 
 
 def _links(path: Path, copies: str) -> list[dict[str, str]]:
-    """The way to all lessons, to those before and after, and to where this one runs."""
+    """Links to all lessons, to the previous and next one, and to hosts that run this one."""
     [lesson] = [each for each in series.LESSONS if each.stem == path.stem]
     near = [
         {"href": f"{to.stem}.html", "rel": rel, "text": to.number, "title": plain(f" · {to.title}")}
@@ -354,7 +354,7 @@ def _links(path: Path, copies: str) -> list[dict[str, str]]:
 
 
 def _ways(lesson: series.Lesson, copies: str) -> list[dict[str, str]]:
-    """Where a lesson runs: with its hosts, and as a copy to keep."""
+    """Links to hosts that run a lesson, and to its self-contained copy."""
     hosts = [{"href": to, "text": f"Open in {host}"} for host, to in series.hosted_links(lesson).items()]
     return [*hosts, {"href": f"{copies}/{lesson.file}", "text": "Notebook to keep"}] if copies else hosts
 
@@ -372,7 +372,7 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """A widget at all its positions, or at those that fit into so many bytes."""
+    """A widget at all its positions, or at as many as fit into ``most`` bytes."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
     drawn = {
         words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
@@ -396,7 +396,7 @@ def draw_frames(shell: Shell, most: int) -> Frames:
 
 
 def positions_to_draw(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """All positions; where they are too many, those of the first control, the others as they stand."""
+    """All positions; if they are too many, only those of the first control, with the others unchanged."""
     if math.prod(map(len, stops.values())) <= MOST_POSITIONS:
         return itertools.product(*stops.values())
     held = own_stops(shell, stops)[1:]
@@ -404,7 +404,7 @@ def positions_to_draw(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> I
 
 
 def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The words of the stops at which a widget's controls stand."""
+    """The labels of the stops at which a widget's controls are."""
     return [
         next(word for word, value in of_one.items() if value == shell.controls[name].value)
         for name, of_one in stops.items()
@@ -414,9 +414,9 @@ def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Mapping[tuple[str, ...], Picture]
 ) -> list[str]:
-    """The stops that a page begins with: the widget's own, but for a film that begins with an empty picture.
+    """The stops that a page begins with: the widget's own, unless a film begins with an empty picture there.
 
-    Such a film begins with its still picture, if that is one of its frames, or with its fullest.
+    Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
     """
     pressed = own_stops(shell, stops)
     frames = {word: drawn[(word, *pressed[1:])] for word in next(iter(stops.values()))}
@@ -430,8 +430,11 @@ def beginning(
 
 
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
-    """Fewer and fewer stops: all; with controls held where they are pressed, from the last on; then every
-    second stop of the first, every third, and so on, down to the pressed one."""
+    """Smaller and smaller selections of stops, beginning with all of them.
+
+    First the controls are held where they are pressed, one after the other from the last to the second. Then
+    the first control keeps every second stop, every third, and so on, until only the pressed one is left.
+    """
     held = [[word] for word in pressed]
     for moving in range(len(stops), 0, -1):
         yield [*stops[:moving], *held[moving:]]
@@ -442,7 +445,7 @@ def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[l
 
 
 def lean(picture: Picture) -> str:
-    """The picture as one ``<img>`` of fewer bytes: short ids, and text in place of base64."""
+    """The picture as one ``<img>`` of fewer bytes: with short ids, and text instead of base64."""
     names = re.findall(r'\bid="([^"]+)"', picture.svg)
     short = {name: f"i{number:x}" for number, name in enumerate(names)}
     svg = re.sub(r'(\bid="|href="#|url\(#)([^")]+)', lambda found: found[1] + short[found[2]], picture.svg)
@@ -453,9 +456,9 @@ def lean(picture: Picture) -> str:
 def write(
     target: Path, prefixes: Sequence[str] = (), still: bool = False, copies: str = "", essay: str = ""
 ) -> None:
-    """Write the chosen pages, the texts beside the notebooks and the index; with all pages, the reference.
+    """Write the chosen pages, the notebooks' texts and the index; with all pages, also the reference.
 
-    ``copies`` is the folder below ``target`` where the self-contained copies lie, if they do;
+    ``copies`` is the folder below ``target`` with the self-contained copies, if there are any;
     ``essay`` is the essay's file.
     """
     chosen = committed(prefixes)

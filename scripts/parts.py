@@ -1,4 +1,4 @@
-"""Draws how a weight holds matrices, a picture for each kind of ``parts``, into docs/parts.svg.
+"""Draws how a weight holds matrices, one picture for each kind of ``parts``, into docs/parts.svg.
 
 python scripts/parts.py
 """
@@ -27,11 +27,11 @@ KINDS: tuple[tuple[str, str, tuple[int, ...], Parts, bool], ...] = (
     ("stack of split", "experts of Mixtral", (2, 6, 6), ("stack", 3, 3), False),
     ("stack of interleaved", "experts of GPT-OSS", (2, 6, 6), ("stack", "interleaved", 1, 1), True),
 )
-"""Its words, whose it is, the parameter's shape, ``parts``, and whether it is stored (in, out)."""
+"""A name, an example, the parameter's shape, its ``parts``, and whether it is stored (in, out)."""
 
 
 def owners(shape: tuple[int, ...], parts: Parts, transposed: bool) -> torch.Tensor:
-    """Which matrix each element of the parameter belongs to, stacks one below the other."""
+    """The number of the matrix to which each element of the parameter belongs; stacks become one column."""
     numbers, here = torch.full(shape, -1), Grid((), ()).at(0)
     for number, (box, runs) in enumerate(part_boxes(shape, parts, transposed) or ()):
         matrix = Matrix(0, "", box.shape, part=Part(0, shape, box.offset, runs=runs))

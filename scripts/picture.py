@@ -1,11 +1,11 @@
-"""Write the README's film, and its words: one Muon step, as four real processes took it.
+"""Writes the README's film and its alt text: one Muon step, as four real processes took it.
 
     python scripts/picture.py
 
-The run is the recording that comes with the package: at every moment of the step, which boxes of a matrix
-each rank held, who brought them, and a name for the bytes in them. The film is one SVG, moved by CSS alone,
-so that it plays in an ``<img>``. Its first picture stands still where a browser knows no such motion. Readers
-who want none get all moments on one sheet instead: not every browser tells an image in a page of that wish.
+The run is the recording that comes with the package: for every moment of the step, the boxes of a matrix that
+each rank held, the rank that sent each, and a name for their bytes. The film is one SVG animated with CSS, so
+it plays in an ``<img>``. A browser without such animation shows the first picture. Readers who prefer reduced
+motion get all moments on one sheet instead, since not every browser passes that preference on to an image.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/picture.py -->\n).*?(?=\n<!
 WIDTH, HEIGHT, SIDE = 640, 576, 176
 LEFT, TOP, ACROSS, DOWN = 92, 138, 272, 216
 SECONDS, FLIGHT, PAUSE = 2.4, 0.9, 1.6
-"""Of each moment, of a piece's flight at its beginning, and how much longer the last moment stays."""
+"""Seconds of each moment, of a piece's flight at its beginning, and of the pause after the last moment."""
 TITLES = (
     "Each rank has a gradient of its own data",
     "Average over dp, and share out the rows",
@@ -43,18 +43,18 @@ TITLES = (
     "Keep your rows: nothing is sent",
     "New weights: gather the rows, along dp",
 )
-"""What happens, by the moment that it leads to."""
+"""What happens before each moment, indexed by the moment."""
 
 
 Flight = tuple[int, int, int, bool]
-"""A moment, from where to where a piece flies in it (pixels across and down), and whether it stays."""
+"""A moment, a piece's flight in it (pixels across and down), and whether the piece stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A box of the matrix that a rank holds at a moment: who brought it, and the rank it comes from just now.
+    """A box of the matrix that a rank holds at a moment: its origin, and the rank that it comes from now.
 
-    One that does not ``stay`` is added to what the rank holds there.
+    A piece that does not ``stay`` is added to the rank's own box there.
     """
 
     rank: int
@@ -63,32 +63,32 @@ class Piece:
     stays: bool = True
 
     def flight(self, moment: int) -> Flight | None:
-        """How it flies in at a moment; None where it has been here before."""
+        """The piece's flight at a moment; None if it has been here before."""
         (x, y), (from_x, from_y) = place(self.rank), place(self.source)
         return (moment, from_x - x, from_y - y, self.stays) if self.source != self.rank else None
 
 
 def place(rank: int) -> tuple[int, int]:
-    """The upper left corner of a rank's panel: tp goes to the right, dp downwards."""
+    """The upper left corner of a rank's panel; tp runs to the right, dp downwards."""
     row, column = divmod(rank, 2)
     return LEFT + column * ACROSS, TOP + row * DOWN
 
 
 def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
-    """What each rank holds at a moment, and what it is handed to add up and not to keep."""
+    """The pieces that each rank holds at a moment, and those that it receives only to add them up."""
     held = [diary.tiles[matrix] for diary in run.diaries]
     for at in (run.grid.at(rank) for rank in run.grid.ranks):
         near = sorted({*at.group("dp"), *at.group("tp")}, key=lambda other: other != at.rank)
         for tile in held[at.rank][moment]:
             before = [rank for rank in near if moment and tile in held[rank][moment - 1]]
             yield Piece(at.rank, tile, before[0] if before else at.rank)
-            if moment == 1:  # the gradients of the others along dp: summed, and gone
+            if moment == 1:  # gradients of the other dp ranks, which are summed and dropped
                 others = [rank for rank in at.group("dp") if rank != at.rank]
                 yield from (Piece(at.rank, (rank, *tile[1:]), rank, stays=False) for rank in others)
 
 
 def letters(run: Recording, matrix: str) -> list[list[str]]:
-    """By moment and rank, a letter for the bytes it holds; none where the recording does not say."""
+    """For each moment and rank, a letter for the bytes it holds; empty if the recording does not say."""
     known: dict[str, str] = {"": ""}
     contents = zip(*(diary.contents[matrix] for diary in run.diaries), strict=True)
     return [
@@ -107,7 +107,7 @@ def draw(run: Recording) -> str:
 
 
 def draw_sheet(run: Recording) -> str:
-    """All moments of the film, two in a row, as an SVG document that does not move."""
+    """All moments of the film, two per row, as an SVG document without motion."""
     shown = []
     for moment, scene in enumerate(_scenes(run)):
         row, column = divmod(moment, 2)
@@ -130,20 +130,20 @@ def _scenes(run: Recording) -> list[list[Piece]]:
 
 
 def _stage(run: Recording) -> str:
-    """What is there at every moment: empty panels, their axes, and a dot for each moment."""
+    """The parts that every moment shows: empty panels, their axes, and a dot for each moment."""
     axes = _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q") + _text(26, TOP + SIDE + 24, "dp ↓", 16, "q")
     dots = [_dot(moment, 5, EMPTY) for moment in range(len(TITLES))]
     return "".join([axes, *map(_panel, run.grid.ranks), *dots])
 
 
 def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]) -> str:
-    """All that is there at one moment and at no other."""
+    """The parts that only one moment shows."""
     shape, named = run.shapes[run.busiest()], letters(run, run.busiest())[moment]
     phase = f"phase {moment} of {len(PHASES)}: {PHASES[moment - 1]}" if moment else run.source
     said = [_text(LEFT - 4, 40, TITLES[moment], 21, "b"), _text(LEFT - 4, 70, phase, 16, "q")]
     flying_last = sorted(scene, key=lambda piece: piece.source != piece.rank)
     boxes = [_box(piece, shape, moving.get(piece.flight(moment), "")) for piece in flying_last]
-    if AXIS <= moment < len(PHASES):  # these are updates
+    if AXIS <= moment < len(PHASES):  # the boxes are updates
         boxes += [_box(piece, shape, moving.get(piece.flight(moment), ""), _HATCHED) for piece in flying_last]
     flashes = map(_flash, run.grid.ranks) if moment == AXIS else ()
     held = [_bytes(rank, letter) for rank, letter in enumerate(named) if letter]
@@ -187,11 +187,11 @@ _LOOK = (
     f"text{{font-family:system-ui,'DejaVu Sans',sans-serif;fill:{INK}}}.b{{font-weight:bold}}"
     f".q{{fill:{QUIET}}}.e{{text-anchor:end}}.t,.n{{opacity:0}}.m0{{opacity:1}}"
 )
-"""Without motion, the first moment alone is there."""
+"""Without motion, only the first moment is visible."""
 
 
 _HATCHED = "url(#h)"
-"""What lies over an update, so that Newton–Schulz is seen to have been at work."""
+"""The hatching over an update, which shows that Newton–Schulz has run."""
 _HATCH = (
     '<defs><pattern id="h" width="8" height="8" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
     f'<line x1="0" y1="0" x2="0" y2="8" stroke="{INK}" stroke-width="2" stroke-opacity=".5"/>'
@@ -200,7 +200,7 @@ _HATCH = (
 
 
 def _motion(moving: Mapping[Flight | None, str]) -> str:
-    """Each moment is there in its turn; a piece flies in at the moment's beginning."""
+    """The animation: each moment is shown in its turn, and a piece flies in at the moment's beginning."""
     last, whole = len(TITLES) - 1, SECONDS * len(TITLES) + PAUSE
     begins = [SECONDS * moment for moment in range(last + 1)]
     ends = [*begins[1:], whole]
@@ -229,7 +229,7 @@ def _motion(moving: Mapping[Flight | None, str]) -> str:
 
 
 def alt(run: Recording) -> str:
-    """The film in words, made from the run."""
+    """The film's alt text, made from the run."""
     rows, columns = run.shapes[run.busiest()]
     named = letters(run, run.busiest())
     moments = " ".join(f"{number}: {title}." for number, title in enumerate(TITLES))
@@ -240,7 +240,7 @@ def alt(run: Recording) -> str:
 
 
 def _alike(named: Sequence[str]) -> str:
-    """Which ranks hold the same bytes, in words."""
+    """A sentence that says which ranks hold the same bytes."""
     by_letter = {
         letter: [str(rank) for rank, other in enumerate(named) if other == letter]
         for letter in dict.fromkeys(named)
@@ -250,7 +250,7 @@ def _alike(named: Sequence[str]) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Each file that this script writes, and what is to stand in it.
+    """Each file that this script writes, and its text.
 
     Raises:
         UsageError: the README has no place for the film.
@@ -266,7 +266,7 @@ def wanted() -> dict[Path, str]:
 
 
 def write() -> None:
-    """Write the files that differ from what is wanted, and name them."""
+    """Write the files that have changed, and print their names."""
     for path, text in wanted().items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_whole(path, text)

@@ -1,10 +1,10 @@
-"""Put what others published about distributed Muon beside what this package says of the same.
+"""Compares published figures about distributed Muon with this package's own.
 
     python scripts/published.py
 
 writes results/published.md (Markdown) and results/published.json: a row for each figure, with its source,
-what was assumed, whether both agree, and where they differ, why. Nothing is measured or downloaded; equal
-versions write equal files.
+what was assumed, whether both agree, and the reason if they differ. Nothing is measured or downloaded; the
+same version always writes the same files.
 """
 
 from __future__ import annotations

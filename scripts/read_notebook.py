@@ -1,4 +1,4 @@
-"""A built notebook from its file, or a refusal in one line."""
+"""Reads a built notebook; its errors are one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def read_notebook(path: Path) -> NotebookNode:
     """A notebook with at least one cell.
 
     Raises:
-        UsageError: it is missing, or is not a notebook; says how to get it back.
+        UsageError: the file is missing, or is not a notebook; the message says how to restore it.
     """
     remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` makes it anew"
     if not path.is_file():

@@ -1,9 +1,9 @@
-"""The reference, made from the docstrings by pdoc: a page for each module below the public surface.
+"""Makes the reference from the docstrings with pdoc: a page for each module below the public surface.
 
     python scripts/reference.py [--out FOLDER]     written to dist/pages/reference/
 
-No page holds a script or asks for anything. ``muon_tutorial.learn`` is left out: it holds the answers.
-``python scripts/pages.py`` writes the reference, too.
+No page contains a script or loads anything. ``muon_tutorial.learn`` is left out because it contains the
+answers. ``python scripts/pages.py`` also writes the reference.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def documented() -> list[str]:
 
 def pages() -> dict[str, str]:
     """Each page's text, by its path below the reference's folder."""
-    for name in muon_tutorial.__all__:  # pdoc looks at what has been imported already
+    for name in muon_tutorial.__all__:  # pdoc finds only modules that are already imported
         getattr(muon_tutorial, name)
     modules = {name: Module.from_name(name) for name in documented()}
     for module in modules.values():
@@ -53,7 +53,7 @@ def pages() -> dict[str, str]:
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with (
         warnings.catch_warnings()
-    ):  # a member of torch's own, which a subclass of Tensor inherits, has no home
+    ):  # members that a subclass of Tensor inherits from torch have no page
         warnings.filterwarnings("ignore", "Cannot determine where", UserWarning)
         texts = {
             f"{name.replace('.', '/')}.html": render.html_module(modules[name], modules) for name in modules
@@ -63,13 +63,13 @@ def pages() -> dict[str, str]:
 
 
 def link_table(module: Module) -> None:
-    """Make a list of links from the table of modules in a room's docstring."""
+    """Turn the table of modules in a room's docstring into a list of links."""
     room = module.modulename.rpartition(".")[2]
     module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
 
 
 def describe_variables(surface: Module, modules: Iterable[Module]) -> None:
-    """Give variables of the public surface the docstrings that stand where they are defined."""
+    """Give variables of the public surface the docstrings from their definitions."""
     for name, member in surface.members.items():
         others = [module.members[name] for module in modules if name in module.members]
         if isinstance(member, Variable) and not member.docstring:
@@ -77,7 +77,7 @@ def describe_variables(surface: Module, modules: Iterable[Module]) -> None:
 
 
 def write(target: Path) -> None:
-    """Write all pages, and say how many there are."""
+    """Write all pages, and print how many there are."""
     texts = pages()
     for name, text in texts.items():
         made((target / name).parent)

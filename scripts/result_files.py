@@ -1,4 +1,4 @@
-"""What the scripts that write results share: the machine's facts, and files for people and for programs."""
+"""Shared by scripts that write results: the machine's facts, and files for people and for programs."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def write_results(
     pictures: Mapping[str, str] | None = None,
     **more: Any,
 ) -> None:
-    """Write what was measured: Markdown for people, JSON for programs, under two names.
+    """Write measurements as Markdown for people and JSON for programs, in two files.
 
-    ``facts`` say what it was read on; ``pictures`` are files beside it, with what they show; ``more`` goes
-    into the JSON alone.
+    ``facts`` describe the machine; ``pictures`` maps files next to them to captions; ``more`` goes only into
+    the JSON.
 
     Raises:
         UsageError: a file cannot be written.
@@ -58,19 +58,19 @@ def result_parser(described: str | None) -> argparse.ArgumentParser:
 
 
 def check_counts(parser: argparse.ArgumentParser, asked: argparse.Namespace, *names: str) -> None:
-    """End with one line if an option that counts something is below 1."""
+    """Exit with a one-line error if one of these options is below 1."""
     for name in names:
         if getattr(asked, name) < 1:
             parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
 
 
 def command_line(script: str, arguments: Sequence[str] | None) -> str:
-    """The command that calls a script with these arguments; with the process' own where none are given."""
+    """The command that calls a script with these arguments, by default with the process's own."""
     return shlex.join(["python", f"scripts/{script}", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def machine_facts(command: str) -> dict[str, Any]:
-    """This machine now. No paths, no names."""
+    """Facts about this machine now, without paths or names."""
     return {
         "command": command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -85,7 +85,7 @@ def machine_facts(command: str) -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, where the system tells."""
+    """The processor's name, if the system tells it."""
     listing = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
     return found[1].strip() if found else platform.processor()
@@ -93,7 +93,7 @@ def processor() -> str:
 
 @contextmanager
 def plotted(path: Path, *grid: int, **look: Any) -> Iterator[Any]:
-    """Axes to draw on, as ``plt.subplots`` gives them, saved so that the same numbers give the same file."""
+    """Axes as from ``plt.subplots``; on exit, saves a file that is the same for the same numbers."""
     from matplotlib import pyplot as plt
 
     plt.rcParams["svg.hashsalt"] = "muon"
@@ -104,7 +104,7 @@ def plotted(path: Path, *grid: int, **look: Any) -> Iterator[Any]:
 
 
 def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]], label: str) -> None:
-    """Horizontal bars, one group a contender."""
+    """Draw horizontal bars, one group per contender."""
     thick = 0.8 / len(series)
     with plotted(path, figsize=(9, 0.45 * len(names) + 1)) as axes:
         for i, (name, values) in enumerate(series.items()):
@@ -117,5 +117,5 @@ def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]]
 
 
 def say(what: str) -> None:
-    """Tell what is going on."""
+    """Print progress."""
     print(what, "…", sep="", flush=True, file=sys.stderr)

@@ -1,10 +1,10 @@
-"""Measure whether owners work at the same time, with sleep in place of Newton–Schulz.
+"""Measures whether owners work at the same time, with sleep in place of Newton–Schulz.
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json: seconds of a step on 4, 8 and 16 real ranks over the best that whole
-matrices allow, and the most bytes that a rank held, measured and predicted; then steps with real work beside
-ranks that share it and exchange nothing. It takes five minutes.
+writes results/rounds.md and rounds.json: seconds of a step on 4, 8 and 16 real ranks over the lower bound for
+whole matrices, and the most bytes that a rank held, measured and predicted; then steps with real work,
+compared with ranks that share it and exchange nothing. It takes five minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from scripts.files import made  # noqa: E402

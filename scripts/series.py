@@ -1,9 +1,9 @@
-"""Write what the order of the lessons and the glossary decide, wherever it stands.
+"""Writes the parts of texts and README that follow from the order of the lessons, and the glossary.
 
     python scripts/series.py
 
-That is, in each text of ``notebooks/src``, the list of links and the set-up cell; in the README, the table of
-lessons; and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must then be built again.
+These are the list of links and the set-up cell in each text of ``notebooks/src``, the table of lessons in the
+README, and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must then be built again.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-
 
 
 def setup() -> str:
-    """The lines of a set-up cell; if the repository is known, they install from there what is missing."""
+    """The lines of a set-up cell; if the repository is known, they install missing packages from there."""
     archive = series.archive()
     return SETUP.replace(_REFUSAL, f'        wheels = ["{archive}"]\n') if archive else SETUP
 
 
 def with_series(text: str, lesson: series.Lesson) -> str:
-    """A lesson's text with its list of links and its set-up cell as they are to be.
+    """A lesson's text with its current list of links and set-up cell.
 
-    Where the set-up cell is tagged ``hero``, it stands where it is, and ends by showing the lesson's picture.
+    A set-up cell tagged ``hero`` keeps its place, and its last lines show the lesson's picture.
 
     Raises:
-        UsageError: it has no place for them.
+        UsageError: the text has no place for them.
     """
     if not (_PARAMETERS_HEAD in text or HERO_HEAD in text) or not _LINKS.search(text):
         raise UsageError(f"the text of lesson {lesson.number} lacks its links, or its cell of parameters")
@@ -72,10 +72,10 @@ def with_series(text: str, lesson: series.Lesson) -> str:
 
 
 def wanted() -> dict[Path, str]:
-    """Each file that this script writes, and what is to stand in it.
+    """Each file that this script writes, and its text.
 
     Raises:
-        UsageError: the README is missing, or has no place for the table; or so for a text.
+        UsageError: the README is missing or has no place for the table, or a text has no place for its parts.
     """
     if not README.is_file() or not _README_PART.search(_read(README)):
         raise UsageError(f"{README} is missing, or has no part that is marked as made here")
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write() -> None:
-    """Write the files that differ from what is wanted, and name them."""
+    """Write the files that have changed, and print their names."""
     for path, text in wanted().items():
         if not path.exists() or _read(path) != text:
             write_whole(path, text)

@@ -1,4 +1,4 @@
-"""Runs a script again behind a limited loopback (scripts/shaped.sh), where the machine can do that."""
+"""Runs a script again behind a limited loopback (scripts/shaped.sh), if the machine can do that."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 IMPOSSIBLE = 77
-"""How scripts/shaped.sh ends where the loopback cannot be limited."""
+"""The exit code of scripts/shaped.sh if the loopback cannot be limited."""
 STDERR = 2
-"""Its descriptor: what stands for it in this process may have none."""
+"""Its file descriptor: this process may have replaced sys.stderr by an object without one."""
 
 
 def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bool:
-    """Run a Python script behind a loopback of ``rate``, as tc writes it; what it prints goes to stderr.
+    """Run a Python script behind a loopback of ``rate``, in tc's notation; its output goes to stderr.
 
-    Returns whether this machine could.
+    Returns whether this machine can limit the loopback.
 
     Raises:
         SystemExit: the script failed.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs a command whose loopback carries only so much: bash scripts/shaped.sh 200mbit python my_script.py
+# Runs a command behind a loopback of limited bandwidth: bash scripts/shaped.sh 200mbit python my_script.py
 #
-# The command gets a network namespace of its own (no root needed where user namespaces are allowed), whose
-# loopback a token bucket limits. All its ranks share that one loopback, as a bus. RATE is as tc writes it:
-# 1gbit, 200mbit, 50mbit. Ends with 77 where the machine cannot do it.
+# The command gets its own network namespace (no root needed if user namespaces are allowed), and a token
+# bucket limits the namespace's loopback. All ranks share that loopback, as a bus. RATE is in tc's notation:
+# 1gbit, 200mbit, 50mbit. Exits with 77 if the machine cannot do it.
 set -euo pipefail
 rate=$1
 shift

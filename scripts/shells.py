@@ -1,7 +1,7 @@
-"""The widgets that a notebook displays, found by running only the cells that each of them needs.
+"""Finds the widgets that a notebook displays, by running only the cells that each of them needs.
 
-A lesson's widget follows the parameter ``widgets``: the cells that read it are those that display one. Of the
-cells before, those run that give such a cell its names. Nothing else of the notebook is run.
+A cell that displays a widget reads the parameter ``widgets``. Of the cells before it, only those run that
+define names for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def widget_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
-    """The cells that must run for ``cell`` to run, in order, and itself."""
+    """The cells to run so that ``cell`` can run, in order; ``cell`` itself is the last."""
     before = _code_cells(notebook)
     before = before[: [other.id for other in before].index(cell.id)]
     needed, wanted = [cell], set(_names(cell)[0])
@@ -41,12 +41,12 @@ def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
 def displayed(
     notebook: NotebookNode, cells: Sequence[NotebookNode], parameters: Mapping[str, Any] | None = None
 ) -> list[Any]:
-    """What these cells display, after running the cells they need, each once, with these parameters.
+    """The objects that these cells display, after running the cells they need, each once.
 
     It may start ranks.
     """
     wanted = {needed.id for cell in cells for needed in cells_for(notebook, cell)}
-    names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions travel to ranks by value
+    names: dict[str, Any] = {"__name__": "__main__"}  # so that its functions are sent to ranks by value
     shown: dict[str, Any] = {}
     for cell in _code_cells(notebook):
         if cell.id not in wanted:
@@ -67,9 +67,9 @@ def _is(cell: NotebookNode, tag: str) -> bool:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names a cell reads, and those it writes; a name whose part is written counts as both.
+    """The names a cell reads, and those it writes; a name counts as both if a part of its value is written.
 
-    A cell that is not Python alone (a magic, an answer half written) counts as reading and writing nothing.
+    A cell that is not pure Python (a magic, an unfinished answer) counts as reading and writing nothing.
     """
     read: set[str] = set()
     written: set[str] = set()
@@ -83,7 +83,7 @@ def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
                 read.add(name)
             case ast.Name(name) | ast.FunctionDef(name) | ast.ClassDef(name):
                 written.add(name)
-            case ast.AugAssign(target):  # x += 1 reads x, though its target is only stored to
+            case ast.AugAssign(target):  # x += 1 reads x, although ast marks the target as stored only
                 read |= _inner_names(target)
             case ast.alias(name, asname):
                 written.add((asname or name).split(".")[0])
@@ -97,7 +97,7 @@ def _inner_names(node: ast.AST) -> set[str]:
 
 
 def _run(cell: NotebookNode, names: dict[str, Any]) -> Any:
-    """Run a cell's lines; returns the value of its last line, where that is an expression."""
+    """Run a cell's lines; returns the value of its last line if that is an expression."""
     file = f"<cell {cell.id}>"
     linecache.cache[file] = (len(cell.source), None, cell.source.splitlines(True), file)
     lines = ast.parse(cell.source).body

@@ -1,4 +1,4 @@
-"""Time whole optimizer steps against torch.optim.Muon and other packages' Muons, and over ranks, in one run.
+"""Times whole optimizer steps against torch.optim.Muon and other packages' Muons, and over ranks, in one run.
 
     python scripts/step_benchmark.py
     python scripts/step_benchmark.py --device cuda
@@ -6,7 +6,7 @@
 steps the hidden matrices of some layers of GPT-2 small: this Muon by every name, torch.optim.Muon, and the
 Muons of the packages in the extra `peers`, one thread, contenders taking turns; then this Muon on 1, 2, 4 and
 8 real ranks. It writes results/step_benchmark.md, .json and .svg, and the lines that docs/evidence.md quotes.
-It takes some minutes, and nothing else should run. On CUDA, ranks are as many as there are GPUs.
+It takes some minutes, and nothing else should run. On CUDA there is one rank per GPU.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler tells of its own beginning and end
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs its own begin and end
 
 import torch  # noqa: E402
 
@@ -83,7 +83,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Every table, the plot, and the page's lines where the results folder is the project's own."""
+    """Measure, and write tables and plot; also the page's lines, if the folder is the project's own."""
     out, work = made(asked.out), StepSet.layers(asked.layers)
     tables = all_tables(asked, work, command)
     write(out, tables, facts(asked, command))
@@ -93,7 +93,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
-    """Ranks first, so that they are not started from a process that holds a GPU."""
+    """Measure all tables, ranks first, so that they are not started from a process that holds a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
     cases = steps_over_ranks.cases(counts)
     say(f"steps on {', '.join(map(str, counts))} ranks")
@@ -111,7 +111,7 @@ def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[T
 
 
 def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
-    """What the figures were read on, and of which work."""
+    """The machine and the work of the figures."""
     flags = [flag for flag in BF16_FLAGS if flag in cpu_flags()]
     gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
     return {
@@ -125,7 +125,7 @@ def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
-    """Markdown for people, JSON for programs, and the plot."""
+    """Write Markdown for people, JSON for programs, and the plot."""
     picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
     plot(folder / picture, tables)
     shown = {picture: "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
@@ -133,7 +133,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
 
 
 def plot(path: Path, tables: list[Table]) -> None:
-    """Time and memory of the contenders as bars, speed over ranks as lines."""
+    """Draw time and memory of the contenders as bars, and speed over ranks as lines."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     tall, widths = 0.32 * len(times) + 1.2, (3, 2, 2.5)
@@ -155,7 +155,7 @@ def plot(path: Path, tables: list[Table]) -> None:
 
 
 def draw_ranks(axes: Any, rows: Rows) -> None:
-    """How many times as fast as one rank, by ranks: a line a strategy, a cross for the two halves."""
+    """Draw the speedup over one rank by ranks: a line per strategy, and a cross for the two halves."""
     for name in dict.fromkeys(row["strategy"] for row in rows):
         points = [(row["ranks"], row["times one rank"]) for row in rows if row["strategy"] == name]
         axes.plot(*zip(*points, strict=True), "x" if len(points) == 1 else "o-", label=name)
@@ -170,13 +170,13 @@ def draw_ranks(axes: Any, rows: Rows) -> None:
 
 
 def quote(page: Path, tables: list[Table]) -> None:
-    """Put the page's lines between their marks."""
+    """Write the page's lines between their markers."""
     text = page.read_text(encoding="utf-8")
     write_whole(page, BLOCK.sub(lambda marks: marks[1] + page_lines(tables) + marks[2], text))
 
 
 def page_lines(tables: Sequence[Table]) -> str:
-    """What docs/evidence.md shows: torch, this default, the best drop-in, packages; ``owner`` over ranks."""
+    """Lines of docs/evidence.md: torch, this default, the best drop-in, packages; ``owner`` over ranks."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     drop_ins = [row for row in times if row["contender"] in [f"{OURS}, {name}" for name in (*DROP_INS, AUTO)]]

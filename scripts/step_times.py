@@ -1,12 +1,12 @@
-"""Hold predicted seconds of a step against real ones, on a loopback that is free and one that is limited.
+"""Compares predicted seconds of a step with measured ones, over an unlimited and a limited loopback.
 
     python scripts/step_times.py
 
-measures more than sixty configurations, predicts them by a machine that is calibrated before and after each
-link's, sends gradients during and after backward, and writes results/step_times.md, step_times.json and
-step_times.svg. It takes ten minutes, and nothing else should run. With --again it predicts anew what the kept
-results have measured, and runs nothing. A limited loopback needs Linux, network namespaces and tc
-(scripts/shaped.sh); without them those rows are left out.
+measures more than sixty configurations and predicts them from a machine that is calibrated before and after
+each link's runs. It also times gradients that are sent during and after backward, and writes
+results/step_times.md, step_times.json and step_times.svg. It takes ten minutes, and nothing else should run.
+With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs Linux,
+network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks send bytes and take time of their own
+os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from muon_tutorial.evidence.tables import Table  # noqa: E402
@@ -37,7 +37,7 @@ from scripts.result_files import command_line, machine_facts, plotted, result_pa
 from scripts.shaped import run_shaped  # noqa: E402
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
-"""Timed steps on each link. Slow links leave no noise, and take their time."""
+"""Timed steps on each link; fewer on slow links, which take longer and vary less."""
 OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 
 
@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
     for mbit in ROUNDS:
         link = step_times.link_text(mbit)
-        say(f"{link}: calibrating")  # before and after: a shared machine is faster now and slower then
+        say(f"{link}: calibrating")  # before and after, since a shared machine's speed changes
         before = read_machine(asked.machine) if asked.machine else calibrate()
         say(f"{link}: measuring")
         found = measure(mbit) if mbit is None else measure_shaped(mbit)
@@ -79,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def predict_again(kept: Path, out: Path) -> None:
-    """Write everything anew from what was measured and calibrated before."""
+    """Write everything again from stored measurements and calibrations."""
     held = json.loads(kept.read_text(encoding="utf-8"))
     tables = {one["title"]: one for one in held["tables"]}
     cases = {(step_times.named(case)): case for mbit in ROUNDS for case in step_times.cases(mbit)}
@@ -115,7 +115,7 @@ def write_all(
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
-    """What is reduced during backward on a link: as many ranks as cores, and twice as many."""
+    """The cases of reduction during backward on a link: as many ranks as cores, and twice as many."""
     link = step_times.link_text(mbit)
     ranks = (2, 4) if mbit is None else (2,)
     return [
@@ -127,7 +127,7 @@ def overlap_cases(mbit: int | None) -> list[OverlapCase]:
 
 
 def measure(mbit: int | None) -> dict[str, Any]:
-    """Seconds of a link's cases, on the loopback as it is here."""
+    """Seconds of a link's cases, on this process's loopback as it is."""
     overlaps = overlap.measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
     return {
         "steps": step_times.measure_steps(step_times.cases(mbit), ROUNDS[mbit]),
@@ -136,7 +136,7 @@ def measure(mbit: int | None) -> dict[str, Any]:
 
 
 def measure_shaped(mbit: int) -> dict[str, Any] | None:
-    """The same on a loopback that is limited; None where this machine cannot do that."""
+    """The same on a limited loopback; None if this machine cannot limit it."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         if not run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit), str(found)]):
@@ -146,13 +146,13 @@ def measure_shaped(mbit: int) -> dict[str, Any] | None:
 
 
 def facts(command: str) -> dict[str, Any]:
-    """What the figures were read on."""
+    """The machine of the figures."""
     rounds = ", ".join(f"{count} on {step_times.link_text(mbit)}" for mbit, count in ROUNDS.items())
     return {**machine_facts(command), "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
 
 
 def write(folder: Path, tables: list[Table], facts: dict[str, Any], machines: Mapping[str, Machine]) -> None:
-    """Markdown for people, JSON for programs, each link's calibrated machine with it."""
+    """Write Markdown for people, and JSON for programs with each link's calibrated machine."""
     opening = "Written by `scripts/step_times.py`; do not edit."
     pictures = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
     held = {link: json.loads(machine.text()) for link, machine in machines.items()}
@@ -161,7 +161,7 @@ def write(folder: Path, tables: list[Table], facts: dict[str, Any], machines: Ma
 
 
 def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:
-    """Predicted over measured, both axes logarithmic, a colour a link; dotted lines are 20 % off."""
+    """Draw predicted over measured, both axes logarithmic, one colour per link; dotted lines are 20 % off."""
     with plotted(path, figsize=(7, 6)) as axes:
         for link in dict.fromkeys(case.link for case, _ in steps):
             points = [

@@ -13,12 +13,12 @@ run() {
 }
 
 run ruff check .
-# mypy works beside pytest, and speaks when it is done: it keeps one core busy for a minute.
+# mypy runs in parallel with pytest and prints its result at the end: it keeps one core busy for a minute.
 typed=$(mktemp)
 "$PY" -m mypy >"$typed" 2>&1 </dev/null &
 types=$!
 trap 'kill "$types" 2>/dev/null || true; rm -f "$typed"' EXIT
-# A file at a time in each of three processes, for tests often wait; in order, or the files of few long tests would come last.
+# Three processes, since tests often wait; each takes one file at a time, in order, so that files with few long tests do not come last.
 run pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
 echo "test: mypy"
 wait "$types" || failed="$failed mypy"

@@ -1,12 +1,12 @@
-"""Timelines of real steps beside the timed world's: when each phase begins and ends, in one run.
+"""Compares timelines of real steps with the timed world's: when each phase begins and ends, in one run.
 
 python scripts/timelines.py                       # some minutes; prints a table
 python scripts/timelines.py --write --side 768    # also results/timelines*, and the lessons' recording
 python scripts/timelines.py --again               # results/timelines* once more, from that recording
 
 Calibrates this machine before and after, records steps of zero1 and owner with windows 1 and 3 on the
-loopback and, where the machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase
-of each rank with what the timed world says for the same plan. Nothing else should run meanwhile.
+loopback and, if the machine can limit it (scripts/shaped.sh), on a bus of --rate, and compares each phase of
+each rank with the timed world's prediction for the same plan. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ ROOT = Path(__file__).resolve().parents[1]
 LESSONS = ROOT / "muon_tutorial" / "learn" / "inputs" / "recorded" / "timelines.json"
 LOOPBACK = "loopback"
 BAR = 0.15
-"""How far, in parts of the step, a phase may begin or end from where it was predicted."""
+"""The largest allowed error of a phase's begin or end, as a fraction of the step."""
 
 
 def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | None:
-    """All cases behind a limited loopback; None where this machine cannot limit it."""
+    """Record all cases behind a limited loopback; None if this machine cannot limit it."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "found"
         options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
@@ -71,9 +71,9 @@ def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | N
 def run(
     task: TimelineTask, rate: str, given: Machine | None
 ) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
-    """The median step of each case on both links: recorded, and as it is predicted.
+    """The median step of each case on both links, as recorded and as predicted.
 
-    By the machine that is given, or by the mean of a calibration before and one after.
+    The prediction uses the ``given`` machine, or the mean of a calibration before and one after.
     """
     before = given or calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
@@ -97,7 +97,7 @@ def run(
 
 
 def predict_again() -> tuple[Recording, list[tuple[RecordedStep, StepTimeline]]]:
-    """The lessons' recording, and what the timed world says today of its steps."""
+    """The lessons' recording, and each of its steps as the timed world predicts it now."""
     recording = recorded()
     said = predict_recorded(recording)
     return recording, [(step, said[step.strategy, step.window, step.link]) for step in recording.steps]
@@ -109,7 +109,7 @@ def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
 
 
 def table(found: Sequence[tuple[RecordedStep, StepTimeline]]) -> str:
-    """For each case: seconds predicted and recorded, and how far phases are off."""
+    """For each case: seconds predicted and recorded, and the phases' errors."""
     head = f"| link | step | predicted, ms | recorded, ms | phases | worst begin or end | within {BAR:.0%} |"
     lines = [head, "|" + "---|" * 7]
     for step, predicted in found:
@@ -122,7 +122,7 @@ def table(found: Sequence[tuple[RecordedStep, StepTimeline]]) -> str:
 
 
 def about(task: TimelineTask, machine: Machine, rate: str, command: str) -> dict[str, str]:
-    """What a recording is of."""
+    """The facts about a recording."""
     return {
         "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
@@ -135,7 +135,7 @@ def about(task: TimelineTask, machine: Machine, rate: str, command: str) -> dict
 
 
 def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
-    """The table and a picture for each link into a folder."""
+    """Write the table, and a picture for each link, into a folder."""
     said = "\n".join(f"- {name}: {value}" for name, value in recording.about.items())
     folder.mkdir(parents=True, exist_ok=True)
     text = f"# Timelines, predicted and recorded\n\n{said}\n\n{table(found)}\n"
@@ -149,14 +149,14 @@ def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep
 
 
 def write_traces(folder: Path, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
-    """For each case a file that Perfetto opens, with what was recorded and what was predicted."""
+    """Write for each case a file for Perfetto, with the recorded and the predicted step."""
     for step, predicted in found:
         name = f"{step.strategy}-window{step.window}-{step.link}.json"
         (folder / name).write_text(json.dumps(side_by_side(predicted, step.timeline)), encoding="utf-8")
 
 
 def options() -> argparse.ArgumentParser:
-    """What the command line takes."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

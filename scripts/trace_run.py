@@ -1,4 +1,4 @@
-"""Record some steps of a real training run, every rank, into one file that Perfetto opens.
+"""Records some steps of a real training run, on every rank, in one file that Perfetto opens.
 
 python scripts/trace_run.py --dp 2 --strategy zero1 --steps 3 --folder runs/trace
 
@@ -47,7 +47,7 @@ def _check(recorded: int, warmup: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Record, and print the split and where the files are."""
+    """Record, and print the split and the files' paths."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""The whole site in one folder: essay, pages, reference, and a self-contained copy of each lesson.
+"""Makes the whole site in one folder: essay, pages, reference, and a self-contained copy of each lesson.
 
     python scripts/website.py [--out FOLDER]     written to dist/site/
     python scripts/website.py --still            … with a still picture for each widget, and no cell is run
 
 Links between its parts are relative, so the folder can be opened from disk or served from anywhere.
-``.github/workflows/site.yml`` makes it with this command and puts it on GitHub Pages.
+``.github/workflows/site.yml`` runs this command and publishes the folder on GitHub Pages.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from scripts.files import ROOT, answered
 
 TARGET = ROOT / "dist" / "site"
 COPIES = "notebooks"
-"""Where the copies lie, below the site's folder."""
+"""The folder of the copies, below the site's folder."""
 
 
 def write(target: Path, still: bool = False) -> None:
-    """Write the copies first: where one may hold somebody's work, that is refused, and nothing is written."""
+    """Write the site, copies first: if one may have been edited, that is refused and nothing is written."""
     pack.write(series.LESSONS, target / COPIES)
     pages.write(target, still=still, copies=COPIES, essay=essay.NAME)
     essay.write(target)

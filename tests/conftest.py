@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for every test."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ AS_USERS_DO = (
     "tests/test_one_page.py",
     "tests/evidence/test_memory.py",
 )
-"""Where ranks do what they do elsewhere, with a lesson, a checkpoint or a training loop around it; and where
-memory is counted, of which torch's checks keep some."""
+"""Tests without torch's checks: their ranks repeat other tests' work inside a lesson, a checkpoint or a
+training loop; or they count memory, some of which the checks would keep."""
 
 RANKS_IMPORT = (
     "pytest",
@@ -45,8 +45,8 @@ RANKS_IMPORT = (
     "muon_tutorial.timing.planner",
     "muon_tutorial.training",
 )
-"""A rank imports the file whose function it runs. What such files import, the warm server imports once:
-else each rank of each launch would take a quarter of a second for it."""
+"""Modules that the warm server imports once. A rank imports the file whose function it runs, and without the
+server each rank of each launch would need a quarter of a second for that file's imports."""
 
 _SERVING = "try:\n    serve("
 assert _SERVING in fork_server._BOOT
@@ -66,21 +66,21 @@ LONGEST = (
     "training/test_restarts.py",
     "training/test_resume.py",
 )
-"""Files of minutes. One process runs a whole file: at the end, the others would wait for it."""
+"""Files that take minutes. One process runs a whole file, so the others would wait for it at the end."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """torch names a rank whose request differs in shape, dtype or order, instead of summing whatever came.
+    """Have torch name a rank whose request differs in shape, dtype or order, instead of summing the data.
 
-    That takes a third of the time; where users run without it, tests do, too.
+    That takes a third of the time. Some tests run without it, as users do.
     """
     os.environ[DEBUG] = GIVEN or ("OFF" if item.nodeid.startswith(AS_USERS_DO) else "DETAIL")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads -m
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what a usual run leaves out, and begin with the longest files."""
+    """Mark the tests that a usual run leaves out, and begin with the longest files."""
     for item in items:
         if is_left_out(item.nodeid):
             item.add_marker(pytest.mark.exhaustive)

@@ -1,7 +1,7 @@
-"""Tests that a usual run leaves out, since others hold what they hold: ``-m exhaustive`` runs them.
+"""Tests that a usual run leaves out, since other tests cover the same; ``-m exhaustive`` runs them.
 
-Whole tests and single cases that take long stand in ``LEFT_OUT``, each with what holds its promise in a usual
-run. Where a table of cases has quick ones and slow ones, ``left_out`` marks the slow ones in the table.
+``LEFT_OUT`` lists whole tests and single cases that take long, each with the test that covers it in a usual
+run. If a table of cases has quick and slow ones, ``left_out`` marks the slow ones in the table.
 """
 
 from __future__ import annotations
@@ -89,11 +89,11 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         ),
     },
 }
-"""By file, what a usual run leaves out, as pytest names it, and what holds its promise there."""
+"""By file: the tests that a usual run leaves out, by pytest's names, and what covers them there."""
 
 
 def is_left_out(node: str) -> bool:
-    """Whether a usual run leaves out a test of this node id, or all cases of it."""
+    """Whether a usual run leaves out the test with this node id, or all of its cases."""
     path, _, name = node.removeprefix("tests/").partition("::")
     names = LEFT_OUT.get(path, {})
     return name in names or name.partition("[")[0] in names
@@ -105,7 +105,7 @@ def left_out(*values: Any, **options: Any) -> Any:
 
 
 def every_other(values: Iterable[Any]) -> list[Any]:
-    """Cases for ``parametrize``, of which a usual run takes every other one, the first among them."""
+    """Cases for ``parametrize``, of which a usual run takes every other one, beginning with the first."""
     return [
         left_out(*(value if isinstance(value, tuple) else (value,))) if place % 2 else value
         for place, value in enumerate(values)

@@ -1,8 +1,8 @@
-"""One step through a user's own functions: opaque calls, a window of them in flight.
+"""One step through a user's own functions: opaque calls, with a window of parameters in flight.
 
-``gather_fn`` is given the Newton–Schulz input, with Nesterov already in, in bfloat16, as the parameter's
-kind. An error names the function, the parameter and the rank. The first answers for a parameter are compared
-over all ranks, so that every rank raises what is wrong with one of them.
+``gather_fn`` gets the Newton–Schulz input (momentum, with Nesterov already applied) in bfloat16, as the
+parameter's kind. An error names the function, the parameter and the rank. The first answers for a parameter
+are checked on all ranks together: if one of them is wrong, every rank raises the error.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ MISSING = ': give it to all ranks or to none, or name the ranks that share param
 
 @dataclass(slots=True, eq=False)
 class CallbackStep:
-    """Takes one rank's parameters through a config's functions. ``names`` and ``parameters`` go by index.
+    """Takes one rank's parameters through a config's functions. Parameters are referred to by their index.
 
-    ``shapes`` are those of the full matrices, ``settled`` the parameters whose first answers were right on
-    all ranks, ``ranges`` where this rank's parts lie, and ``present`` those that have a gradient in this
-    step.
+    ``shapes``: the shapes of the full matrices. ``settled``: parameters whose first answers were right on all
+    ranks. ``ranges``: where this rank's parts lie in the full matrices. ``present``: parameters that have a
+    gradient in this step.
     """
 
     config: DistributedConfig
@@ -76,16 +76,16 @@ class CallbackStep:
 
     @property
     def window(self) -> int:
-        """How many parameters are in flight: one an owner where owners work side by side, and those ahead."""
+        """How many parameters are in flight: those that start together, and those gathered ahead."""
         return self.stride + self.config.prefetch_count
 
     @property
     def stride(self) -> int:
-        """How many parameters are taken up at once."""
+        """How many parameters start together: one per owner, or one if owners do not work side by side."""
         return len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum, of its own kind and shape.
+        """Give every parameter that has none a momentum of its own kind and shape.
 
         Raises:
             UsageError: a loaded momentum has another shape.
@@ -101,16 +101,16 @@ class CallbackStep:
                 )
 
     def forget(self) -> None:
-        """Gradients have been used, or have changed since."""
+        """Forget which gradients there are, because they have been used or have changed."""
         self.present = None
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Find out which gradients there are, before anything changes. All ranks of ``state["agree_group"]``
-        must walk it.
+        must walk it; an error is raised on all of them.
 
         Raises:
-            GradientError: on all of them: a gradient is missing on some ranks only, or not finite.
-            MismatchError: on all of them: their fingerprints differ.
+            GradientError: a gradient is missing on only some ranks, or is not finite.
+            MismatchError: the ranks' fingerprints differ.
         """
         tensors = [] if fingerprint.error else [parameter.grad for parameter in self.parameters]
         own = OwnGradients(tensors, self.names, MISSING)
@@ -118,17 +118,17 @@ class CallbackStep:
         self.present = [index for index, there in enumerate(found) if there]
 
     def trust(self) -> None:
-        """Take the gradients that this rank has for those that all ranks have."""
+        """Assume that all ranks have gradients for the same parameters as this rank."""
         self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]
 
     def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Refuse a recipe that is unknown."""
+        """Refuse an unknown recipe."""
         for group in groups:
             check_orthogonalize(group)
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of ``state["agree_group"]``, and how they add up a few numbers."""
+        """The ranks of ``state["agree_group"]``, and the function with which they sum a few numbers."""
         if not dist.is_initialized():
             return ALONE
         group = self._group
@@ -140,7 +140,7 @@ class CallbackStep:
         )
 
     averages = False
-    """Gradients come reduced."""
+    """Gradients are already averaged when they get here."""
 
     def step(self) -> Walk:
         """One optimizer step. Must be walked by all ranks."""
@@ -159,7 +159,7 @@ class CallbackStep:
             update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
         except TutorialError as error:  # so that all ranks learn of it
             wrong = f"Newton–Schulz of {self.names[index]}: {error}"
-        # A turn of its own: all owners in the window have computed before any of them waits to send.
+        # A separate turn, so that all owners in the window have computed before any of them waits to send.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
         wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)
@@ -169,8 +169,8 @@ class CallbackStep:
             self._apply(index, local_part(part))
 
     def _apply(self, index: int, update: Tensor) -> None:
-        """Decay and step what this rank holds, to the bits of the whole matrix where it is known which part
-        that is: of DTensors and of whole matrices."""
+        """Decay and step what this rank holds. For DTensors and whole parameters, where this part lies in the
+        matrix is known, and the bits are those of a step over the whole matrix."""
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
         stacked = len(sides) > 2
@@ -182,7 +182,7 @@ class CallbackStep:
             here.copy_(run)
 
     def _range(self, index: int, sides: tuple[int, int]) -> ShardRange | None:
-        """Where this rank's part lies in the whole matrix; None where only the user knows."""
+        """Where this rank's part lies in the whole matrix; None if only the user knows."""
         if index not in self.ranges:
             param, shape = self.parameters[index].param, self.shapes[index]
             if isinstance(param, DTensor):
@@ -201,13 +201,13 @@ class CallbackStep:
         return placed_as(moved.to(WIRE, copy=True), parameter.param)
 
     def _orthogonalized(self, full: Tensor, group: dict) -> Tensor:
-        """Row-major in and out: a column-major matrix gives other bits, and would arrive transposed, since it
-        is sent as it lies in memory."""
+        """The update of a full matrix. Input and result are made row-major: a column-major matrix gives other
+        bits, and would arrive transposed, because it is sent in the order in which it lies in memory."""
         full = full.contiguous()
         return newton_schulz_update(full, self._sides(tuple(full.shape), group), group).contiguous()
 
     def _sides(self, shape: tuple[int, ...], group: dict) -> tuple[int, ...]:
-        """The shape as Newton–Schulz sees it: [rows, columns], or [matrices, rows, columns] of a stack."""
+        """The shape as Newton–Schulz sees it: [rows, columns], or [matrices, rows, columns] for a stack."""
         if group.get("parts") == "stack" and len(shape) > 2:
             return math.prod(shape[:-2]), shape[-2], shape[-1]
         return shape[0], math.prod(shape[1:])
@@ -231,14 +231,14 @@ class CallbackStep:
         except TutorialError:
             raise
         except Exception as error:
-            if is_echo(error):  # of another rank's end: no fault of the function
+            if is_echo(error):  # another rank ended: not this function's fault
                 raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
         return BareWork() if isinstance(answer, dist.Work) else _own_copy(answer)
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
-        """The first time, all ranks learn of a wrong answer, and of the full matrix's shape."""
+        """The first time, tell all ranks about a wrong answer, and the full matrix's shape."""
         if index not in self.settled:
             return Call(
                 partial(self._share, index, full, wrong), Label(f"check of {name}", self.names[index])
@@ -266,13 +266,13 @@ class CallbackStep:
 
 
 def _asked(call: Call) -> Walk:
-    """One call as a generator."""
+    """A walk that makes one call."""
     return (yield call)
 
 
 def _own_copy(answer: Any) -> Any:
-    """A tensor that the function cannot write again: it may keep a buffer, and is called for others before
-    this answer is used. What is still on its way is new."""
+    """Copy the answer's tensor: the function may reuse one buffer, and is called for other parameters before
+    this answer is used. A tensor that is still on its way is not copied, because it is a new one."""
     if isinstance(answer, DTensor):
         return answer.clone() if type(answer.to_local()) is Tensor else answer
     return answer.clone() if type(answer) is Tensor else answer

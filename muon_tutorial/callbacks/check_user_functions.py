@@ -1,4 +1,4 @@
-"""What a user's ``assign_fn``, ``gather_fn`` and ``redistribute_fn`` return is checked here."""
+"""Checks what a user's ``assign_fn``, ``gather_fn`` and ``redistribute_fn`` return."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class BareWork:
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """What is wrong with an answer of ``gather_fn``, or nothing. ``where`` says whose answer it is."""
+    """What is wrong with an answer of ``gather_fn``, or ``""``. ``where`` says whose answer it is."""
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     if global_rank() != owner:
@@ -78,7 +78,7 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
 
 
 def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
-    """What is wrong with an answer of ``redistribute_fn``, or nothing."""
+    """What is wrong with an answer of ``redistribute_fn``, or ``""``."""
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"

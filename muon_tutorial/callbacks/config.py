@@ -1,4 +1,4 @@
-"""``DistributedConfig``: a user's own functions that assign, gather and redistribute; or a helper's."""
+"""``DistributedConfig``: a user's own functions that assign, gather and redistribute, or a helper's."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ class DistributedConfig:
 
     Args:
         assign_fn: ``(params, state) -> {param_idx: rank}``: which rank orthogonalizes each parameter. Called
-            once; an entry for every parameter, the same on all ranks. Ranks are global.
+            once; returns an entry for every parameter, the same on all ranks. Ranks are global.
         gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None``: the full plain tensor on
-            ``dst_rank``, None elsewhere. What it is given is the Newton–Schulz input, in bfloat16, of the
-            parameter's kind (DTensor or plain).
-        redistribute_fn: ``(update | None, src_rank, state) -> Tensor``: this rank's part of the update. It is
-            given None on all ranks but ``src_rank``; the update is plain and in bfloat16.
+            ``dst_rank``, None elsewhere. It gets the Newton–Schulz input in bfloat16, as the parameter's kind
+            (DTensor or plain).
+        redistribute_fn: ``(update | None, src_rank, state) -> Tensor``: this rank's part of the update. It
+            gets the plain update in bfloat16 on ``src_rank``, and None on all other ranks.
         state: whatever the functions need. Each call gets a fresh copy that also holds ``param_idx``,
-            ``full_shape`` (None where it is not known), ``local_shape``, the parameter's ``dtype``, and
-            ``wire_dtype``, in which matrices and updates come and go: bfloat16. ``"agree_group"``: the
-            process group of the ranks that share parameters; all ranks unless given.
+            ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
+            ``wire_dtype``, the dtype of matrices and updates: bfloat16. ``"agree_group"``: the process group
+            of the ranks that share parameters; all ranks unless given.
         async_gpu_parallelism: owners work side by side; False is the strict sequence, for debugging.
         prefetch_count: how many parameters (or buckets of them) are gathered ahead.
-        helper: where ``create_…_config`` made this: its plan stands for gather and redistribute while both
-            are its own.
+        helper: set if ``create_…_config`` made this. The optimizer runs the helper's plan instead of gather
+            and redistribute, as long as both are the helper's own.
 
-    The last two functions may also return a handle whose ``wait()`` returns the tensor. An answer is copied
-    at once; the buffer of a handle is to stay as it is until the step ends. Ranks that hold the same of a
-    parameter must begin with the same values: with functions of your own, nobody can tell which those are.
+    The last two functions may also return a handle whose ``wait()`` returns the tensor. A tensor is copied at
+    once; a handle's buffer must not change until the step ends. Ranks that hold the same part of a parameter
+    must begin with the same values; with functions of your own, the optimizer cannot tell which ranks these
+    are.
     """
 
     assign_fn: AssignFn
@@ -61,6 +62,6 @@ class DistributedConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether gather and redistribute are still a helper's own, so that its plan may stand for them."""
+        """Whether gather and redistribute are still a helper's own, so that its plan may replace them."""
         own = self.helper
         return own is not None and own.gather == self.gather_fn and own.redistribute == self.redistribute_fn

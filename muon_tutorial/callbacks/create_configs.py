@@ -1,6 +1,7 @@
 """Helpers that make a ``DistributedConfig`` from process groups, from a DeviceMesh or for DTensors.
 
-What they make can be called function by function; the optimizer runs their plan packed, to the same bits.
+The functions of such a config can be called one by one; the optimizer instead runs the helper's plan, packed
+into buckets, with the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
 from .helper_functions import HelperFunctions
 
-# What the names of mesh dimensions mean; the first word of each row is what the plan calls the axis.
+# What the names of mesh dimensions mean; each key is the plan's name of the axis.
 ROLES = {
     "fsdp": ("fsdp", "dp_shard", "shard"),
     "tp": ("tp",),
@@ -45,18 +46,18 @@ def create_processgroup_config(
 ) -> DistributedConfig:
     """A config from process groups that cross at this rank.
 
-    Plain parameters are taken to be cut by ``tp_pg`` along their tensor-parallel dimension, what is left of
-    them by ``fsdp_pg`` along dimension 0, and to be the same along ``dp_pg`` and ``cp_pg``, whose ranks
-    share the work. Ranks of ``ep_pg`` and ``pp_pg`` hold parameters of their own and handle those alone. A
-    DTensor's own placements say how it is cut; its mesh dimensions must be among the groups.
+    Plain parameters are assumed to be cut by ``tp_pg`` along their tensor-parallel dimension, then by
+    ``fsdp_pg`` along dimension 0, and to be the same along ``dp_pg`` and ``cp_pg``, whose ranks share the
+    work. Ranks of ``ep_pg`` and ``pp_pg`` hold parameters of their own and step them alone. A DTensor's
+    placements say how it is cut; its mesh dimensions must be among the groups.
 
-    What ranks of ``ep_pg`` hold alike, such as a router, belongs to another optimizer, whose config has that
-    group as ``dp_pg``: here each of them would orthogonalize it.
+    Parameters that are the same on all ranks of ``ep_pg``, such as a router, belong in another optimizer,
+    whose config has that group as ``dp_pg``: here each of these ranks would orthogonalize them.
 
     Args:
         tp_dim: a dimension, None for not cut, a mapping from parameter index, or a function of index and
-            parameter; a parameter's own ``partition_dim`` goes first. One number does not count among
-            DTensors, where what PyTorch left plain is whole.
+            parameter; a parameter's own ``partition_dim`` takes precedence. A single number is ignored if
+            some parameters are DTensors: those that PyTorch left plain are then whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}
@@ -79,13 +80,13 @@ def create_devicemesh_config(
 ) -> DistributedConfig:
     """A config from a ``DeviceMesh`` whose dimensions are called ``mesh_dim_names``, in order.
 
-    The names say what a dimension does to parameters: ``fsdp``, ``dp_shard`` and ``shard`` cut dimension 0;
-    ``tp`` cuts the tensor-parallel one; ``dp``, ``ddp``, ``dp_replicate``, ``replicate`` and ``cp`` repeat
-    them; along ``ep`` and ``pp`` each rank has its own. Everything else as for
+    The names say what a mesh dimension does to parameters: ``fsdp``, ``dp_shard`` and ``shard`` cut their
+    dimension 0; ``tp`` cuts the tensor-parallel dimension; ``dp``, ``ddp``, ``dp_replicate``, ``replicate``
+    and ``cp`` replicate them; along ``ep`` and ``pp`` each rank has its own. Everything else is as in
     ``create_processgroup_config``.
 
     Raises:
-        ConfigError: a name is unknown, or there is not one for each dimension of the mesh.
+        ConfigError: a name is unknown, two mean the same, or their number is not the mesh's dimensions.
     """
     names = tuple(mesh_dim_names)
     if len(names) != device_mesh.ndim:
@@ -102,11 +103,11 @@ def create_devicemesh_config(
 
 
 def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: int = 1) -> DistributedConfig:
-    """A config for DTensor parameters: their placements say everything.
+    """A config for DTensor parameters, whose placements say how they are cut.
 
-    Parameters may lie on several meshes. Plain parameters among them are taken to be the same on all ranks
-    of the largest mesh, which share their work. Replicas that no placement shows (DDP around a
-    tensor-parallel module) repeat theirs: ``create_devicemesh_config`` knows them.
+    Parameters may lie on several meshes. Plain parameters among them are assumed to be the same on all ranks
+    of the largest mesh, which share the work on them. Replicas that no placement shows (DDP around a
+    tensor-parallel module) repeat each other's work; use ``create_devicemesh_config`` for those.
 
     Raises:
         StrategyError: a placement is partial (when the optimizer is made).

@@ -1,4 +1,4 @@
-"""What a helper's config assigns, gathers and redistributes with, one parameter at a time."""
+"""The functions with which a helper's config assigns, gathers and redistributes, one parameter at a time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from ..worlds.local import LocalMesh
 
 
 class HelperFunctions:
-    """The three functions of a helper, and what the optimizer plans with instead of calling them.
+    """The three functions of a helper, and ``on_meshes``, with which the optimizer plans instead.
 
-    What it finds out about the parameters is kept in the state that it is handed, under ``"on_meshes"``.
+    What it finds out about the parameters is kept in the ``state`` that it gets, under ``"on_meshes"``.
     """
 
     def __init__(self, read: ReadParameters) -> None:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Find out, once for the same parameters, which mesh each lies on and how it is cut there."""
+        """Return which mesh each parameter lies on and how it is cut there; found once per list of them."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))
@@ -45,8 +45,8 @@ class HelperFunctions:
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first.
 
-        What ranks have to do for an earlier mesh counts where all ranks of this one were on it: the others
-        do not know of it, and all must come to the same owners.
+        The work that ranks have from an earlier mesh counts only if all ranks of this mesh are on that one:
+        other ranks do not know of it, and all must compute the same owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}
@@ -81,7 +81,7 @@ class HelperFunctions:
         return part.view(matrix.box(world.at).shape)
 
     def _one_parameter(self, rank: int, state: dict[str, Any]) -> tuple[LiveWorld | LocalMesh, Bucket]:
-        """A bucket of one parameter, which ``rank`` owns, and the world that it lies on."""
+        """A bucket of one parameter that ``rank`` owns, and the world in which it lies."""
         on_meshes = state.get("on_meshes")
         if on_meshes is None:
             raise ConfigError("call the helper's assign_fn with the same state before its other functions")

@@ -1,41 +1,43 @@
-"""Checkpoints that outlive a strategy and a grid: what one saved, any other loads.
+"""Checkpoints that can be loaded under any strategy and on any grid, whichever saved them.
 
-The format, version 2: a folder as ``torch.distributed.checkpoint`` writes it, with two files more. Tensors
-are whole ones, cut into the boxes that ranks held; how they were cut means nothing to who loads them, and any
-tool of that library can read them. They are:
+The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Tensors
+are saved as whole ones, cut into the boxes that ranks held. A load need not use the same cuts, and any tool
+of that library can read them. The tensors are:
 
-- ``model.NAME``: each parameter and persistent buffer, once, under the model's name for it (its first one, if
-  it is tied), without the prefixes of DDP, ``torch.compile`` and activation checkpointing.
-- ``optimizer.NAME.momentum_buffer``: of every parameter that Muon steps, in the shape of the parameter; zeros
-  before its first step.
-- ``optimizer.NAME.exp_avg``, ``.exp_avg_sq``, ``.max_exp_avg_sq``, ``.step``: what AdamW has of a parameter
-  it steps; nothing before its first step.
+- ``model.NAME``: each parameter and persistent buffer, once, under the model's name for it (its first name,
+  if it is tied), without the prefixes of DDP, ``torch.compile`` and activation checkpointing.
+- ``optimizer.NAME.momentum_buffer``: the momentum of each parameter that Muon steps, in the shape of the
+  parameter; zeros before its first step.
+- ``optimizer.NAME.exp_avg``, ``.exp_avg_sq``, ``.max_exp_avg_sq``, ``.step``: AdamW's state of each parameter
+  that it steps; nothing before its first step.
 
 The files:
 
-- ``__R_0.distcp``: what rank R wrote, box after box, each as ``torch.save`` writes a tensor. A box that
-  several ranks hold is written once, by one of them.
-- ``extra.pt``: what the user passed on rank 0: a step count, a scheduler's ``state_dict()``, the state of a
-  generator of random numbers.
-- ``.metadata``: where the boxes are, for other tools of the library. It is a pickle; this package never reads
+- ``__R_0.distcp``: the boxes that rank R wrote, one after the other, each as ``torch.save`` writes a tensor.
+  A box that several ranks hold is written by only one of them.
+- ``extra.pt``: what the user passed on rank 0, such as a step count, a scheduler's ``state_dict()`` or the
+  state of a random number generator.
+- ``.metadata``: where the boxes are, for the library's other tools. It is a pickle; this package never reads
   it.
-- ``manifest.json``: the same as JSON, and all a load needs to know. ``files`` has the size and the SHA-256 of
-  each of the others; ``tensors`` the shape, the dtype and the boxes of each tensor; ``groups`` says of each
-  NAME ``{"optimizer": "muon" or "adamw", "state": […], "group": {"lr": …, …}}``: which entries it has, and
-  the hyperparameters. They are kept by parameter, so that groups may be arranged otherwise where they are
-  loaded. Tensors among them are saved as numbers. ``save_id`` is new in each save; ``format`` is
-  ``{"name": "muon_tutorial", "version": 2}``. The file begins with the SHA-256 of its own content.
+- ``manifest.json``: the same as JSON, and everything that a load needs to know. ``files``: the size and the
+  SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor. ``groups``: for
+  each NAME, its state's entries and its hyperparameters, as
+  ``{"optimizer": "muon" or "adamw", "state": […], "group": {"lr": …, …}}``. Hyperparameters are saved per
+  parameter, so a load may arrange parameters in other groups; tensors among them are saved as numbers.
+  ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``. The file begins
+  with the SHA-256 of its content.
 
-Not saved, because they are no state: strategy, mesh, ``tp_dim``, window, and gradients, readied ones too:
-save after ``step()``.
+Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state. Gradients are not saved
+either, even after ``ready_gradients()``: save after ``step()``.
 
-``docs/checkpoints.md`` says what it promises: a folder is whole or not there, whatever is killed; damage is
-named; nothing in a file is executed; all ranks hear within the timeout which of them failed, and why.
+``docs/checkpoints.md`` lists the guarantees: a folder is complete or does not exist, whatever is killed;
+errors name the damage; nothing in a file is executed; all ranks learn within the timeout which rank failed,
+and why.
 
-``rank_contents`` finds out what a rank holds and where it lies; ``pieces_on_disk`` writes and reads it;
-``compare_ranks`` compares ranks; ``manifest`` and ``plain_data`` are what is in the files, ``folders`` how
-they get to their place; in a ``meeting`` ranks decide together. ``saving`` and ``loading`` put them together,
-and ``manager`` keeps the newest.
+``rank_contents`` finds out what a rank holds and where it lies, and ``pieces_on_disk`` writes and reads it.
+``compare_ranks`` compares ranks. ``manifest`` and ``plain_data`` define the content of files, and ``folders``
+moves them into place. Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these,
+and ``manager`` keeps the newest checkpoints.
 """
 
 from __future__ import annotations

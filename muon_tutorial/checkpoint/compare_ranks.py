@@ -1,4 +1,4 @@
-"""Compares what the ranks are about to save: names, shapes and checksums. It talks to no rank itself."""
+"""Compares what the ranks are about to save: names, shapes and checksums. It does not communicate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 class TensorOutline(NamedTuple):
-    """What ranks compare of a tensor: shape and dtype of the whole; by offset, each box's shape and sum."""
+    """The parts of a tensor that ranks compare: its whole shape, its dtype, each box's shape and checksum."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -31,7 +31,7 @@ class TensorOutline(NamedTuple):
 
 
 class SaveSummary(NamedTuple):
-    """What a rank is about to save."""
+    """A summary of what a rank is about to save, for comparison."""
 
     folder: str
     groups: dict[str, dict[str, Any]]
@@ -40,7 +40,7 @@ class SaveSummary(NamedTuple):
 
 
 def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
-    """Describe a tensor by the pieces of it that are here. Values of buffers are not compared."""
+    """Describe a tensor by the pieces on this rank. A buffer gets no checksums: its values may differ."""
     boxes = {
         offset: (tuple(piece.shape), 0 if is_buffer else _checksum(piece))
         for offset, piece in tensor.pieces.items()
@@ -49,7 +49,7 @@ def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
 
 
 def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse to save what ranks disagree on."""
+    """Raise an error if ranks disagree on something that they are about to save."""
     said: dict[str, tuple[int, Any]] = {}
 
     def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:
@@ -73,9 +73,9 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
 
 
 def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse buffers of one name on ranks without a parameter in common: they are not of one model.
+    """Refuse buffers with the same name on ranks that have no common parameter: they are of different models.
 
-    Those of data-parallel ranks may differ (running means), and the first rank's are kept.
+    Buffers of data-parallel ranks may differ (running means); the first rank's are saved.
     """
     first: dict[str, int] = {}
     for rank, summary in enumerate(summaries):

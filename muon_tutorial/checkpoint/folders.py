@@ -1,12 +1,12 @@
-"""Checkpoint folders on disk: made aside and moved into place whole, and read as one, whoever moves them.
+"""Checkpoint folders on disk: written as a draft, moved into place complete, and read from one open folder.
 
-Everything is written to a draft beside the target, ``.NAME.draft-ID``, synced, and renamed. A checkpoint
-that is to be replaced changes places with the draft in one step, where the system can do that (Linux, on
-local file systems); elsewhere it steps aside to ``.NAME.old-ID`` first, and whoever finds it there takes it
-for the target. Drafts of savers that died are removed by the next one.
+Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. If an older
+checkpoint is replaced, it and the draft are exchanged in one step if the system can do that (Linux, on local
+file systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers that find it there use
+it as the target. The next save removes drafts of savers that died.
 
-It assumes a file system that all ranks share, with POSIX renames and ``flock`` (of NFS: version 4). It knows
-no format, but that a folder with a manifest is a checkpoint.
+This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
+knows nothing about formats except that a folder with a manifest is a checkpoint.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ..errors import CheckpointError
 
 Existing = Literal["refuse", "replace", "put aside"]
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # of nobody else
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # matches only ours
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_PATIENCE = 1.0  # seconds for a saver that was killed, whose process is still ending, to give up its lock
+_PATIENCE = 1.0  # seconds to wait for the lock of a saver that was killed, whose process is still ending
 _TICK = 0.01  # seconds
 _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 def target_of(path: str | os.PathLike[str]) -> Path:
-    """The folder that a user names, which need not exist: what a link points to, in the place of the link."""
+    """The folder that a user names; it need not exist. If it is a symbolic link, the folder it points to."""
     target = Path(path).absolute()
     target = target.resolve() if target.is_symlink() else target
     if not target.name:
@@ -50,12 +50,12 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold the right to write to ``target``, a folder or file that need not exist. It ends with the process.
+    """Hold the lock on writing to ``target``, a folder or file that need not exist; it ends with the process.
 
-    One that is held is waited for, ``patience`` seconds.
+    If another process holds the lock, this waits for ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process holds it; says which, and what it does (``to``).
+        CheckpointError: another process still holds it; says which, and what it does (``to``).
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)
@@ -64,7 +64,7 @@ def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> 
     finally:
         with contextlib.suppress(OSError):
             path.unlink()
-        with contextlib.suppress(OSError):  # also where a forked process holds the descriptor
+        with contextlib.suppress(OSError):  # releases it even if a forked process holds the descriptor, too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         with contextlib.suppress(OSError):
             os.close(descriptor)
@@ -79,7 +79,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == _inode(path):
-                with contextlib.suppress(OSError):  # a full disk: its name only
+                with contextlib.suppress(OSError):  # a full disk: then only the holder's name is missing
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
         except BlockingIOError:
@@ -90,7 +90,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         except OSError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # its holder may remove the file in between
+        os.close(descriptor)  # open it again: its holder may remove the file in between
         time.sleep(_TICK)
 
 
@@ -102,12 +102,12 @@ def _inode(path: Path) -> int | None:
 
 
 def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) -> Path:
-    """Make an empty folder to write to, beside the target, and remove what dead savers left there.
+    """Make an empty folder next to the target to write to, and remove what dead savers left there.
 
-    To be called under ``locked(target)``.
+    Must be called under ``locked(target)``.
 
     Raises:
-        CheckpointError: what is at the target may not be replaced.
+        CheckpointError: the target exists and may not be replaced.
     """
     recover(target)
     remove_leftovers(target)
@@ -128,14 +128,14 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
 
 
 def put_aside(target: Path, save_id: str) -> Path:
-    """Rename what passes for a checkpoint and is none, so that it is in nobody's way, and is not lost."""
+    """Rename a folder that has a checkpoint's name but is damaged or none: it is kept, but out of the way."""
     aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
     os.rename(target, aside)
     return aside
 
 
 def commit(draft: Path, target: Path) -> None:
-    """Put a draft in the target's place, at once. To be called under ``locked(target)``, then ``settle``."""
+    """Move a draft into the target's place. Must be called under ``locked(target)``, before ``settle``."""
     sync_folder(draft)
     if not os.path.lexists(target) or _is_empty_folder(target):
         os.rename(draft, target)
@@ -151,20 +151,20 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def settle(target: Path) -> None:
-    """See a checkpoint that has taken its place onto the disk for good, and remove the one before it."""
+    """Sync the folder of a checkpoint that is in its place, and remove the checkpoint that it replaced."""
     sync_folder(target.parent)
     remove_leftovers(target)
 
 
 def recover(target: Path) -> None:
-    """Put back a checkpoint that stepped aside for one that never came. Under ``locked(target)``."""
+    """Put back a checkpoint that was renamed for a new one that never came. Under ``locked(target)``."""
     aside = stepped_aside(target)
     if aside is not None:
         os.rename(aside, target)
 
 
 def stepped_aside(target: Path) -> Path | None:
-    """Where the target is, if it stepped aside and its saver died before the new one took its place."""
+    """The old checkpoint's path, if it was renamed and the saver died before the new one took its place."""
     if os.path.lexists(target):
         return None
     kinds = _leftovers(target)
@@ -174,7 +174,7 @@ def stepped_aside(target: Path) -> Path | None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove the drafts of dead savers. To be called under ``locked(target)``: then no saver lives."""
+    """Remove the drafts of dead savers. Must be called under ``locked(target)``: then no saver lives."""
     for path in _leftovers(target).values():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -183,14 +183,14 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint so that no part of it ever passes for a whole one."""
+    """Remove a checkpoint so that what is left at any moment is never taken for a complete one."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def remove_all_leftovers(folder: Path) -> None:
-    """Remove the drafts of dead savers, whatever their targets in this folder; those of living ones stay."""
+    """Remove the drafts of dead savers for all targets in this folder; drafts of living ones stay."""
     found = (_LEFTOVER.fullmatch(name) for name in os.listdir(folder))
     for name in {match["name"] for match in found if match}:
         with contextlib.suppress(CheckpointError), locked(folder / name, patience=0.0):
@@ -199,7 +199,7 @@ def remove_all_leftovers(folder: Path) -> None:
 
 
 def replace_file(target: Path, data: bytes, save_id: str) -> None:
-    """Put a file in another's place, at once and for good. To be called under ``locked(target)``."""
+    """Replace a file in one step, and sync it. Must be called under ``locked(target)``."""
     remove_leftovers(target)
     draft = target.with_name(f".{target.name}.draft-{save_id}")
     write_file(draft, data)
@@ -208,7 +208,7 @@ def replace_file(target: Path, data: bytes, save_id: str) -> None:
 
 
 def _leftovers(target: Path) -> dict[tuple[str, str], Path]:
-    """By kind and save id."""
+    """Paths of the target's drafts and renamed checkpoints, by kind and save id."""
     if not target.parent.is_dir():
         return {}
     found = (_LEFTOVER.fullmatch(name) for name in os.listdir(target.parent))
@@ -221,7 +221,7 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Have two paths change places in one step."""
+    """Exchange two paths in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -231,7 +231,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """Read a plain file of at most so many bytes; a pipe or a device would be waited for, or never end."""
+    """Read a plain file of at most ``most`` bytes; reading a pipe or a device could block or never end."""
     try:
         with _plain(os.open(path, _READING), path) as file:
             data = file.read(most + 1)
@@ -251,7 +251,7 @@ def _plain(descriptor: int, path: Path) -> IO[bytes]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file and see it onto the disk."""
+    """Write a file and sync it to disk."""
     with open(path, "xb") as file:
         file.write(data)
         file.flush()
@@ -259,7 +259,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """See the names in a folder onto the disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -269,26 +269,26 @@ def sync_folder(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenFolder:
-    """A folder held open: its files are those it had, even if another takes its place meanwhile."""
+    """A folder that is held open: it keeps its files even if another folder takes its place."""
 
     path: Path
     descriptor: int
 
     def sizes(self) -> dict[str, int]:
-        """The size of each entry in bytes; -1 of what is no plain file."""
+        """The size of each entry in bytes; -1 for those that are not plain files."""
         stat_of = partial(os.stat, dir_fd=self.descriptor, follow_symlinks=False)
         found = {name: stat_of(name) for name in os.listdir(self.descriptor)}
         return {name: it.st_size if stat.S_ISREG(it.st_mode) else -1 for name, it in found.items()}
 
     def open(self, name: str) -> IO[bytes]:
-        """Open a plain file in the folder to read; never what a link points to."""
+        """Open a plain file in the folder for reading; never follows a symbolic link."""
         flags = _READING | os.O_NOFOLLOW
         return _plain(os.open(name, flags, dir_fd=self.descriptor), self.path / name)
 
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Hold a folder open, or the one that stepped aside from there."""
+    """Hold a folder open; if it is missing, the old checkpoint that was renamed there."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

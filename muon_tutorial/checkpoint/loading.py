@@ -39,18 +39,18 @@ def load_checkpoint(
 ) -> dict[str, Any]:
     """Load what ``save_checkpoint`` saved, under any strategy and on any grid; returns its ``extra``.
 
-    Must be called by all ranks of the default process group; also without one, in a single process. The
-    model's parameters are overwritten in place, the optimizer's state and hyperparameters replaced, once
-    every rank has read and checked everything. Until then nothing is changed, on any rank. Nothing in the
-    files is executed, whoever made them.
+    Must be called by all ranks of the default process group, or in a single process without one. Once every
+    rank has read and checked everything, the model's parameters are overwritten in place, and the optimizer's
+    state and hyperparameters are replaced. Until then nothing changes on any rank. Nothing in the files is
+    executed, whoever made them.
 
     Args:
-        rename: from the model's name of a parameter to the one it was saved under.
+        rename: a function from the model's name of a parameter to the name under which it was saved.
 
     Raises:
-        CheckpointError: there is no such checkpoint; a file of it is damaged, missing or not its own; it
-            lacks an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer
-            differs. Raised on all ranks, with the name; everything is as it was before.
+        CheckpointError: there is no such checkpoint; a file is damaged, missing or not part of it; it lacks
+            an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer differs.
+            Raised on all ranks, with the name of the cause; nothing has changed.
     """
     return load_found(lambda: [Path(path)], model, optimizer, rename)
 
@@ -58,7 +58,7 @@ def load_checkpoint(
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Load from the first whole folder of those that rank 0 finds. Otherwise as ``load_checkpoint``."""
+    """Load the first undamaged of the folders that rank 0 finds. Otherwise as ``load_checkpoint``."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -111,7 +111,7 @@ def load_found(
 
 
 def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
-    """The first of these checkpoints that is not damaged, as all ranks find it; the first, if all are."""
+    """The first of these checkpoints in which no rank finds damage; the very first if all are damaged."""
     for path in paths if len(paths) > 1 else ():
 
         def look(path: Path = path) -> tuple[None, str | None]:
@@ -128,7 +128,7 @@ def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
 
 
 def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """What is wrong with a checkpoint's files, of which this rank reads its share; None if nothing."""
+    """What is wrong with this rank's share of a checkpoint's files; None if nothing is."""
     try:
         with opened(path) as folder:
             _verify_files(open_saved(folder), rank, ranks)
@@ -138,9 +138,10 @@ def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
 
 
 class Found(NamedTuple):
-    """What a rank finds: the checkpoint's digest, its tensors and states; its own model's, and what it steps.
+    """What a rank finds in the checkpoint (``digest``, ``saved``, ``states``) and in its own model.
 
-    ``states`` says of each parameter that was stepped by which kind of optimizer.
+    ``saved``: names of saved parameters and buffers. ``states``: for each parameter that was stepped, the
+    kind of its optimizer. ``names``, ``stepped``: the model's own names, and those that the optimizer steps.
     """
 
     digest: str
@@ -152,7 +153,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedEntries:
-    """A checkpoint that is held open, and what its manifest says, whose hash is ``digest``."""
+    """A checkpoint that is held open, its manifest, and the hash of that: ``digest``."""
 
     folder: OpenFolder
     manifest: Manifest
@@ -161,7 +162,11 @@ class SavedEntries:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadTargets:
-    """What a load fills on this rank: of the model, pieces and blanks to read them to; states; settings."""
+    """What a load fills on this rank.
+
+    ``model``: the model's own tensors. ``blanks``: new tensors that everything is first read into.
+    ``states``: the optimizer's new state. ``hyperparameters``: the saved ones of each parameter.
+    """
 
     model: dict[str, TensorInPieces]
     blanks: dict[str, TensorInPieces]
@@ -170,7 +175,7 @@ class LoadTargets:
 
 
 def open_saved(folder: OpenFolder) -> SavedEntries:
-    """Read the manifest, and compare it with what is in the folder."""
+    """Read the manifest, and compare it with the files in the folder."""
     sizes = folder.sizes()
     if manifest.NAME not in sizes:
         if ".metadata" in sizes:
@@ -191,7 +196,7 @@ def open_saved(folder: OpenFolder) -> SavedEntries:
 
 
 def _check_files(folder: OpenFolder, found: Manifest, sizes: Mapping[str, int]) -> None:
-    """Refuse files that are missing, or not of this checkpoint, or of another size."""
+    """Refuse files that are missing, not part of this checkpoint, or of another size."""
     for name in sorted({*sizes, *found.files} - {manifest.NAME}):
         if name not in found.files:
             raise CheckpointError(f"{folder.path} holds {name}, which is no part of the checkpoint")
@@ -221,7 +226,7 @@ def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
 
 
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
-    """Everything to be filled, checked."""
+    """Check that the checkpoint fits, and make everything that is to be filled."""
     entries = model_entries(contents)
     for key, entry in entries.items():
         dtype = _saved_dtype(saved, key, entry.shape)
@@ -260,7 +265,7 @@ def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.d
 
 
 def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tensor]:
-    """Tensors for the saved state to be read into: of its own dtype, cut as this rank keeps them."""
+    """Tensors to read the saved state into: with the saved dtype, cut as this rank keeps them."""
     record = saved.manifest.groups.get(item.name)
     if record is None:
         raise CheckpointError(f"{saved.folder.path} has no state of {item.name}: no optimizer stepped it")
@@ -275,7 +280,7 @@ def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tenso
 
 
 def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> None:
-    """Refuse to put parameters into one group that were saved with different hyperparameters."""
+    """Refuse a group whose parameters were saved with different hyperparameters."""
     first: dict[int, str] = {}
     for item in stepped:
         other = first.setdefault(id(item.group), item.name)
@@ -289,7 +294,7 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
 
 
 def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
-    """Fill the blanks; returns what the user saved."""
+    """Fill the blanks; return the user's ``extra``."""
     read(saved.folder, saved.manifest, targets.blanks)
     with saved.folder.open(EXTRA) as file:
         data = file.read()
@@ -303,9 +308,9 @@ def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
 
 
 def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
-    """Put everything in its place, on all ranks; or nothing, should an optimizer not take its state.
+    """Put everything in its place on all ranks, or nothing if some optimizer does not accept its state.
 
-    Where an interrupt or an error ends it in the middle, the optimizer refuses to step until a load succeeds.
+    If an interrupt or an error ends it in the middle, the optimizer refuses to step until a load succeeds.
     """
     parts = parts_of(optimizer)
     states = {str(kind): _state_dict(part, targets) for kind, part in parts.items()}
@@ -343,7 +348,7 @@ def _let_step(optimizers: Iterable[torch.optim.Optimizer]) -> None:
 
 
 def _state_dict(optimizer: torch.optim.Optimizer, targets: LoadTargets) -> dict[str, Any]:
-    """What was loaded for one optimizer, as its ``load_state_dict`` takes it."""
+    """The loaded state of one optimizer, in the form that its ``load_state_dict`` takes."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     index = {param: place for place, param in enumerate(params)}
     groups = []

@@ -1,8 +1,8 @@
-"""``CheckpointManager``: a folder of checkpoints by step, of which the newest are kept.
+"""``CheckpointManager``: a folder of checkpoints by step; it keeps the newest.
 
-``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it, and the file ``latest`` holds the name of
-the newest, put in place after the checkpoint it names. It knows when to save where, and which to keep; how,
-the modules beside it know.
+``step-00000040`` is a checkpoint as ``save_checkpoint`` writes it. The file ``latest`` holds the name of the
+newest, and is written after the checkpoint that it names. This module decides where to save and which
+checkpoints to keep; ``saving`` and ``loading`` do the rest.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, ru
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 100  # bytes of what it says
+_LONGEST = 100  # bytes of its content
 _STEP = re.compile(r"step-(\d{8,})")
 
 
 class CheckpointManager:
     """Saves a model and its optimizer by step into one folder, keeps the newest, finds and loads them.
 
-    Every rank makes its own, of the same folder, on a file system that they share. One process (or group of
-    ranks) at a time saves to a folder; any may load from it meanwhile.
+    Every rank makes its own manager of the same folder, on a file system that they share. Only one process
+    (or group of ranks) at a time may save to a folder; any may load from it meanwhile.
 
     Args:
         folder: made when the first checkpoint is saved.
-        keep: how many checkpoints to keep: the one saved last, and the newest before it. What else lies in
-            the folder, such as a checkpoint that somebody is copying there, stays.
+        keep: how many checkpoints to keep: the one saved last, and the newest ones before it. Anything else
+            in the folder stays, such as a checkpoint that is being copied there.
 
     Raises:
         UsageError: ``keep`` is less than one.
@@ -70,26 +70,26 @@ class CheckpointManager:
         rename: Rename | None = None,
         wait: bool = True,
     ) -> PendingSave:
-        """Save as the newest checkpoint, and remove those that are not to be kept any more.
+        """Save as the newest checkpoint, and remove those that are no longer kept.
 
-        Must be called by all ranks of the default process group, in their main thread; also without one, in
-        a single process. A checkpoint of the same step is replaced; those of later steps, which a run that
-        began again at an earlier one left behind, stay.
+        Must be called by all ranks of the default process group in their main threads, or in a single process
+        without one. A checkpoint of the same step is replaced. Checkpoints of later steps stay; they exist
+        if a run was resumed from an earlier step.
 
         Args:
-            step: after how many steps this is. ``extra`` and ``rename`` are ``save_checkpoint``'s.
-            wait: until it is saved. If not, everything is copied to the CPU's memory first, so that training
-                may go on at once; a thread saves the copy. At most one such save is under way: the next one
-                waits for it. The manager keeps the memory of the copy for the next one. Call ``wait()``
-                before the process group, or a function given to ``launch()``, ends.
+            step: the number of steps taken so far. ``extra`` and ``rename`` are ``save_checkpoint``'s.
+            wait: True to return only when it is saved. Otherwise everything is copied to CPU memory, so that
+                training may go on at once, and a thread saves the copy. At most one such save is in progress:
+                the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
+                process group, or a function given to ``launch()``, ends.
 
         Returns:
-            What ``wait()`` can be called on; with ``wait=True`` it is done.
+            An object to call ``wait()`` on; with ``wait=True`` the save is already done.
 
         Raises:
-            CheckpointError: as ``save_checkpoint`` does; or an earlier save failed in its thread, and nobody
-                has been told: then nothing was saved now. Raised on all ranks.
-            UsageError: ``step`` is no number of steps.
+            CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and this was
+                not raised yet: then nothing was saved now. Raised on all ranks.
+            UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
             raise UsageError(f"a step is a whole number from 0 on, not {step!r}")
@@ -116,27 +116,27 @@ class CheckpointManager:
         return self._pending
 
     def wait(self) -> None:
-        """Wait until the save that is under way, if any, is done.
+        """Wait until the save that is in progress, if any, is done.
 
         Raises:
-            CheckpointError: it failed, and nobody has been told.
+            CheckpointError: it failed, and this was not raised yet.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.wait()
 
     def latest_step(self) -> int | None:
-        """The step of the newest complete checkpoint; None if there is none. Asks no other rank.
+        """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        Files that are missing or cut off are found, flipped bits are not: ``load`` takes an older one then.
+        This notices missing and truncated files, but not flipped bits; ``load`` does, and takes an older one.
         """
         return next(self._newest_first(), None)
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
-        """The step of the newest checkpoint of which every byte is as it was saved. Asks no other rank.
+        """The step of the newest checkpoint whose bytes are all as they were saved. Does not communicate.
 
-        Newer ones that are damaged are renamed to ``damaged-…``, and ``say`` is told why: so a run that takes
-        their steps again can save. For the one process that goes on with this folder.
+        Newer, damaged ones are renamed to ``damaged-…``, so that a run that takes their steps again can save;
+        ``say`` is called with the reason. Only the one process that goes on with this folder may call it.
         """
         for step in sorted(set(self._steps()), key=self._order):
             damage = damage_of(self._path(step))
@@ -151,7 +151,10 @@ class CheckpointManager:
 
     @property
     def _order(self) -> Callable[[int], tuple[bool, int]]:
-        """The one that was saved last, those before it, and those of later steps, from the newest on."""
+        """A sort key for steps: the one saved last and those before it come first, then those of later steps.
+
+        In each part the newest comes first.
+        """
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)
@@ -167,13 +170,13 @@ class CheckpointManager:
         step: int | None = None,
         rename: Rename | None = None,
     ) -> dict[str, Any]:
-        """Load the newest checkpoint, or that of a step; returns its ``extra``.
+        """Load the newest checkpoint, or the one of ``step``; returns its ``extra``.
 
         Must be called by all ranks of the default process group; rank 0 looks for the newest. If that is
-        damaged, an older one is loaded, with a warning. A save that is under way is waited for.
+        damaged, an older one is loaded, with a warning. Waits for a save that is in progress.
 
         Raises:
-            CheckpointError: there is none; or as ``load_checkpoint`` does. Everything is as it was before.
+            CheckpointError: there is none; or as in ``load_checkpoint``. Nothing has changed.
         """
         self.wait()
 
@@ -197,7 +200,7 @@ class CheckpointManager:
         return True
 
     def _steps(self) -> list[int]:
-        """The steps of the checkpoints in the folder, rising."""
+        """The steps of the checkpoints in the folder, in ascending order."""
         try:
             names = os.listdir(self.folder) if self.folder.is_dir() else []
         except OSError as error:
@@ -205,7 +208,7 @@ class CheckpointManager:
         return sorted(step for step in map(_step_of, names) if step is not None)
 
     def _point_to(self, target: Path, save_id: str) -> None:
-        """Make a checkpoint that is in its place the newest, and remove what is not kept. For rank 0."""
+        """Write a checkpoint's name to ``latest``, and remove those that are not kept. Called on rank 0."""
         folders.replace_file(self.folder / LATEST, f"{target.name}\n".encode(), save_id)
         step = _step_of(target.name)
         assert step is not None
@@ -219,14 +222,14 @@ class CheckpointManager:
 
 
 class PendingSave:
-    """A save that goes on in a thread, or is done.
+    """A save that runs in a thread, or is done.
 
-    A failure is raised by the first call that waits for it: this object's ``wait()``, or the manager's next
-    ``save()``, ``load()`` or ``wait()``. If there is none, it is printed when the process ends.
+    The first call that waits for it raises a failure: this object's ``wait()``, or the manager's next
+    ``save()``, ``load()`` or ``wait()``. Without such a call, the failure is printed when the process ends.
     """
 
     def __init__(self, job: SaveJob | None) -> None:
-        self._saved: list[Future[None]] = []  # until somebody has waited for it
+        self._saved: list[Future[None]] = []  # empty once it has been waited for
         if job is not None:
             self._saved.append(Future())
             weakref.finalize(self, _complain, self._saved)
@@ -234,14 +237,14 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Whether the save has ended, successfully or not."""
         return all(saved.done() for saved in self._saved)
 
     def wait(self) -> None:
-        """Wait until it is over.
+        """Wait until the save has ended.
 
         Raises:
-            CheckpointError: nothing was saved. Raised once, on every rank.
+            CheckpointError: nothing was saved. Raised only once, on every rank.
         """
         if self._saved:
             wait(self._saved)
@@ -249,7 +252,7 @@ class PendingSave:
 
 
 def made_before(make: Callable[[], T]) -> Callable[[], T]:
-    """Make something now; what is returned returns it, or raises what making it raised."""
+    """Call ``make`` now; the returned function returns its value, or raises its exception."""
     future: Future[T] = Future()
     try:
         future.set_result(make())

@@ -1,7 +1,7 @@
-"""``manifest.json``: what a checkpoint holds and which bytes it is made of, and whether that is whole.
+"""``manifest.json``: which tensors a checkpoint holds, in which bytes of which files, and their hashes.
 
-Pure data and text: it opens no file. Everything a load needs to know before it touches a tensor stands here,
-as JSON; nothing is unpickled to find out.
+This handles only data and text, and opens no file. The manifest is JSON and holds everything that a load must
+know before it reads a tensor, so nothing is unpickled to find out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HEAD, _BODY, _TAIL = b'{"sha256": "', b'",\n"manifest": ', b"}\n"
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
-    """A file beside the manifest: its size in bytes and its SHA-256, in hexadecimal digits."""
+    """A file next to the manifest: its size in bytes and its SHA-256, in hexadecimal digits."""
 
     size: int
     sha256: str
@@ -36,7 +36,7 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedBox:
-    """A box of a tensor, and the bytes of the file that hold it, as ``torch.save`` writes a tensor."""
+    """A box of a tensor, and the bytes of the file that hold it in the format of ``torch.save``."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class SavedBox:
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """A whole tensor: its shape, its dtype, and the boxes it was cut into."""
+    """A whole tensor: its shape, its dtype, and the boxes into which it was cut."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -56,7 +56,7 @@ class SavedTensor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds. ``groups`` says of each stepped parameter who stepped it, and how."""
+    """The contents of a checkpoint. ``groups``: each stepped parameter's optimizer and hyperparameters."""
 
     save_id: str
     files: Mapping[str, SavedFile]
@@ -65,12 +65,12 @@ class Manifest:
 
 
 def sha256(data: bytes) -> str:
-    """In hexadecimal digits."""
+    """The SHA-256 of ``data`` in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def to_bytes(manifest: Manifest) -> bytes:
-    """The file: JSON, in which the SHA-256 of the content stands before the content."""
+    """The file's bytes: JSON that holds the SHA-256 of the content, then the content."""
     files = {name: {"bytes": file.size, "sha256": file.sha256} for name, file in manifest.files.items()}
     content = {
         "format": FORMAT,
@@ -83,7 +83,7 @@ def to_bytes(manifest: Manifest) -> bytes:
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:
-    """Content as JSON, behind its hash."""
+    """Content as JSON, after its hash."""
     body = json.dumps(content, indent=1).encode()
     return _HEAD + sha256(body).encode() + _BODY + body + _TAIL
 
@@ -92,7 +92,7 @@ def from_bytes(data: bytes) -> Manifest:
     """Read what ``to_bytes`` wrote; every byte is checked.
 
     Raises:
-        CheckpointError: it is damaged, of another format, or says what cannot be.
+        CheckpointError: it is damaged, has another format, or contradicts itself.
     """
     start = len(_HEAD) + 64 + len(_BODY)
     body = data[start : len(data) - len(_TAIL)]
@@ -112,7 +112,7 @@ def from_bytes(data: bytes) -> Manifest:
 
 
 def record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``groups`` says of a parameter, as JSON takes it."""
+    """A parameter's record in ``groups``, as values that JSON can hold."""
     group = {key: to_json(f"{key} of {name}", value) for key, value in record["group"].items()}
     return {**record, "group": group}
 
@@ -138,7 +138,7 @@ def _manifest_from_json(content: Mapping[str, Any]) -> Manifest:
 
 
 def _file_name(name: str) -> str:
-    """A name of a file in the checkpoint's own folder, and nowhere else."""
+    """Return the name of a file, and refuse one that leads out of the checkpoint's folder."""
     _expect(
         name not in ("", ".", "..", NAME) and not set(name) & set("/\\\0"),
         f"{name!r} as the name of a file: it leads out of the folder",

@@ -1,9 +1,9 @@
-"""How ranks decide something together: each brings its part, rank 0 decides once, all hear the same.
+"""Ranks decide something together: each rank brings its part, rank 0 decides once, and all get its decision.
 
-It goes through the store of the default process group (the one that ``init_process_group`` was given), not
-through collectives. So it may run in a thread beside training, a rank that does not come is named by its
-number, and the process groups are whole afterwards, whatever happened. It moves small objects only, and knows
-nothing of checkpoints.
+They communicate through the store of the default process group (the one that ``init_process_group`` was
+given), not through collectives. So a meeting may run in a thread during training, an error names a rank that
+does not come, and the process groups still work afterwards, whatever happened. A meeting sends only small
+objects, and knows nothing about checkpoints.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _NAMES_A_RANK = re.compile(r"ranks? (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Ranks that have begun one thing together. ``id`` is the same on all of them, and never used again.
+    """Ranks that have begun something together. ``id`` is the same on all of them, and is never used again.
 
-    ``timeout``, in seconds, is that of the default process group.
+    ``timeout`` is that of the default process group, in seconds.
     """
 
     id: str
@@ -49,17 +49,17 @@ class Meeting:
     def agree(
         self, stage: str, make: Callable[[], tuple[K, T]], decide: Callable[[list[T]], Sequence[A]]
     ) -> tuple[K, A]:
-        """Make something on every rank, decide on rank 0 with all of it, and return this rank's answer.
+        """Call ``make`` on every rank and ``decide`` on rank 0; return what this rank keeps, and its answer.
 
-        All ranks of the meeting must call, with the same ``stage``, once. ``make`` returns what this rank
-        keeps, and its part for rank 0. ``decide`` is called when every rank has made its part, and never
-        after one has given up waiting: either all ranks get an answer, or none does (but for a rank 0 that
-        is lost while it decides).
+        All ranks of the meeting must call this once with the same ``stage``. ``make`` returns what this rank
+        keeps, and its part for rank 0. ``decide`` gets all parts and returns an answer for each rank. It is
+        called when every rank has made its part, and never after one has given up waiting: either all ranks
+        get an answer or none does, unless rank 0 is lost while it decides.
 
         Raises:
-            TutorialError: what ``make`` raised on this rank, or ``decide``.
-            CheckpointError: it raised on another rank, or something else did; or a rank did not come within
-                the timeout. Says which rank, and why. Raised on all ranks.
+            TutorialError: raised by ``make`` on this rank, or by ``decide``.
+            CheckpointError: ``make`` raised on another rank, or another kind of error was raised, or a rank
+                did not come within the timeout. Says which rank, and why. Raised on all ranks.
         """
         if threading.current_thread() is threading.main_thread():
             report_phase(f"{self.what} · {stage}")
@@ -72,7 +72,7 @@ class Meeting:
         return made[0], answer
 
     def _exchange(self, stage: str, part: Any, own: BaseException | None, decide: Callable[..., Any]) -> Any:
-        """Bring this rank's part, or what went wrong with it, and hear the answer."""
+        """Post this rank's part, or what went wrong with it, and wait for the answer."""
         packed, unfit = _attempt(lambda: pack(part))
         own = own or unfit
         self.store.set(f"{stage}/{self.rank}", packed if own is None else pack({"failed": self._line(own)}))
@@ -88,11 +88,11 @@ class Meeting:
         return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
-        """Make something on every rank, or on none. Otherwise as ``agree``."""
+        """Call ``make`` on every rank; return its value if it succeeded on all. Otherwise as ``agree``."""
         return self.agree(stage, lambda: (make(), None), lambda found: found)[0]
 
     def _preside(self, stage: str, decide: Callable[[list[Any]], Sequence[Any]]) -> BaseException | None:
-        """Collect, decide and publish; returns what went wrong in deciding."""
+        """Collect the parts, decide and publish the answers; return the error if deciding failed."""
         deadline = time.monotonic() + self.timeout
         posts = [f"{stage}/{rank}" for rank in range(self.size)]
         if not _poll(lambda: self.store.check(posts), deadline):
@@ -111,7 +111,7 @@ class Meeting:
             for rank, answer in enumerate(answers or ()):
                 self.store.set(f"{stage}/answer/{rank}", answer)
         verdict = _ANSWERED
-        if error is not None:  # what this package finds is true of all ranks; any other error is rank 0's
+        if error is not None:  # this package's own errors concern all ranks; any other is rank 0's own
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
             verdict = _refused(whose + self._line(error))
         self.store.set(f"{stage}/verdict", verdict)
@@ -131,7 +131,7 @@ class Meeting:
         return verdict
 
     def _give_up(self, stage: str, complaint: str) -> None:
-        """Refuse for all ranks, unless a verdict stands."""
+        """Refuse for all ranks, unless there is a verdict already."""
         self.store.compare_set(f"{stage}/verdict", "", _refused(complaint))
 
     def _absent(self, stage: str) -> str:
@@ -142,7 +142,7 @@ class Meeting:
         return f"did not {stage} within {self.timeout:g} s ({self.what})"
 
     def _refusal(self, complaint: str, own: BaseException | None) -> TutorialError:
-        """What this rank raises: its own error, if that is why, else what it was told."""
+        """The error that this rank raises: its own if that is the cause, else one with ``complaint``."""
         if own is not None and complaint in (self._line(own), f"rank {self.rank}: {self._line(own)}"):
             if isinstance(own, TutorialError):
                 return own
@@ -155,11 +155,11 @@ class Meeting:
         return CheckpointError(complaint, int(guilty[1]) if guilty else None)
 
     def _line(self, error: BaseException) -> str:
-        """An error in one line; what this package did not raise itself says also where it came from."""
+        """An error in one line; if this package did not raise it, the line also says in which meeting."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
 
     def _leave(self, stage: str) -> None:
-        """Have the last rank remove what the store holds of this stage."""
+        """Note that this rank is done; the last one removes this stage's keys from the store."""
         if self.store.add(f"{stage}/left", 1) == self.size:
             posts = [f"{kind}{rank}" for rank in range(self.size) for kind in ("", "answer/")]
             for post in (*posts, "verdict", "left"):
@@ -167,7 +167,7 @@ class Meeting:
 
 
 def call_meeting(what: str) -> Meeting:
-    """Begin something together. All ranks of the default process group must call, in their main thread."""
+    """Begin a meeting. All ranks of the default process group must call it in their main threads."""
     fresh = uuid.uuid4().hex
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Meeting(fresh, what, 0, 1, 0.0, dist.HashStore())
@@ -187,7 +187,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, in one line: of the system's errors their cause and file, of others also the class."""
+    """An error in one line: cause and file for an OSError; for errors not of this package also the class."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())
@@ -202,7 +202,7 @@ def _attempt(make: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _poll(is_there: Callable[[], bool], deadline: float) -> bool:
-    """Ask again and again, ever more slowly, until it is there; returns whether it was in time."""
+    """Call ``is_there`` at growing intervals until it is true; return False if the deadline passed first."""
     pause = 0.0005
     while not is_there():
         if time.monotonic() > deadline:

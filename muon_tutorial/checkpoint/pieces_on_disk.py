@@ -1,7 +1,7 @@
-"""Tensors of which a rank holds some pieces, and the files that pieces lie in.
+"""Tensors of which a rank holds some pieces, and the files that hold these pieces.
 
-The files are laid out as ``torch.distributed.checkpoint`` lays them out, so that its tools can read them.
-A load finds them by the manifest: ``.metadata``, which is a pickle, is written for those tools alone.
+The files have the layout of ``torch.distributed.checkpoint``, so that its tools can read them. A load finds
+pieces by the manifest; ``.metadata``, which is a pickle, is written only for those tools.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Place = tuple[str, Offset]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorInPieces:
-    """A tensor of the whole shape, of which only ``pieces`` are here, by the offset of each."""
+    """A tensor of which only ``pieces`` are here, by offset; ``shape`` is that of the whole tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class TensorInPieces:
 
 
 class Written(NamedTuple):
-    """What a rank has written: its file, size and SHA-256, and where in it each piece begins and ends."""
+    """The file that a rank has written: its name, size and SHA-256, and each piece's begin and end in it."""
 
     file: str
     size: int
@@ -51,7 +51,10 @@ class Written(NamedTuple):
 
 
 def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
-    """Which pieces each rank is to write, of those that it holds: each once, and about as many bytes each."""
+    """The pieces that each rank must write, among those that it holds.
+
+    Each piece is written once, and all ranks write about the same number of elements.
+    """
     holders: dict[Place, list[int]] = {}
     for rank, summary in enumerate(summaries):
         for key, tensor in summary.outlines.items():
@@ -67,14 +70,14 @@ def divide(summaries: Sequence[SaveSummary]) -> list[list[Place]]:
 
 
 def write_pieces(path: Path, entries: Mapping[str, TensorInPieces], share: Sequence[Place]) -> Written:
-    """Write these pieces to a file, each as ``torch.save`` writes a tensor, and see it onto the disk."""
+    """Write these pieces to a file, each as ``torch.save`` writes a tensor, and sync it to disk."""
     digest = hashlib.sha256()
     places: dict[Place, tuple[int, int]] = {}
     with open(path, "xb") as file:
         for key, offset in share:
             piece, buffer, start = entries[key].pieces[offset].detach().cpu(), io.BytesIO(), file.tell()
             if piece.untyped_storage().nbytes() != piece.nbytes:
-                piece = piece.clone()  # the storage is saved, whatever of it a tensor shows
+                piece = piece.clone()  # torch.save would save the whole storage
             torch.save(piece, buffer)
             write_to(file, buffer.getbuffer())
             digest.update(buffer.getbuffer())
@@ -92,7 +95,7 @@ def write_to(file: IO[bytes], data: memoryview) -> None:
 def saved_tensors(
     summaries: Sequence[SaveSummary], written: Sequence[Written | None]
 ) -> dict[str, SavedTensor]:
-    """Each tensor as the manifest has it, from what ranks held and what they wrote."""
+    """The manifest's record of each tensor, from what ranks held and what they wrote."""
     boxes: dict[str, list[SavedBox]] = {}
     for summary, each in zip(summaries, written, strict=True):
         if each is None:
@@ -110,8 +113,8 @@ def saved_tensors(
 
 
 def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -> bytes:
-    """The file ``.metadata``, in which ``torch.distributed.checkpoint`` finds where the boxes are."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo  # a tenth of a second, on rank 0 alone
+    """The file ``.metadata``, which tells ``torch.distributed.checkpoint`` where the boxes are."""
+    from torch.distributed.checkpoint.filesystem import _StorageInfo  # takes 0.1 s, and only on rank 0
     from torch.distributed.checkpoint.metadata import (
         ChunkStorageMetadata,
         Metadata,
@@ -132,10 +135,10 @@ def metadata_for_other_tools(save_id: str, tensors: Mapping[str, SavedTensor]) -
 
 
 def read(folder: OpenFolder, manifest: Manifest, entries: Mapping[str, TensorInPieces]) -> None:
-    """Read this rank's pieces, into the tensors behind them. Asks no other rank.
+    """Read this rank's pieces into the tensors of ``entries``. Does not communicate.
 
     Raises:
-        CheckpointError: a box is not what the manifest says, or boxes leave a part of a piece out.
+        CheckpointError: a box is not what the manifest says, or the boxes do not cover a piece.
     """
     with ExitStack() as held:
         files: dict[str, IO[bytes]] = {}

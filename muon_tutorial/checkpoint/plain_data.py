@@ -1,7 +1,7 @@
-"""What a checkpoint takes from the user as ``extra``: numbers, text, tensors, and containers of these.
+"""The values that a checkpoint accepts as ``extra``: numbers, text, tensors, and containers of these.
 
-``torch.save`` writes it and ``torch.load(weights_only=True)`` reads it. What that would not read back is
-refused when it is saved, by name.
+``torch.save`` writes them and ``torch.load(weights_only=True)`` reads them. A value that could not be read
+back this way is refused when it is saved, and the error names it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..errors import CheckpointError
 
 
 def dump_plain(name: str, value: Any) -> bytes:
-    """As the bytes of a file."""
+    """Return the bytes of a file that holds ``value``; an error calls it ``name``."""
     data = _dumped(value)
     if data is None:
         where, culprit = _culprit(name, value)
@@ -31,7 +31,7 @@ def dump_plain(name: str, value: Any) -> bytes:
 
 
 def load_plain(data: bytes) -> Any:
-    """From the bytes of a file, onto the CPU; runs nothing that they say."""
+    """Return the value in a file's bytes, with tensors on the CPU; never runs code from them."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise CheckpointError("it is compressed, as torch.save leaves nothing")
@@ -50,7 +50,7 @@ def _dumped(value: Any) -> bytes | None:
 
 
 def _culprit(name: str, value: Any) -> tuple[str, Any]:
-    """The innermost part that cannot be saved, and where it is."""
+    """Where the innermost part that cannot be saved is, and the part itself."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]

@@ -1,6 +1,6 @@
-"""What this rank holds of each parameter, buffer and optimizer state: its name, and which boxes of it.
+"""Finds which boxes of each parameter, buffer and optimizer state this rank holds, and their names.
 
-It reads parameters, plans and names; it touches no file and asks no other rank.
+It reads parameters, plans and names; it uses no file and does not communicate.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Saveable = Muon | MuonWithAdamW | torch.optim.AdamW
 Rename = Callable[[str], str]
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
-# What torch.compile and activation checkpointing put into names.
+# Parts that torch.compile and activation checkpointing add to names.
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -46,7 +46,7 @@ class HeldBoxes:
     boxes: tuple[Box, ...]
 
     def pieces(self, local: Tensor) -> dict[tuple[int, ...], Tensor]:
-        """The tensor behind each box by its offset, sharing storage with ``local``; empty boxes have none."""
+        """The tensor of each box, by offset, sharing storage with ``local``; empty boxes are left out."""
         boxes = [box for box in self.boxes if box.numel or not math.prod(self.shape)]
         if len(boxes) == 1 and boxes[0].shape == tuple(local.shape):
             return {boxes[0].offset: local}
@@ -59,7 +59,7 @@ SCALAR = HeldBoxes((), (Box((), ()),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteppedParameter:
-    """A parameter of the optimizer: who steps it, in which group, and what is held of it and its momentum."""
+    """A parameter of the optimizer: its kind of optimizer, group and state, and the boxes held here."""
 
     name: str
     kind: Kind
@@ -74,7 +74,7 @@ class SteppedParameter:
         return f"optimizer.{self.name}.{entry}"
 
     def boxes_of(self, entry: str) -> HeldBoxes:
-        """Which boxes of one tensor of the state are here."""
+        """The boxes of one tensor of the state that are on this rank."""
         return {"momentum_buffer": self.momentum_boxes, "step": SCALAR}.get(entry, self.boxes)
 
     def blank(self, entry: str, dtype: torch.dtype | None = None) -> Tensor:
@@ -87,7 +87,7 @@ class SteppedParameter:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """The state as it is saved. Muon's always has a momentum, AdamW's what it has."""
+        """The tensors of the state to save: for Muon always a momentum, for AdamW those that exist."""
         if self.kind == "muon":
             saved = self.state.get("momentum_buffer")
             return {"momentum_buffer": self.blank("momentum_buffer") if saved is None else saved}
@@ -101,14 +101,14 @@ class SteppedParameter:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What ``groups`` says of the parameter."""
+        """The parameter's record in the manifest's ``groups``."""
         kept = {key: _as_numbers(value) for key, value in self.group.items() if not key.startswith("param")}
         return {"optimizer": self.kind, "state": tuple(self.tensors), "group": kept}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankContents:
-    """What there is to save or load on this rank: tensors by name, and what the optimizer steps."""
+    """What this rank saves or loads: tensors by name, and the parameters that the optimizer steps."""
 
     tensors: dict[str, tuple[Tensor, HeldBoxes]]
     buffers: set[str]
@@ -116,7 +116,7 @@ class RankContents:
 
 
 def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
-    """Find out what there is."""
+    """Find out what this rank saves or loads."""
     parts = parts_of(optimizer)
     muon = parts.get("muon")
     steps = muon.plan_steps if isinstance(muon, Muon) else []
@@ -146,7 +146,7 @@ def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
-    """The optimizer as its Muon and its AdamW."""
+    """The Muon and the AdamW that the optimizer consists of."""
     if isinstance(optimizer, MuonWithAdamW):
         return {"muon": optimizer.muon, "adamw": optimizer.adamw}
     if isinstance(optimizer, Muon):
@@ -159,7 +159,7 @@ def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimiz
 
 
 def as_before(saved: Any, current: Any) -> Any:
-    """A saved hyperparameter as the optimizer has it: a tensor where it has a tensor."""
+    """A saved hyperparameter in the form that the optimizer has now: a tensor if that is a tensor."""
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
     if isinstance(current, tuple) and isinstance(saved, tuple) and len(current) == len(saved):
@@ -168,7 +168,7 @@ def as_before(saved: Any, current: Any) -> Any:
 
 
 def _as_numbers(value: Any) -> Any:
-    if hasattr(value, "item"):  # a tensor, or a number of numpy's
+    if hasattr(value, "item"):  # a tensor, or a numpy number
         return value.item()
     return tuple(_as_numbers(part) for part in value) if isinstance(value, tuple) else value
 
@@ -183,7 +183,7 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
 
 
 def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBoxes]]:
-    """Each parameter of a plan, its own place, and that of its momentum."""
+    """Each parameter of a plan, its boxes, and those of its momentum."""
     for shard in step.momentum_shards.values():
         matrix = shard.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
@@ -201,11 +201,11 @@ def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBox
 
 
 def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
-    """The place of a tensor that no plan knows.
+    """The boxes of a tensor that is in no plan.
 
-    A DTensor's placements say where it lies; a plain one is whole, or says that it was cut by hand over
-    ``tp``. A DTensor's own ``__create_chunk_list__`` is not asked: in torch 2.13 it names wrong rows for
-    uneven strided shards (FSDP2 over tensor parallelism).
+    A DTensor's placements say where it lies; a plain tensor is whole, or its attributes say that it was cut
+    by hand over ``tp``. This does not use ``DTensor.__create_chunk_list__``, because in torch 2.13 it returns
+    wrong rows for uneven strided shards (FSDP2 over tensor parallelism).
     """
     if isinstance(tensor, DTensor):
         at = LiveWorld(with_names(tensor.device_mesh)).at
@@ -219,7 +219,7 @@ def _own_place(name: str, tensor: Tensor, at: Coordinate) -> HeldBoxes:
 def _named(
     tensors: Iterable[tuple[str, Tensor]], model: nn.Module, rename: Rename | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors of a model under the names they are saved by."""
+    """Tensors of a model under the names by which they are saved."""
     wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
     for name, tensor in tensors:
         bare = name.removeprefix("module.") if wrapped else name
@@ -228,7 +228,7 @@ def _named(
 
 
 def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The buffers that were registered to be saved, each once, whatever hooks make of ``state_dict()``."""
+    """The persistent buffers, each once, even if hooks change what ``state_dict()`` returns."""
     passing = {
         f"{prefix}.{name}" if prefix else name
         for prefix, module in model.named_modules(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""``save_checkpoint``: writes a model and its optimizer into a folder, whole or not at all."""
+"""``save_checkpoint``: writes a model and its optimizer into a folder, completely or not at all."""
 
 from __future__ import annotations
 
@@ -45,26 +45,27 @@ def save_checkpoint(
     rename: Rename | None = None,
     existing: Existing = "refuse",
 ) -> None:
-    """Save a model and its optimizer into a folder, each rank its own part, replicas once.
+    """Save a model and its optimizer into a folder; each rank writes its part, and replicas are written once.
 
-    Must be called by all ranks of the default process group, with the same path, which they share; also
-    without one, in a single process. What several ranks hold is compared before anything is written; buffers
-    excepted, which data-parallel ranks may hold differently (BatchNorm's): one rank's are saved.
+    Must be called by all ranks of the default process group with the same path on a shared file system, or in
+    a single process without a group. Values that several ranks hold are compared before anything is written.
+    Buffers are the exception: data-parallel ranks may hold different ones (BatchNorm's), and one rank's are
+    saved.
 
-    The folder is made aside and takes its place whole. Whatever happens meanwhile, a kill as well, there is
-    then the new checkpoint or what was there before, and the call can be made again.
+    The folder is written as a draft and moved into place when it is complete. Whatever happens meanwhile,
+    even a kill, the path then holds the new checkpoint or what was there before, and you can call this again.
 
     Args:
-        extra: saved from rank 0, given back by ``load_checkpoint``: numbers, text, tensors, and dicts, lists
+        extra: saved from rank 0, returned by ``load_checkpoint``: numbers, text, tensors, and dicts, lists
             and tuples of these, such as a step, a scheduler's ``state_dict()``, a generator's state.
-        rename: from the model's name of a parameter to the one it is saved under. Ranks whose parameters
-            have equal names but are not the same (experts, pipeline stages) need it.
-        existing: whether to refuse a folder that holds anything, or to replace it, if that is a checkpoint.
+        rename: a function from the model's name of a parameter to the name under which it is saved. It is
+            needed if ranks have different parameters with equal names (experts, pipeline stages).
+        existing: ``"refuse"`` a folder that is not empty; or ``"replace"`` it if it is a checkpoint.
 
     Raises:
-        CheckpointError: the folder is not fresh or cannot be written, somebody else is saving to it, or ranks
-            hold different values of what should be the same; or a rank did not do its part within the
-            timeout of the default process group. Raised on all ranks.
+        CheckpointError: the folder is not empty or cannot be written, another process is saving to it, or
+            ranks hold different values of something that should be the same; or a rank did not do its part
+            within the timeout of the default process group. Raised on all ranks.
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
@@ -73,7 +74,7 @@ def save_checkpoint(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContentsToSave:
-    """What this rank has to save: tensors with their places, who steps what and how, the user's as bytes."""
+    """What this rank has to save: tensors with their boxes, the parameters' records, ``extra`` as bytes."""
 
     tensors: dict[str, tuple[Tensor, HeldBoxes]]
     buffers: set[str]
@@ -83,10 +84,10 @@ class ContentsToSave:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveJob:
-    """A save that may begin: ``contents`` finds out what there is; ``finish`` is called once it is in place.
+    """A save that may begin. ``contents`` returns what this rank saves.
 
-    Rank 0 calls ``finish``, before anybody is told that it is saved. ``guard`` is what it locks meanwhile,
-    besides the folder.
+    Rank 0 calls ``finish`` when the checkpoint is in its place, before it tells the other ranks. ``guard`` is
+    a path that rank 0 locks meanwhile, besides the folder.
     """
 
     meeting: Meeting
@@ -100,7 +101,7 @@ class SaveJob:
 def contents_to_save(
     model: nn.Module, optimizer: Saveable, extra: Mapping[str, Any] | None, rename: Rename | None
 ) -> ContentsToSave:
-    """Find out what this rank has to save, in the model's own memory."""
+    """Find out what this rank has to save; the tensors are the model's own, not copies."""
     if extra is not None and not isinstance(extra, Mapping):
         raise CheckpointError(f"extra is a dict of what is to be saved beside the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
@@ -118,7 +119,7 @@ def contents_to_save(
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
-    """Say what of a module's own state is in no checkpoint: an object of any kind, which may run code."""
+    """Warn if modules have extra state. It is not saved, because it may be any object, and run code."""
     set_by = nn.Module.get_extra_state
     found = [name for name, it in model.named_modules() if type(it).get_extra_state is not set_by]
     if found:
@@ -130,16 +131,16 @@ def _warn_of_extra_state(model: nn.Module) -> None:
 
 
 class StagingMemory:
-    """Memory on the CPU for a copy of what this rank has to save, used again by the next save.
+    """Memory on the CPU for a copy of what this rank has to save; the next save uses it again.
 
-    Getting fresh memory from the system takes longer than the copying. One copy at a time lies in it.
+    Getting fresh memory from the system takes longer than copying. It holds one copy at a time.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def copy(self, contents: ContentsToSave) -> ContentsToSave:
-        """The same, over the copy before: what becomes of the model and its optimizer no longer matters."""
+        """Copy the contents over the previous copy, so that the model and its optimizer may change again."""
         tensors = {key: (self._copy(key, its), place) for key, (its, place) in contents.tensors.items()}
         self._buffers = {key: its for key, (its, _) in tensors.items()}
         return replace(contents, tensors=tensors)
@@ -178,7 +179,7 @@ def run_save(job: SaveJob) -> None:
 
 
 class _FirstRank:
-    """What rank 0 does for all: hold the lock, make the draft, complete it, put it in its place."""
+    """Rank 0's work for all ranks: hold the lock, make the draft, complete it, and move it into place."""
 
     def __init__(self, job: SaveJob, held: ExitStack) -> None:
         self._job, self._held = job, held
@@ -186,7 +187,7 @@ class _FirstRank:
         self._summaries: list[SaveSummary] = []
 
     def begin(self, summaries: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
-        """Compare the ranks, divide the work, and make a draft for it."""
+        """Compare the ranks, make a draft, and divide the work."""
         job = self._job
         for folder, groups, outlines, buffers in summaries:
             alike = {key: TensorOutline(*its) for key, its in outlines.items()}
@@ -201,12 +202,12 @@ class _FirstRank:
         return [(str(self._draft), share) for share in divide(self._summaries)]
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file of rank 0's."""
+        """Write one of rank 0's own files."""
         folders.write_file(self._draft / name, data)
         self._files[name] = manifest.SavedFile(len(data), manifest.sha256(data))
 
     def complete(self, answers: Sequence[Written | None]) -> list[None]:
-        """Add what says that it is complete, and put it in its place."""
+        """Add the files that make the draft complete, and move it into place."""
         job = self._job
         written = [Written(*each) if each else None for each in answers]
         tensors = saved_tensors(self._summaries, written)
@@ -228,23 +229,23 @@ class _FirstRank:
 
 
 def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
-    """What this rank holds of a tensor, as a checkpoint meets it; shares its storage."""
+    """This rank's pieces of a tensor, in a checkpoint's form; they share its storage."""
     local = local_part(tensor)
     return TensorInPieces(place.shape, local.dtype, place.pieces(local))
 
 
 def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
-    """The model's parameters and buffers by their names in a checkpoint."""
+    """The model's parameters and buffers, by their names in a checkpoint."""
     return {f"model.{name}": in_pieces(tensor, place) for name, (tensor, place) in contents.tensors.items()}
 
 
 def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[str, TensorInPieces]:
-    """One parameter's optimizer state by its names in a checkpoint."""
+    """One parameter's optimizer state, by its names in a checkpoint."""
     return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
 
 
 def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:
-    """Refuse to complete a draft in which rank 0 does not see what the others wrote."""
+    """Refuse to complete a draft if rank 0 does not see what the other ranks wrote."""
     for name, file in files.items():
         path = draft / name
         if not path.is_file() or path.stat().st_size != file.size:

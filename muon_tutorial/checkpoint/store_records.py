@@ -1,7 +1,7 @@
-"""Plain values as JSON: what ranks tell each other through their store, and hyperparameters in a manifest.
+"""Plain values as JSON: messages between ranks through their store, and hyperparameters in a manifest.
 
-Nothing that is read can run code. torchrun's store listens on every network interface, and whoever reaches it
-can write to it.
+Reading them never runs code. That matters because torchrun's store listens on every network interface, and
+everyone who can reach it can write to it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes) -> Any:
-    """Return what was packed, named tuples as tuples; of bytes that ``pack`` did not make, an error."""
+    """Return what was packed, with named tuples as plain tuples.
+
+    Raises:
+        CheckpointError: ``pack`` did not make these bytes.
+    """
     try:
         reader = zlib.decompressobj()
         text = reader.decompress(data, _LARGEST)
@@ -34,10 +38,10 @@ def unpack(data: bytes) -> Any:
 
 
 def to_json(what: str, value: Any) -> Any:
-    """Return a value as JSON has it; tuples, sets and dicts with other keys than text keep their kind.
+    """Return a value in a form that JSON can hold; tuples, sets and dicts with any keys keep their kind.
 
     Raises:
-        CheckpointError: a part of it is neither number, text nor such a container; says of ``what``.
+        CheckpointError: a part of it is not a number, text or such a container; ``what`` names the value.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -56,7 +60,7 @@ def to_json(what: str, value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return what ``to_json`` was given."""
+    """Return the value that ``to_json`` was given."""
     if isinstance(value, list):
         return [from_json(part) for part in value]
     if not isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""What a generator may ask of a world, and in which order. Knows no process group.
+"""The requests that a generator may make of a world, and their order. Knows no process group.
 
 ``collective``   requests: plain records
 ``hops``         one change of placement, or one exchange
-``pieces``       a bucket's matrices one by one, where no flat buffer is needed
-``travel``       a tensor travels a route, hop by hop; back along its inverse
-``order``        several buckets in flight, in an order that follows from the plan alone
+``pieces``       a bucket's matrices one by one, if no flat buffer is needed
+``travel``       moves a tensor along a route, hop by hop, and back along the inverse
+``order``        several buckets in flight, in an order that depends only on the plan
 """

@@ -1,4 +1,4 @@
-"""What a generator may ask of a world. Plain records; nothing here moves data."""
+"""The requests that a generator may make of a world. Plain records; nothing here moves data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Which phase of the step a request belongs to, and which matrix or bucket it serves."""
+    """The phase of the step that a request belongs to, and the matrix or bucket that it serves."""
 
     phase: str
     subject: str = ""
@@ -30,13 +30,13 @@ class Label:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collective:
-    """A request: all ranks of the group over ``axes`` ask it alike, and each is answered with a flat tensor.
+    """A request: all ranks of the group over ``axes`` make it, and each gets a flat tensor as the answer.
 
-    ``send`` is flat, or None where the rank sends nothing. ``receive`` is how many elements the answer
-    holds, which may be none. ``root`` is a position along the axis. ``sends`` and ``receives`` are the
-    elements exchanged with each position (``all_to_all`` alone); each position's begin in ``send`` at
-    ``starts``, where several may get the same, or, left out, one after the other. Of a ``reduce``, ``send``
-    is given up: a backend may write over it.
+    ``send`` is flat, or None if the rank sends nothing. ``receive`` is the number of elements in the answer,
+    which may be 0. ``root`` is a position along the axis. ``sends`` and ``receives`` are the numbers of
+    elements exchanged with each position (only for ``all_to_all``). The elements for each position begin in
+    ``send`` at ``starts``, and several positions may share them; without ``starts`` they lie one after the
+    other. A ``reduce`` consumes ``send``: a backend may overwrite it.
 
     Raises:
         RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort);
@@ -65,7 +65,7 @@ class Collective:
 
     @property
     def parcels(self) -> list[slice]:
-        """The part of ``send`` that each position gets (``all_to_all`` alone)."""
+        """The part of ``send`` that each position gets (only for ``all_to_all``)."""
         assert self.sends is not None
         starts = (0, *accumulate(self.sends[:-1])) if self.starts is None else self.starts
         return [slice(start, start + n) for start, n in zip(starts, self.sends, strict=True)]
@@ -89,14 +89,14 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class Abreast(Idle):
-    """An empty turn at which the walks of a round wait for each other: see ``order.abreast``."""
+    """An empty turn, at which the walks of a round wait for each other: see ``order.abreast``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
     """A user's own function, opaque to the engine: only real processes can answer it.
 
-    Answered with what it returns, or with what the ``wait()`` of the handle it returns does.
+    The answer is its return value; if that is a handle, the answer is what its ``wait()`` returns.
     """
 
     fn: Callable[[], Any]
@@ -105,14 +105,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Ask for a collective without waiting; answered with a ticket."""
+    """Ask for a collective without waiting; the answer is a ticket."""
 
     request: Collective | Call | Idle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """Wait for the ticket of a ``Start``; answered as the collective is."""
+    """Wait for the ticket of a ``Start``; the answer is that of the collective."""
 
     ticket: Any
 

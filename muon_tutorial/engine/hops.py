@@ -1,7 +1,7 @@
 """The table of hops: one change of placement along one axis, or one packed exchange over several.
 
-Each is a generator that asks for one collective at most, or for one a slice where slices of a flat buffer are
-of different lengths. Beside each hop in the table stands its opposite; only the reduce_scatter has none.
+Each is a generator that asks for at most one collective, or for one per slice if the slices of a flat buffer
+have different lengths. Each hop in the table has its opposite there, except reduce_scatter and reduce.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .pieces import Pieces
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     """Change placement along one axis, or layout over several.
 
-    Must be walked by all ranks of the group. Returns this rank's tensor afterwards: where another rank is
-    its owner, one without elements.
+    All ranks of the group must run it. Returns this rank's tensor afterwards, which is empty if another rank
+    owns it.
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
@@ -61,7 +61,7 @@ def _exchange(
 
 
 def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
-    """A buffer laid out for what comes, with what this rank had of it, and zeros elsewhere."""
+    """A buffer in the new layout that holds the parts this rank keeps, and zeros elsewhere."""
     buffer = x.new_zeros(parcels.length)
     _unpack(_pack(x, parcels.kept), buffer, parcels.kept_as)
     return buffer
@@ -84,7 +84,7 @@ def _all_to_all(
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:
-    """Boxes of a flat buffer, one after the other. On the meta device one copy stands for all."""
+    """Pack boxes of a flat buffer, one after the other. On the meta device one copy stands for all."""
     if x.is_meta:
         packed = x.new_empty(sum(math.prod(shape) for _, _, shape in cargo))
         return packed.copy_(packed)
@@ -96,7 +96,7 @@ def _unpack(
     buffer: Tensor,  # [elements of the layout]
     cargo: Cargo,
 ) -> None:
-    """The opposite of ``_pack``: each box to its place in the buffer."""
+    """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
         arrived.copy_(arrived)  # stands for the copies of all boxes
     else:
@@ -123,8 +123,8 @@ def gather_together(
 ) -> Walk:
     """Several all_gathers along one axis, from ``Shard`` to ``Replicate``, packed into one request.
 
-    Must be walked by all ranks of the axis. Returns, for each box, a function that puts the whole tensor
-    together: whoever calls them one by one holds no two.
+    All ranks of the axis must run it. Returns, for each box, a function that puts the whole tensor together:
+    a caller that uses them one by one never holds two whole tensors.
     """
     pieces = [hop.pieces(at) for hop in hops]
     sizes, parts = [its.size for its in pieces], pieces[0].parts
@@ -198,12 +198,12 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 
 
 def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
-    """Whether a flat buffer is cut into slices of different lengths: padding could multiply what travels."""
+    """Whether a flat buffer is cut into slices of different lengths; padding could multiply their bytes."""
     return len(hop.shape) == 1 and len({shape for _, shape in pieces.uneven}) > 1
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """An all_gather of slices of any length: each that is not empty is broadcast, in order of position."""
+    """An all_gather of slices of any length: each non-empty slice is broadcast, in order of position."""
     whole = x.new_empty(hop.shape, dtype=dtype)
     for root, (index, shape) in enumerate(pieces.uneven):
         if shape[0]:
@@ -213,7 +213,7 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """A reduce_scatter into slices of any length: each that is not empty is reduced to its position."""
+    """A reduce_scatter into slices of any length: each non-empty slice is reduced to its position."""
     mine = x.new_empty(0, dtype=dtype)
     for root, (index, shape) in enumerate(pieces.uneven):
         if shape[0]:
@@ -238,17 +238,17 @@ _MOVES = {
 
 
 def _padded(x: Tensor, size: int) -> Tensor:
-    """A piece, flat, as long as the largest: collectives want pieces of one size."""
+    """A piece, flat and padded to the length of the largest: collectives need pieces of one size."""
     return pad(x.reshape(-1), (0, size - x.numel())) if x.numel() < size else x.reshape(-1)
 
 
 def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The opposite of ``_padded``: the piece that stands first."""
+    """The opposite of ``_padded``: the piece without its padding."""
     return padded[: math.prod(shape)].view(shape)
 
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """All positions' pieces, flat, one after the other, each as long as the largest."""
+    """All positions' pieces, flat, one after the other, each padded to the length of the largest."""
     if not pieces.uneven:
         return x.reshape(-1)
     return torch.cat([_padded(x[index], pieces.size) for index, _ in pieces.uneven])

@@ -1,10 +1,10 @@
-"""A window of generators in flight, in an order that follows from the plan alone.
+"""A window of generators in flight, in an order that depends only on the plan.
 
-A turn first admits new tasks, then lets every task in flight wait for its own last request and issue the
-next one; those admitted last go first, and those admitted together go in order. So while an older task
-computes, the younger one's first request is already under way, and the older one's last answer arrives while
-the younger one computes. Since a task takes the same number of turns on every rank (``stand_by`` yields the
-empty ones), all members of a group issue the same sequence.
+Each turn first admits new tasks. Then every task in flight waits for its own last request and issues the next
+one: the newest tasks go first, and tasks admitted together go in order. So while an older task computes, the
+newer one's first request is already in flight, and the older one's last answer arrives while the newer one
+computes. A task takes the same number of turns on every rank (``stand_by`` yields the empty ones), so all
+members of a group issue the same sequence.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .collective import IDLE, Abreast, Call, Collective, Idle, Start, Wait, Walk
 def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
     """Run ``tasks`` with at most ``window`` in flight; returns their values in order.
 
-    At most ``stride`` tasks are admitted in a turn. Must be walked by all ranks with the same tasks, window
-    and stride.
+    At most ``stride`` tasks are admitted per turn. All ranks must run it, with the same tasks, window and
+    stride.
     """
     waiting = enumerate(tasks)
     flight: list[Task] = []
@@ -34,10 +34,10 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
 
 
 def abreast(walks: Iterable[Walk]) -> Walk:
-    """Walk each as far as its next ``ABREAST``, one after the other; then all of them on from there.
+    """Run each walk to its next ``ABREAST``, one after the other, then continue all of them from there.
 
-    So ranks that own different buckets of a round have all of them at hand before anybody computes, and
-    compute at the same time. Must be walked by all ranks with the same walks.
+    So ranks that own different buckets of a round have received all of them before any rank computes, and
+    they compute at the same time. All ranks must run it, with the same ``walks``.
     """
     going = list(walks)
     while going:
@@ -51,7 +51,7 @@ def abreast(walks: Iterable[Walk]) -> Walk:
 
 
 def _as_far_as_others(walk: Walk) -> Walk:
-    """Walk to the next ``ABREAST``; returns whether there is one."""
+    """Run a walk to its next ``ABREAST``; returns whether there is one."""
     answer: Any = None
     while True:
         try:
@@ -68,9 +68,9 @@ def _as_far_as_others(walk: Walk) -> Walk:
 def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
     """Let every task wait for its own last request and issue the next one; returns those still in flight.
 
-    The values of those that ended go to ``values``, by their index. ``flight`` is emptied, so that what an
-    ended task held is free before the next one goes on; what was sent is dropped once it was answered, and
-    an answer once its task asks again. Must be walked by all ranks with the same tasks.
+    The values of finished tasks go to ``values``, by their index. ``flight`` is emptied, so that a finished
+    task's memory is free before the next one continues. A sent tensor is dropped once it is answered, and an
+    answer once its task makes the next request. All ranks must run it, with the same tasks.
     """
     going = []
     while flight:
@@ -86,7 +86,7 @@ def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
             request, values[index] = None, stop.value
         del answer
         if request is None:
-            yield IDLE  # so that the world lets go of the last answer before the next task goes on
+            yield IDLE  # so that the world drops the last answer before the next task continues
         else:
             assert isinstance(request, Collective | Call | Idle)
             going.append(Task(index, walk, (yield Start(request))))
@@ -96,7 +96,7 @@ def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A walk in flight: its place among the tasks, and the ticket of what it asked for last."""
+    """A walk in flight: its index among the tasks, and the ticket of its last request."""
 
     index: int
     walk: Walk

@@ -1,7 +1,7 @@
-"""A bucket's matrices one by one, for routes that need no flat buffer to travel.
+"""A bucket's matrices one by one, for routes that need no flat buffer.
 
-What a rank sends to others is packed from them, what it received is read where it arrived, and what it has
-already stays where it is: nothing is laid out in a buffer of the whole bucket in between.
+Outgoing parts are packed directly from the matrices, received parts are used where they arrived, and parts
+that stay are not moved: no buffer holds the whole bucket in between.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InParts:
-    """A box of ``shape`` in parts: each, and its index in the box."""
+    """A box of ``shape`` in parts: each part and its index in the box."""
 
     shape: Shape
     parts: tuple[tuple[Tensor, Index], ...]
 
     def box(self) -> Tensor:
-        """The box: where it is, if in one part, else put together. On the meta device one copy stands for
-        all."""
+        """The box: its only part, or all parts put together. On the meta device one copy stands for all."""
         first = self.parts[0][0]
         if first.shape == self.shape:
             return first
@@ -41,10 +40,10 @@ class InParts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Of each matrix that this rank has anything to do with, by its index, the box that it holds.
+    """The boxes that this rank holds, by the index of their matrix.
 
-    Who takes a box gives it up here, so that its memory is free as soon as it has been used. Boxes without
-    elements need not be put.
+    Taking a box removes it, so that its memory is free as soon as it has been used. Empty boxes need not be
+    put.
     """
 
     dtype: torch.dtype
@@ -52,22 +51,22 @@ class Pieces:
     _boxes: dict[int, Tensor | InParts] = field(default_factory=dict)
 
     def put(self, matrix: int, box: Tensor) -> None:
-        """Keep a matrix's box, in its own shape."""
+        """Store a matrix's box, in its own shape."""
         self._boxes[matrix] = box
 
     def take(self, held: BufferSlice) -> Tensor:
-        """Give up a matrix's box, in its own shape."""
+        """Remove and return a matrix's box, in its own shape."""
         if not held.box.numel:
             return torch.empty(held.box.shape, dtype=self.dtype, device=self.device)
         box = self._boxes.pop(held.entry.matrix.index)
         return box.box() if isinstance(box, InParts) else box
 
     def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
-        """Give up all boxes; returns the parts of them that leave, flat, one after the other, and those that
-        stay, each laid out in order, as what arrives is.
+        """Remove all boxes; returns the parts that leave, flat, one after the other, and those that stay,
+        each contiguous like those that arrive.
 
-        A part that stays and leaves is held once, among those that leave; a box that stays whole is not
-        copied; of others, what is left is not kept with the part.
+        A part that both stays and leaves is stored once, among those that leave. A box that stays whole is
+        not copied. Other parts that stay are copied, so that they do not keep their whole box alive.
         """
         numel = sum(math.prod(shape) for *_, shape in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)
@@ -100,7 +99,7 @@ class Pieces:
     def unpack(
         cls, arrived: Tensor, cargo: Cargo, kept: Iterable[tuple[Tensor, tuple[BufferSlice, Index, Shape]]]
     ) -> Pieces:
-        """The opposite of ``pack``: the boxes in what arrived, and in what stayed."""
+        """The opposite of ``pack``: boxes made of the parts that arrived and those that stayed."""
         sizes = [math.prod(shape) for *_, shape in cargo]
         came = [*zip(arrived.split(sizes), cargo, strict=True), *kept]
         parts: dict[int, list[tuple[Tensor, Index]]] = {}

@@ -1,8 +1,7 @@
-"""How a tensor travels a route: hop by hop.
+"""Moves a tensor along a route, hop by hop.
 
-There is one function for both directions. The way back is ``travel(x, route.inverse, ...)``: the same hops in
-opposite order, each the other way. Who takes part follows from the route and the coordinate, never from the
-data at hand.
+One function serves both directions. The way back is ``travel(x, route.inverse, ...)``: the inverse hops in
+reverse order. Which ranks take part depends only on the route and the coordinate, never on the data.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from .hops import take
 
 
 def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
-    """Carry this rank's part of a tensor along a route; returns what the rank holds at its end.
+    """Move this rank's part of a tensor along a route; returns the rank's part at the end.
 
-    Must be walked by all ranks of the groups that the route crosses.
+    All ranks of the groups along the route must run it.
     """
     for hop in route.hops:
         x = yield from take(x, hop, route.dtype, at, label)
@@ -28,21 +27,21 @@ def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
 
 
 def all_reduce(x: Tensor, axis: str, at: Coordinate, label: Label) -> Walk:
-    """The sum of all ranks' tensors along one axis, on each of them. All ranks of the axis must walk it."""
+    """The sum of all ranks' tensors along one axis, on each of them. All ranks of the axis must run it."""
     hop = Hop(axis, Partial(), Replicate(), tuple(x.shape))
     return travel(x, Route((hop,) if at.size(axis) > 1 else (), x.dtype), at, label)
 
 
 AT_ONCE = 8
-"""The most ranks along an axis that send each other all they have, where it is little."""
+"""The most ranks along an axis for which ``sum_over_grid`` uses an all_to_all."""
 
 
 def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
-    """The sum of all ranks' few numbers, [n], on each of them, to the same bits.
+    """The sum over all ranks of a few numbers, [n], with the same bits on each rank.
 
-    Along a short axis every rank sends its numbers to every other: one round, where an all_reduce takes two
-    for each other rank, and with more ranks than cores a round takes a millisecond. All ranks of the grid
-    must walk it.
+    Along a short axis every rank sends its numbers to every other. That takes one round of messages, while an
+    all_reduce takes two for each other rank, and with more ranks than cores a round takes a millisecond. All
+    ranks of the grid must run it.
     """
     n = x.numel()
     for axis in at.grid.axes:
@@ -57,9 +56,9 @@ def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
 
 
 def stand_by(route: Route) -> Walk:
-    """Let others travel the route and back: as many empty turns as they make requests.
+    """Yield an empty turn for each request that other ranks make along the route and back.
 
-    So every rank of a group counts the same turns, and the order of requests stays the same on all of them.
+    So every rank of a group takes the same number of turns, and the order of requests is the same on all.
     """
     for hop in (*route.hops, *route.inverse.hops):
         if not hop.silent:

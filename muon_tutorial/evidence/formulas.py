@@ -1,9 +1,9 @@
 """Formulas for the bytes that a rank sends in a step, strategy by strategy, and the paper's bound.
 
 Symbols: D ranks of data parallelism, T of tensor parallelism, N Muon elements per tensor-parallel rank, g and
-p bytes per gradient and parameter element, b per element on the wire of the momentum (2: Newton–Schulz runs
-in bf16), ρ = (D−1)/D. Bytes are those a rank sends when collectives run as rings, except where "received" is
-said; where elements divide evenly they are exact, else the plan's padding comes on top.
+p bytes per gradient and parameter element, b bytes per momentum element sent (2: Newton–Schulz runs in bf16),
+ρ = (D−1)/D. Bytes are those that a rank sends when collectives run as rings, except where a function says
+"received". They are exact if elements divide evenly; otherwise the plan's padding comes on top.
 
 Source of the strategies: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3,
 which bounds Distributed Muon's communication to (1, 1.25] of distributed AdamW's.
@@ -21,7 +21,7 @@ WIRE_BYTES = 2
 
 
 def rho(D: int) -> Fraction:
-    """What part of a tensor passes through a rank of a ring of D: (D−1)/D."""
+    """The fraction of a tensor that each rank of a ring of D sends: (D−1)/D."""
     return Fraction(D - 1, D)
 
 
@@ -33,7 +33,7 @@ def ddp_adamw(D: int, N: int, g: int) -> Fraction:
 def zero1_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     """A reduce_scatter of the gradients and an all_gather of the parameters: ρN(g+p).
 
-    ``layerwise`` sends as many, on average over ranks: gradients to their owners, parameters back.
+    ``layerwise`` sends the same number, on average over ranks: gradients to their owners, parameters back.
     """
     return rho(D) * N * (g + p)
 
@@ -44,9 +44,9 @@ def fsdp2_adamw(D: int, N: int, g: int, p: int) -> Fraction:
 
 
 def round_robin_updates(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
-    """On top of 2ρNg: an all_reduce of buffers that are zero where a rank does not own, 2ρNb.
+    """On top of 2ρNg: an all_reduce of buffers that are zero wherever a rank is not the owner, 2ρNb.
 
-    An all_gather halves it where owners' segments are of one length; it pads them to the longest.
+    An all_gather would halve it if the owners' segments had equal lengths; it pads them to the longest.
     """
     return 2 * rho(D) * N * b
 
@@ -57,22 +57,22 @@ def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fra
 
 
 def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:
-    """b·(T−1)·n for each matrix this rank's slice touches, n its elements per tensor-parallel rank."""
+    """b·(T−1)·n for each matrix that this rank's slice touches; n: its elements per tensor-parallel rank."""
     return sum(b * (T - 1) * n for n in pieces)
 
 
 def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
-    """``gather="boundary"``: b·(elements − own piece) of each matrix this rank straddles, received."""
+    """Received with ``gather="boundary"``: b·(elements − own piece) for each matrix in ``straddled``."""
     return sum(b * (whole - own) for whole, own in wholes_and_own)
 
 
 def owner_both_ways(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
-    """Out to the owners and back, over parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
+    """To the owners and back, with parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
     return 2 * rho(D) * Fraction(N, D) * b
 
 
 def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
-    """Distributed Muon over ZeRO-1 AdamW, whole buckets gathered, without tensor parallelism.
+    """Bytes of Distributed Muon relative to ZeRO-1 AdamW's: whole buckets gathered, no tensor parallelism.
 
     >>> [str(to_adamw(g, p)) for g, p in ((4, 4), (4, 2), (2, 2))]
     ['5/4', '4/3', '3/2']
@@ -81,7 +81,7 @@ def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
 
 
 def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:
-    """Elements, whole and own, of each matrix that this rank shares with another position of dp."""
+    """For each matrix that this rank shares with another dp position: its elements, and those held here."""
     return [
         (held.entry.matrix.box(at).numel, held.numel)
         for bucket in plan.buckets

@@ -1,11 +1,12 @@
 """Predicts what Gloo really sends for a collective: bytes of data, messages, and bytes of TCP.
 
-Knows sizes and positions alone. Gloo's bytes are not those of a ring (``ring_bytes``): its reduce_scatter is
-an all_reduce whose answer is cut, and its broadcast a tree in which the root sends log₂ P times. An
-all_to_all is a message for each position that gets anything, as the live world asks for it. The formulas
-follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``, ``scatter.cc``,
-``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a notice of 48
-from either side), and equal the kernel's own TCP counters to the byte (``scripts/lab/kernel_counters.py``).
+Knows only sizes and positions. Gloo's bytes differ from those of a ring (``ring_bytes``): its reduce_scatter
+is an all_reduce of which each rank keeps a part, and its broadcast is a tree in which the root sends log₂ P
+times. An all_to_all sends one message to each position that gets anything, because the live world requests it
+that way. The formulas follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``,
+``scatter.cc``, ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a
+notice of 48 from each side). They equal the kernel's TCP counters to the byte
+(``scripts/lab/kernel_counters.py``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ LARGEST_SEGMENT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class GlooTraffic:
-    """What one rank puts on the wire for one collective: bytes of data, and messages each way."""
+    """What one rank sends for one collective: bytes of data, and the messages it sends and receives."""
 
     data: int = 0
     messages_out: int = 0
@@ -30,12 +31,12 @@ class GlooTraffic:
 
     @property
     def writes(self) -> int:
-        """Messages and notices: a message out has a notice from either side, one that comes in is noticed."""
+        """Writes to TCP: a notice and the message for each one sent, and a notice for each one received."""
         return 2 * self.messages_out + self.messages_in
 
     @property
     def tcp(self) -> int:
-        """Bytes handed to TCP: the data, and what Gloo says around it."""
+        """Bytes handed to TCP: the data, Gloo's headers and its notices."""
         return self.data + PREAMBLE * self.writes
 
     def __add__(self, other: GlooTraffic) -> GlooTraffic:
@@ -47,7 +48,7 @@ class GlooTraffic:
 
 
 def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
-    """What this rank puts on the wire for a request when Gloo runs the collective."""
+    """What this rank sends for a request when Gloo runs the collective."""
     parts, here = at.size(*request.axes), at.position(*request.axes)
     if parts == 1:
         return GlooTraffic()
@@ -83,9 +84,10 @@ def gloo_barrier(parts: int) -> GlooTraffic:
 
 
 def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraffic:
-    """Gloo's all_reduce of ``total`` bytes: a chunk a rank, each of two segments or more.
+    """Gloo's all_reduce of ``total`` bytes: one chunk per rank, each of two or more segments.
 
-    Out, a rank sends all chunks but its own, then all but its predecessor's. The last chunks may be short.
+    A rank first sends all chunks except its own, then all except its predecessor's. The last chunks may be
+    short.
     """
     if not total:
         return GlooTraffic()
@@ -111,8 +113,8 @@ def _segmented_ring(total: int, element: int, here: int, parts: int) -> GlooTraf
 def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) -> GlooTraffic:
     """Gloo's reduce: the first half of its all_reduce's ring, then every chunk to the root.
 
-    The ring goes two segments short of a round, whatever a chunk has: of more than two segments a rank sends
-    all but two of its own chunk as well, which nobody needs.
+    The ring stops two segments short of a full round, however many segments a chunk has. If a chunk has more
+    than two, a rank also sends all but two segments of its own chunk, which no rank needs.
     """
     if not total:
         return GlooTraffic()
@@ -125,7 +127,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
         return max(0, min(length, total - start * segment))
 
     def ring(sender: int) -> tuple[int, int]:
-        """Bytes and messages that a position sends on: all segments but the two before its successor's."""
+        """Bytes and messages that a position sends: all segments but the two before its successor's chunk."""
         first = (sender + 1) % parts * count
         left = [n for i in (1, 2) if (n := data((first - i) % segments, segment))]
         return total - sum(left), _ceil(total, segment) - len(left)
@@ -140,7 +142,7 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
 
 
 def _tree(total: int, here: int, parts: int) -> GlooTraffic:
-    """Gloo's broadcast: in round i every position below 2^i sends to the one 2^i further on."""
+    """Gloo's broadcast: in round i, every position p below 2^i sends to p + 2^i."""
     sends = sum(1 for i in range((parts - 1).bit_length()) if here < 1 << i and here + (1 << i) < parts)
     return GlooTraffic(sends * total, sends, int(here > 0))
 

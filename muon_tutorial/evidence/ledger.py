@@ -1,8 +1,8 @@
-"""Counts what was asked for, in bytes: an observer of any world, which never touches the engine.
+"""Counts the bytes of requested collectives: an observer of any world, which never touches the engine.
 
-Three columns, because they differ. A rank hands ``payload`` to a collective. It sends ``ring`` where the
-collective runs as a ring (``ring_bytes.py``), and ``gloo`` where Gloo runs it (``gloo_bytes.py``). In the
-ring's model, it receives ``received``.
+There are four columns, because the numbers differ. ``payload``: bytes that a rank hands to a collective.
+``ring``: bytes that it sends if the collective runs as a ring (``ring_bytes.py``), and ``received``: bytes
+that it then receives. ``gloo``: bytes of data that it sends if Gloo runs the collective (``gloo_bytes.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .ring_bytes import ring_traffic
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One collective as one rank asked for it. Bytes, for this rank."""
+    """One collective as one rank requested it. All sizes are this rank's bytes."""
 
     rank: int
     phase: str
@@ -40,9 +40,9 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """Collectives on one rank, or on all together, summed. Bytes.
+    """The sum over collectives of one rank, or of all ranks, in bytes.
 
-    ``subject``, ``kind`` and ``dtype`` are filled where all of them share one.
+    ``subject``, ``kind`` and ``dtype`` are filled only if all of these collectives share one.
     """
 
     phase: str
@@ -70,9 +70,9 @@ class Ledger:
         self.entries.clear()
 
     def rows(self, rank: int | None = None, by: Literal["phase", "subject"] = "phase") -> list[LedgerRow]:
-        """One row a phase, or one a phase and matrix or bucket, in the order in which they first appear.
+        """One row per phase, or per phase and matrix or bucket, in the order in which they first appear.
 
-        Of one rank, or of all together.
+        The rows count the collectives of ``rank``, or of all ranks if it is None.
         """
         names = ("phase",) if by == "phase" else ("phase", "subject", "kind", "dtype")
         groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
@@ -83,7 +83,7 @@ class Ledger:
 
 
 def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
-    """What one rank's request costs that rank."""
+    """The ledger's entry for one rank's request."""
     ring, received = ring_traffic(request, at)
     return LedgerEntry(
         rank=at.rank,
@@ -100,7 +100,7 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """Entries, summed; a name that they do not all share is left out."""
+    """The sum of entries; a name that they do not all share is left empty."""
     found = list(entries)
     sums = {name: sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received")}
     names = {name: {getattr(e, name) for e in found} for name in ("phase", "subject", "kind", "dtype")}

@@ -1,8 +1,8 @@
-"""What a rank holds, in bytes: by kind, from the plan alone; and the peak of a step, counted as it runs.
+"""Bytes that a rank holds: by kind, from the plan alone; and the peak of a step, counted while it runs.
 
-``PeakMemory`` sees every tensor that PyTorch makes while it is entered, on the meta device too, where tensors
-have sizes and no memory. So the peak of a step is predicted by walking the step itself over meta tensors, and
-measured by the same instrument over real ones. What C++ allocates without the dispatcher is not seen.
+``PeakMemory`` sees every tensor that PyTorch makes while it is entered, also on the meta device, where
+tensors have sizes but no memory. So the peak of a step is predicted by walking the step over meta tensors,
+and measured with the same class over real ones. Memory that C++ allocates without the dispatcher is not seen.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .predict import held_parameters
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one rank holds of the matrices under a plan. Bytes.
+    """Bytes that one rank holds for the matrices under a plan.
 
-    The first three stay between steps. The others come and go with a bucket, and are the largest of any:
-    ``flat_gradient`` is the packed gradient before it is averaged (none where gradients stay as the model
-    holds them), ``gathered`` the buffer that receives the momentum, and ``whole`` what this rank receives
-    over tp at once: the largest matrix, all that it works on of a bucket, if gathered by the bucket, or the
-    sum of a bucket's Gram matrices.
+    The first three stay between steps. The others exist while a bucket is in work, and are given for the
+    largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients stay as the
+    model holds them). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives
+    over tp at once, which is its largest matrix, or all the bucket's matrices that it works on if tp gathers
+    by the bucket, or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -43,7 +43,7 @@ class Held:
 
 
 def plan_memory(plan: Plan, at: Coordinate) -> Held:
-    """What one rank holds, from the plan alone. Momentum is of the parameter's dtype."""
+    """Bytes that one rank holds, from the plan alone. Momentum has the parameter's dtype."""
     held = [(matrix, box.numel) for matrix, box in held_parameters(plan, at)]
     stored = (shard for bucket in plan.buckets for shard in bucket.stored_shards(at))
     flat, gathered, whole = [0], [0], [0]
@@ -68,9 +68,9 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
 
 @dataclass(eq=False)
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes that live tensors made while it is entered hold: ``now``, and the most, ``peak``.
+    """Counts the bytes of live tensors that were made while it is entered: current, ``now``, and ``peak``.
 
-    A storage counts once, from its first tensor to its last.
+    A storage counts once, from its first tensor until it is freed.
     """
 
     now: int = 0
@@ -82,11 +82,11 @@ class PeakMemory(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not asked for: it wraps each operation, and imports PyTorch's compiler, which takes two seconds."""
+        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, in two seconds."""
         return False
 
     def lap(self) -> int:
-        """The peak since the last lap, which ends here."""
+        """Return the peak since the last call of ``lap``, and start the next lap."""
         peak, self.peak = self.peak, self.now
         return peak
 
@@ -129,16 +129,16 @@ AFTER = "after the last request"
 
 
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
-    """Walk on, and note the most that was held before each request, and after the one before it.
+    """Pass ``walk`` on, and note the peak between each request and the one before it.
 
-    ``peaks`` goes by the request's phase; what follows the last one stands under ``AFTER``. Must be walked
-    while ``seen`` is entered, in place of ``walk``.
+    ``peaks`` is keyed by the request's phase; the peak after the last request is under ``AFTER``. Must be
+    walked instead of ``walk``, while ``seen`` is entered.
     """
     answers: list[Any] = [None]
     phase = ""
     while phase != AFTER:
         try:
-            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when it goes
+            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when to free it
         except StopIteration:
             turn, phase = None, AFTER
         request = turn.request if isinstance(turn, Start) else turn
@@ -153,7 +153,7 @@ def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """A wrapper, such as a DTensor, has none of its own."""
+    """The tensor's storage; None for a wrapper such as a DTensor, which has none of its own."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

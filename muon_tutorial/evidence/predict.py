@@ -1,7 +1,7 @@
-"""What a step will cost, from the plan alone: the package's own step, walked for one rank without data.
+"""Predicts the bytes of a step from the plan alone: walks the package's own step for one rank, without data.
 
-Parameters lie on the meta device, where tensors have sizes and no values. So a prediction takes some
-milliseconds a bucket and next to no memory, whether the grid has 4 ranks or 16,384.
+Parameters are on the meta device, where tensors have sizes but no values. So a prediction takes a few
+milliseconds per bucket and almost no memory, whether the grid has 4 ranks or 16,384.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SETTINGS = {
 def predict(
     plan: Plan, at: Coordinate, *, rest: Rest | None = None, readied: bool = False, window: int = IN_FLIGHT
 ) -> Ledger:
-    """The ledger of one rank's step, as counted in a real run, without running it.
+    """The ledger that a real run of one rank's step would give, without running it.
 
     Args:
-        rest: elements and dtype of each parameter that AdamW steps, where they are averaged too
-            (``MuonWithAdamW``); None where there are none.
-        readied: ``ready_gradients`` is called before ``step``, which then asks whether that still holds.
+        rest: elements and dtype of each parameter that AdamW steps, if their gradients are averaged too
+            (``MuonWithAdamW``); None if there are none.
+        readied: ``ready_gradients`` is called before ``step``, which then asks whether it still holds.
         window: how many buckets may be in flight; it changes the order, never the sums.
     """
     step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=0)  # iterations send nothing
@@ -57,9 +57,9 @@ def predict(
 def step_over_ones(
     plan: Plan, at: Coordinate, device: torch.device, window: int = 1, **settings: Any
 ) -> PlanStep:
-    """One rank's step over parameters and gradients of ones; on the meta device, over nothing.
+    """One rank's step over parameters and gradients of ones (on the meta device they have no values).
 
-    ``settings`` replace some of ``SETTINGS``, the group that all parameters are in.
+    All parameters are in one group, ``SETTINGS`` with ``settings`` replaced.
     """
     group = {**SETTINGS, **settings}
     parameters = [
@@ -72,7 +72,7 @@ def step_over_ones(
 
 
 def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
-    """A matrix of each parameter, and the box of that parameter that a rank holds; in their order."""
+    """One matrix of each parameter, and the box of the parameter that this rank holds, by parameter index."""
     found = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
     wholes = [(m, m.shape if m.part is None else m.part.shape) for _, m in sorted(found.items())]
     return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]

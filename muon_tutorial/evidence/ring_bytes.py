@@ -1,9 +1,9 @@
 """Bytes that a rank sends and receives when a collective runs as a ring (NCCL's usual algorithm).
 
-Knows sizes and positions alone. gather, scatter and all_to_all are counted point to point, as NCCL runs them;
-broadcast as a chain, in which every rank but the last passes the tensor on: all but the one before the root;
-reduce as the same chain, towards the root: it begins at the one after.
-What Gloo really sends is in ``gloo_bytes``.
+Knows only sizes and positions. gather, scatter and all_to_all are counted point to point, as NCCL runs them.
+broadcast is counted as a chain that starts at the root and ends at the rank before it: every rank except the
+last sends the tensor. reduce is the same chain in the direction of the root: it starts at the rank after it.
+``gloo_bytes`` counts what Gloo really sends.
 """
 
 from __future__ import annotations

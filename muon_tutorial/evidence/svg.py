@@ -1,4 +1,4 @@
-"""SVG documents from matplotlib's figures: the same figure gives the same bytes, on every machine."""
+"""SVG documents from matplotlib figures: the same figure gives the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def svg_element(figure: Figure) -> str:
 
 
 def svg_document(figure: Figure) -> str:
-    """The same for a file: without spaces at the end of lines."""
+    """``svg_element`` as the text of a file, without spaces at the ends of lines."""
     return "\n".join(line.rstrip() for line in svg_element(figure).splitlines()) + "\n"

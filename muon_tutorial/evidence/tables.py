@@ -1,6 +1,6 @@
-"""Tables of what was measured, and how they are written: as Markdown, and as plain data for JSON.
+"""Tables of measurements, written as Markdown or as plain data for JSON.
 
-Knows text and numbers. A table carries the command that makes it, so that no figure stands without one.
+Knows only text and numbers. Each table carries the command that makes it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ TableRow = dict[str, Cell]  # by column, the same columns in every row of a tabl
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a title. ``notes`` say what the numbers mean; ``command`` makes the table again."""
+    """A table with a title. ``notes`` say what the numbers mean; ``command`` makes the table again."""
 
     title: str
     rows: tuple[TableRow, ...]
@@ -25,7 +25,7 @@ class Table:
         assert all([*row] == [*self.rows[0]] for row in self.rows), self.title
 
     def markdown(self) -> str:
-        """The table as GitHub shows it, numbers to the right."""
+        """The table in GitHub's Markdown, with numbers aligned right."""
         columns = [*self.rows[0]]
         rule = ["---" if any(isinstance(row[name], str) for row in self.rows) else "---:" for name in columns]
         lines = [columns, rule, *([_text(cell) for cell in row.values()] for row in self.rows)]
@@ -34,7 +34,7 @@ class Table:
         return f"## {self.title}\n\n`{self.command}`\n\n{body}{notes}\n"
 
     def data(self) -> dict[str, object]:
-        """The table as JSON can hold it."""
+        """The table as plain data that JSON can hold."""
         return {
             "title": self.title,
             "command": self.command,
@@ -44,9 +44,10 @@ class Table:
 
 
 def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, float]:
-    """Fit ``counted = a·tcp + b·writes`` to triples of counted, tcp and writes, each reading weighing alike.
+    """Fit ``counted = a·tcp + b·writes`` to triples (counted, tcp, writes); all have the same weight.
 
-    ``a`` is near 1 (headers of full segments), ``b`` the bytes of headers and acknowledgement of a small one.
+    ``a`` is near 1: it covers the headers of full segments. ``b`` is the bytes of a small segment's headers
+    and acknowledgement.
 
     >>> fitted_overhead([(1100, 1000, 1), (2300, 2000, 3), (1300, 1000, 3)])
     (1.0, 100.0)
@@ -60,7 +61,7 @@ def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, fl
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and the quarter below and above which a quarter of the values lie."""
+    """The median, the lower quartile and the upper quartile."""
     ordered = sorted(values)
     last = len(ordered) - 1
     return ordered[round(last / 2)], ordered[round(last / 4)], ordered[round(3 * last / 4)]

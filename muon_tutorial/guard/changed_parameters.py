@@ -1,7 +1,7 @@
-"""What hosts do behind an optimizer's back: parameters replaced, moved, of another dtype or shape; groups and
-state set anew.
+"""Handles changes that hosts make behind an optimizer's back: parameters replaced, moved, cast or reshaped;
+groups and state reassigned.
 
-The momentum follows where it can; where it cannot, an error says what happened.
+The momentum follows if it can; if not, an error says what happened.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ..step.parameter_state import group_parts, local_part
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
-"""What a plan and a momentum are made for: dtype, device, shape."""
+"""The dtype, device and shape that a plan and a momentum are made for."""
 
 
 def tensor_kind(param: Tensor) -> TensorKind:
-    """What a plan and a momentum for this parameter must fit."""
+    """The dtype, device and shape of a parameter."""
     return param.dtype, param.device, tuple(param.shape)
 
 
 class Changed(Flag):
-    """What is not as it was when steps were made."""
+    """What has changed since the steps were made."""
 
     NOTHING = 0
     GROUPS = auto()
@@ -45,7 +45,7 @@ class Changed(Flag):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeParameter:
-    """A parameter as it was when steps were made for it: its group, its state, and what a plan must fit."""
+    """A parameter when steps were made for it, with its group, its state, and what a plan must fit."""
 
     param: Tensor
     kind: TensorKind
@@ -57,9 +57,9 @@ class MadeParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """What steps were made for. They hold on to groups and to entries of the state.
+    """What steps were made for: they keep references to groups and to entries of the state.
 
-    Both may be set anew, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``, and no call tells.
+    Both may be replaced without notice, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
     """
 
     groups: Sequence[Mapping[str, Any]] = ()
@@ -68,7 +68,7 @@ class MadeFor:
 
     @classmethod
     def of(cls, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> MadeFor:
-        """The parameters of these groups as they are now."""
+        """The current parameters of these groups."""
         each = []
         for group in groups:
             parts = group_parts(group)
@@ -79,7 +79,7 @@ class MadeFor:
         return cls(groups, state, each)
 
     def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
-        """What is not as it was. Every step asks: so this is one loop, and brief for each parameter."""
+        """What has changed. Every step calls this, so it is one loop with little work per parameter."""
         same = groups is self.groups and state is self.state
         found = Changed.NOTHING if same else Changed.GROUPS
         index, count = 0, len(self.each)
@@ -106,9 +106,9 @@ class MadeFor:
 def drop_replaced(
     before: MadeFor, groups: Sequence[Mapping[str, Any]], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Drop the state of parameters that others have replaced.
+    """Drop the state of parameters that were replaced.
 
-    The others start without momentum: that is right before the first step, and wrong after.
+    The new ones start without momentum, which is right before the first step and wrong after it.
 
     Raises:
         UsageError: momentum would be lost.
@@ -128,9 +128,9 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Bring each momentum to its parameter's device, and to its dtype where that is wider; drop one of zeros.
+    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop those of zeros.
 
-    ``before`` is what the same parameters were, in order.
+    ``before`` describes the same parameters, in order, when steps were last made.
 
     Raises:
         UsageError: a parameter has another shape than its momentum began with.
@@ -141,7 +141,7 @@ def follow_changes(
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):  # made anew, for the parameter as it is; this rank's slice may be empty
+        if not has_moved(entry):  # made again for the parameter as it is now; this rank's slice may be empty
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}
@@ -155,10 +155,10 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse parameters that have another number of dimensions than the optimizer was made for.
+    """Refuse parameters whose number of dimensions has changed since the optimizer was made.
 
     Raises:
-        UsageError: naming one, and what flattens parameters.
+        UsageError: it names one, and the libraries that flatten parameters.
     """
     named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
     for (name, param), made in zip(named, before.each, strict=False):
@@ -171,10 +171,10 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
 
 
 def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Refuse a loaded momentum that is not shaped as its parameter, where a process keeps whole ones.
+    """Refuse a loaded momentum whose shape is not its parameter's, in a process that keeps whole ones.
 
     Raises:
-        UsageError: naming it.
+        UsageError: it names the parameter.
     """
     for number, group in enumerate(groups):
         for name, param in named_params(group, number):
@@ -189,7 +189,7 @@ def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, A
 
 
 def check_moments(adamw: torch.optim.AdamW) -> None:
-    """Refuse to step parameters that no longer fit what AdamW keeps of them: it would fail halfway.
+    """Refuse to step parameters that no longer fit AdamW's moments: AdamW would fail halfway.
 
     Raises:
         UsageError: a parameter has another dtype, device or shape than its moments.
@@ -215,9 +215,9 @@ def has_moved(state: Mapping[str, Any]) -> bool:
 
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
-    """A copy of a tensor of the state for its parameter: on its device, and not less precise than before."""
+    """A copy of a saved tensor on its parameter's device, at least as precise as before."""
     saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
-    if not isinstance(param, Tensor):  # state of a parameter that is not ours: kept, as the stock method does
+    if not isinstance(param, Tensor):  # not one of our parameters: kept as it is, as in the stock method
         return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)

@@ -1,4 +1,4 @@
-"""What is refused of an optimizer's groups and gradients, each by a clear line, before anything changes."""
+"""Checks an optimizer's groups and gradients, and raises a clear error before anything changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..plan.matrix import Parts
 
 
 def plain_number(value: Any) -> Any:
-    """A hyperparameter as a plain number, where it is a tensor."""
+    """A hyperparameter, as a plain number if it is a one-element tensor."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
@@ -27,7 +27,7 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
     """Refuse a hyperparameter of Muon's that is out of range.
 
     Raises:
-        UsageError: naming it.
+        UsageError: it names the hyperparameter.
     """
     check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
@@ -37,10 +37,10 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse what is no number, not finite, negative or no whole number where it must not be.
+    """Refuse hyperparameters that are not numbers, not finite, negative, or not whole where they must be.
 
     Raises:
-        UsageError: naming it, and the group by its first parameter or by its place.
+        UsageError: it names the hyperparameter, and the group by its first parameter or its number.
     """
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
         shape = tuple(group["lr"].shape)
@@ -64,7 +64,7 @@ def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
 
 
 def _of(group: Mapping[str, Any], index: int | None) -> str:
-    """Which group it is; nothing where it is not one of an optimizer's yet."""
+    """Text that says which group it is; empty if the group is not in an optimizer yet."""
     names = group.get("param_names")
     return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
 
@@ -77,8 +77,8 @@ def _all_finite(values: Any) -> bool:
 
 
 def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a sparse gradient, and one that was put in place behind torch's back, by ``.grad.data``."""
-    with torch._C.DisableTorchFunctionSubclass():  # of gradients yet to be averaged
+    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``."""
+    with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
         for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
             if grad is None:
                 continue
@@ -94,7 +94,7 @@ def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse the group if a parameter of it is not a dense real matrix, naming each that is not."""
+    """Refuse the group unless all its parameters are dense real matrices; the error names the others."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)

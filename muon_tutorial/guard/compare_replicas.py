@@ -1,9 +1,9 @@
-"""Ranks that hold the same part of a parameter compare it, and its state, before the first step and at times.
+"""Ranks that hold copies of a parameter compare them, and the state, before the first step and at intervals.
 
-Ranks that began from different seeds, or loaded different files, would step without a word: with ``zero1``
-towards one model blended from several, elsewhere as models that drift apart. So would ranks of which one has
-lost a bit, that name their parameters in another order, or whose gradients nobody averaged. Hashes travel,
-one number and its square a parameter; a tensor does where it is broadcast.
+Ranks that began from different seeds, or loaded different files, would step without any error: with ``zero1``
+they would blend several models into one, with other strategies their models would drift apart. The same goes
+for ranks with a flipped bit, another order of parameters, or gradients that were never averaged. Ranks send
+only a hash and its square for each parameter, and the tensors that are broadcast.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Named = Sequence[tuple[str, Tensor]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
-    """Tensors of this rank, and the axes along which every rank holds the same.
+    """Tensors of this rank, and the axes along which every rank should hold the same.
 
-    Whether it was ``named`` by the user: else the name says where it stands in a list, and that list may be
-    in another order on another rank. Along ``assumed`` it is only taken to be the same, and may yet be each
-    rank's own, such as an expert that FSDP2 was told to ignore.
+    ``named``: the name is the user's; else it is a position in a list whose order may differ on other ranks.
+    Along ``assumed`` axes copies are only presumed: each rank may have its own, such as an expert that FSDP2
+    was told to ignore.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Replica:
 
     @property
     def name_hash(self) -> Tensor:
-        """One hash of the name that the user gave, and of the parts' shapes, [], int64."""
+        """One hash of the user's name, if there is one, and of the parts' shapes, [], int64."""
         looks = str([tuple(part.shape) for part in self.parts])
         return torch.tensor(zlib.crc32((f"{self.name} " * self.named + looks).encode()) % HASHES)
 
@@ -73,17 +73,17 @@ def compare_replicas(
     unstepped: Named = (),
     rest: Named = (),
 ) -> None:
-    """Compare parameters and state on every mesh of real processes, also what other optimizers step, or none.
+    """Compare parameters and state on every mesh of real processes, including those Muon does not step.
 
-    Companions' DTensors are compared on the meshes of the steps, where they lie on one of them; their plain
-    parameters are taken to be the same along ``dp``, and along ``tp`` where their ``partition_dim`` is
-    negative. ``rest`` are
-    parameters whose gradients are averaged with Muon's, by their place in a list. Two tiny sums an axis.
-    Where a plan expects averaged gradients, they are compared as well. All ranks must call.
+    The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
+    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped`` are named
+    parameters that no optimizer steps, ``rest`` parameters whose gradients are averaged with Muon's, named by
+    their position. If a plan expects averaged gradients, they are compared as well. It costs two tiny sums
+    per axis. All ranks must call.
 
     Raises:
-        MismatchError: on all ranks: something is not the same where it should be.
-        GradientError: on all ranks: gradients are not the same where they should have been averaged.
+        MismatchError: on all ranks: copies differ.
+        GradientError: on all ranks: gradients that should be averaged differ.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         _refuse_other_names(world, replicas)
@@ -107,9 +107,9 @@ def compare_replicas(
 
 
 def _compare_gradients(step: PlanStep, world: LiveWorld) -> None:
-    """Compare gradients that a plan takes for averaged, over all axes but tensor parallelism's.
+    """Compare gradients that a plan expects to be averaged, over all axes except tp.
 
-    Along that one, ranks compute the gradient of what they all hold whole each on its own.
+    Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     """
     if step.plan.expects != "averaged" or step.present is None:
         return
@@ -126,10 +126,10 @@ def _compare_gradients(step: PlanStep, world: LiveWorld) -> None:
 
 
 def compare_in_process(steps: Sequence[MeshStep]) -> None:
-    """Compare this rank's parameters with those of the ranks that share its process, of a ``LocalWorld``.
+    """Compare this rank's parameters with those of the other ranks of its ``LocalWorld``.
 
     Raises:
-        MismatchError: on the last of them that comes here: they hold different values.
+        MismatchError: on the last rank to call: they hold different values.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LocalMesh):
@@ -148,14 +148,14 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 def broadcast_parameters(
     steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named = ()
 ) -> None:
-    """Give all ranks that should hold the same of a parameter the first one's, as DDP does when it is made.
+    """Give all ranks that hold copies of a parameter the first rank's values, as DDP does at construction.
 
-    Frozen ones, too. Only what differs travels. Parameters without values, on the meta device, are left
-    alone, and those without names: nobody can tell which of another rank's they are; and plain ones among
-    DTensors along axes that are only assumed to copy them. All ranks must call.
+    This includes frozen parameters. Only those that differ are sent. Three kinds are skipped: parameters on
+    the meta device, parameters without names, which cannot be matched across ranks, and plain parameters
+    among DTensors, along axes on which copies are only presumed. All ranks must call.
 
     Raises:
-        MismatchError: on all ranks: they name their parameters in another order; nothing was sent.
+        MismatchError: on all ranks: the order of their parameters' names differs; nothing was sent.
     """
     for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
         _refuse_other_names(world, replicas)
@@ -165,7 +165,7 @@ def broadcast_parameters(
 
 
 def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
-    """The first rank's part along each axis in turn, written into the parameter."""
+    """Broadcast the first rank's values along each axis in turn, and write them into the parameter."""
     [part] = replica.parts
     for axis in world.grid.axes:
         if axis in replica.axes - replica.assumed and world.grid.size(axis) > 1:
@@ -182,7 +182,7 @@ def _meshes(
     rest: Named,
     with_state: bool,
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
-    """What is held on each mesh of real processes, by parameter: its values and, if told to, its state."""
+    """The replicas on each mesh of real processes: each parameter's values and, if asked for, its state."""
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
@@ -206,7 +206,7 @@ def _meshes(
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a tensor's bits can be read; those of a quantized one, a class of its own, may not."""
+    """Whether a tensor's bits can be read; quantized tensors have their own class and may not allow it."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
@@ -222,7 +222,7 @@ def _planned(step: PlanStep, assumed: Axes = frozenset()) -> Iterator[tuple[Repl
 
 
 def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:
-    """A gradient that is there on any rank; nothing where this one has none."""
+    """The gradient of a parameter that has one on any rank; empty if this rank has none."""
     grad = shard.parameter.grad
     held = shard.parameter.data.new_zeros(0) if grad is None else grad
     return Replica(shard.shards[0].entry.matrix.name, (held,), _copied(step, shard) - {"tp"})
@@ -236,9 +236,9 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool
 ) -> Iterator[tuple[Replica, Replica]]:
-    """Each other parameter on this mesh, and its state; plain ones where ``plain``.
+    """The parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
 
-    A group is parameters by name, their state, and whether the user named them.
+    A group holds named parameters, their state, and whether the names are the user's.
     """
     for params, states, named in groups:
         for name, param in params:
@@ -262,7 +262,7 @@ def _state_tensors(state: Mapping[str, Any]) -> tuple[Tensor, ...]:
 
 
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> None:
-    """Refuse parameters that stand in another order on another rank: one's values would go into another's.
+    """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
     Raises:
         MismatchError: on all ranks.
@@ -278,9 +278,9 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> None:
 def _differing(
     world: LiveWorld, replicas: Sequence[Replica], hashes: Sequence[Tensor] | None = None
 ) -> list[int]:
-    """Which replicas are not the same along one of their axes, the same answer on all ranks of the mesh.
+    """The replicas that differ along one of their axes, by index; the same answer on all ranks of the mesh.
 
-    By their bits, unless ``hashes`` of something else are given.
+    Compares their bits, unless other ``hashes`` are given.
     """
     axes = [axis for axis in world.grid.axes if world.grid.size(axis) > 1]
     if not axes or not replicas:
@@ -293,13 +293,13 @@ def _differing(
         sums = sum_counts(flags.clone(), world.group((axis,)))
         for index, (replica, pair) in enumerate(zip(replicas, sums.cpu(), strict=True)):
             wrong[index] += axis in replica.axes and differ(pair, world.grid.size(axis))
-    for axis in axes:  # so that all ranks learn of it
+    for axis in axes:  # so that all ranks know of it
         sum_counts(wrong, world.group((axis,)))
     return [index for index, count in enumerate(wrong.tolist()) if count]
 
 
 def _who_differs(world: LiveWorld, replica: Replica) -> str:
-    """Which ranks hold something else than the rest. All ranks of the mesh must call."""
+    """Text that says which ranks differ from the rest. All ranks of the mesh must call."""
     cut = tuple(world.at[axis] for axis in world.grid.axes if axis not in replica.axes)
     found = [(cut, world.at.rank, int(replica.hash))]
     for axis in reversed(world.grid.axes):
@@ -313,6 +313,6 @@ def _who_differs(world: LiveWorld, replica: Replica) -> str:
 
 
 def _flags(hashes: Sequence[Tensor], device: torch.device) -> Tensor:
-    """A hash and its square each, [hashes, 2]: summed over ranks they tell whether all are the same."""
+    """Each hash and its square, [hashes, 2]; their sums over ranks show whether all are the same."""
     numbers = torch.stack([it.to(device) for it in hashes]).double()
     return torch.stack([numbers, numbers.square()], dim=1)

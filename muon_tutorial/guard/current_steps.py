@@ -1,4 +1,4 @@
-"""The steps that an optimizer takes now, one a mesh: made anew where a host has changed their parameters."""
+"""An optimizer's current steps, one per mesh; rebuilt when a host has changed their parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 class Step(Protocol):
-    """What the guard asks of a step, be it over a plan, through a user's functions, or of a process alone."""
+    """The guard's interface to a step: over a plan, through a user's functions, or in a single process."""
 
     @property
     def ranks(self) -> Ranks:
@@ -33,29 +33,29 @@ class Step(Protocol):
         """Whether gradients are each rank's own until the step averages them."""
 
     def check_groups(self, groups: Groups) -> None:
-        """Refuse what a group says of Newton–Schulz where this step cannot do it."""
+        """Refuse Newton–Schulz settings that this step does not support."""
 
     def agree(self, fingerprint: Fingerprint, rest: Sequence[Tensor] = ()) -> Walk:
-        """Compare fingerprints, and find out which gradients there are, unless that is known."""
+        """Compare fingerprints, and find out which parameters have gradients unless that is known."""
 
     def trust(self) -> None:
-        """Take this rank's gradients for those that all ranks have."""
+        """Assume that all ranks have gradients for the same parameters as this rank."""
 
     def step(self) -> Walk:
         """One optimizer step."""
 
     def forget(self) -> None:
-        """Gradients have been used, or have changed since."""
+        """Drop readied gradients: they have been used, or have changed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshStep:
-    """A step and the world of the mesh that it runs on, or no world where it makes its own calls, or none.
+    """A step and the world of its mesh; the world is None if the step makes its own calls, or none.
 
-    ``agreed`` describes what ranks compared when it was made, ``assumed`` the axes along which plain
-    parameters are only taken to be the same (``MeshParameters``). ``apart``: the mesh has a world of its own,
-    which answers this step in place of the one that walks the optimizer's: there may be several meshes.
-    ``own_along`` is an axis along which each rank has parameters of its own, if there is one.
+    ``agreed`` describes what ranks compared when it was made. Along the axes ``assumed``, plain parameters
+    are only presumed to be the same (``MeshParameters``). ``apart``: there may be several meshes, so the
+    mesh's own world answers this step, not the one that runs the optimizer. ``own_along`` is an axis along
+    which each rank has its own parameters, if there is one.
     """
 
     step: Step
@@ -66,36 +66,36 @@ class MeshStep:
     own_along: str | None = None
 
     def answer(self, walk: Walk) -> Walk:
-        """Have one of the step's generators answered by the world that is walking, or by the mesh's own."""
+        """Run one of the step's generators in the current world, or in the mesh's own if ``apart``."""
         if self.apart:
             return self.run(walk)
         return (yield from walk)
 
     def run(self, walk: Walk) -> Any:
-        """Walk one of the step's generators to its end, outside of a step."""
+        """Run one of the step's generators to its end, outside of a step."""
         return run_in(self.world, walk)
 
     @property
     def plan(self) -> Plan | None:
-        """The step's plan; a user's own functions, and a process alone, have none."""
+        """The step's plan; None for a user's own functions, and in a single process."""
         return self.step.plan if isinstance(self.step, PlanStep) else None
 
 
 def run_in(world: LiveWorld | LocalMesh | None, walk: Walk) -> Any:
-    """Walk a generator to its end: its requests are answered by a world, its calls by themselves."""
+    """Run a generator to its end; ``world`` answers its requests, and without one it may only make calls."""
     return drive(walk, refuse) if world is None else world.run(walk)
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps for these parameters. Must be called by all ranks. What comes out as ranks agreed on it for
-steps made before is not compared again."""
+"""Makes the steps for these parameters. All ranks must call it. A description that ranks already agreed on
+for the previous steps is not compared again."""
 
 
 @dataclass(slots=True, eq=False)
 class CurrentSteps:
     """An optimizer's steps, and what they were made for.
 
-    ``alone``: this process steps by itself, over whole matrices.
+    ``alone``: this process steps whole matrices by itself.
     """
 
     make: MakeSteps
@@ -104,19 +104,19 @@ class CurrentSteps:
     made_for: MadeFor = field(default_factory=MadeFor)
 
     def forget(self) -> None:
-        """Have the steps made anew before they are walked again."""
+        """Make the next use of the steps rebuild them."""
         self.made_for = MadeFor()
 
     def current(
         self, groups: Groups, state: MutableMapping[Tensor, Any], before: Sequence[MeshStep] | None = None
     ) -> list[MeshStep]:
-        """The steps over these groups and this state.
+        """The steps for these groups and this state.
 
-        What ranks agreed on for the steps ``before`` is compared again only where it comes out otherwise.
-        All ranks must call where anything has changed.
+        A plan that ranks agreed on for the steps ``before`` is compared again only if it has changed. If
+        anything has changed, all ranks must call.
 
         Raises:
-            UsageError: momentum would be lost, or does not fit its parameter any more.
+            UsageError: momentum would be lost, or no longer fits its parameter.
         """
         changed = self.made_for.changes(groups, state)
         if not changed:

@@ -1,7 +1,7 @@
-"""What ranks that step together must have alike, as texts: hyperparameters, dimensions, counts of calls.
+"""What must be the same on ranks that step together, as texts: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them over ranks, and names what differs, and where. A new check is a function
-here with a line in ``facts``; it costs no message more, since all texts travel as one hash.
+``step/agreement.py`` compares them across ranks, and names what differs on which rank. A new check is a
+function here with a line in ``facts``; it costs no extra message, since all texts travel as one hash.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HYPERPARAMETERS = (
     *("lr", "weight_decay", "momentum", "nesterov", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn"),
     *("orthogonalize", "parts", "transposed", "betas", "amsgrad", "maximize", "decoupled_weight_decay"),
 )
-"""Those of Muon's groups, and of an AdamW's beside it, that all ranks must have alike."""
+"""Hyperparameters of Muon and its AdamW that must be the same on all ranks."""
 
 Groups = Sequence[Mapping[str, Any]]
 States = Sequence[Mapping[str, Any]]
 
 
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
-    """What ranks compare of groups, of the matrices' states, and of gradients that are averaged beside."""
+    """The texts that ranks compare: of groups, of the matrices' states, and of other averaged gradients."""
     return {
         **hyperparameters(groups),
         **dimensions(groups, grid),
@@ -39,25 +39,25 @@ def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid |
 
 
 def hyperparameters(groups: Groups) -> dict[str, str]:
-    """Each hyperparameter, group by group."""
+    """Each hyperparameter's values, group by group."""
     return {key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS}
 
 
 def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
-    """How many parameters each group has, and of which shapes, as far as ranks must have them alike."""
+    """The number and shapes of each group's parameters, as far as they must be the same on all ranks."""
     found = [sorted(_looks(param, None, grid) for param in group["params"]) for group in groups]
     return {"the parameters' dimensions, group by group,": str(found)}
 
 
 def momentum_dtypes(states: States) -> dict[str, str]:
-    """Of which dtypes the momentum is: loaded or set by itself, one rank's could round otherwise."""
+    """The dtypes of the momentum: if only one rank loaded or set another, it would round differently."""
     found = {str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None}
     return {"the momentum's dtypes": ", ".join(sorted(found))}
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
-    """A parameter's shape where all ranks have it alike: a DTensor's is the whole one's, and a plain
-    parameter's is a piece's unless nothing but dp divides ranks. Else how many dimensions it has."""
+    """A parameter's shape, if it must be the same on all ranks, else its number of dimensions: a DTensor's
+    shape is always the whole one, but a plain parameter may be a piece unless dp is the only axis."""
     whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
     shape = tuple(param.shape) if whole or isinstance(param, DTensor) else param.ndim
     return f"{shape}" if dtype is None else f"{dtype} {shape}"
@@ -67,6 +67,6 @@ _MADE: Counter[DeviceMesh] = Counter()
 
 
 def count_on(mesh: DeviceMesh) -> int:
-    """Which Muon of this mesh the one is that is being made: all its ranks make them in one order."""
+    """Number a new Muon of this mesh; all ranks must make their Muons in the same order."""
     _MADE[mesh] += 1
     return _MADE[mesh]

@@ -1,7 +1,7 @@
 """A step under ``torch.amp.GradScaler``: all ranks skip it, or none.
 
-The scaler leaves ``found_inf`` and, where nobody has unscaled the gradients, ``grad_scale`` on an optimizer
-that says it can skip by itself; every rank then calls ``step()``, and can be asked.
+If an optimizer says that it can skip by itself, the scaler sets ``found_inf`` on it and, if the gradients are
+not unscaled yet, ``grad_scale``. Every rank then calls ``step()``, so ranks can agree there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .current_steps import MeshStep
 
 
 def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, found_inf: Tensor) -> bool:
-    """Whether all ranks found infinity; else the gradients of ``scaled`` are unscaled, if nobody did.
+    """Return whether all ranks found infinity; if not, unscale the gradients of ``scaled`` if needed.
 
     All ranks must call.
 
     Raises:
-        GradientError: on every rank: only some found infinity, or gradients that are each rank's own were not
-            unscaled, so that one rank alone may find it.
+        GradientError: on every rank: only some found infinity, or gradients were not unscaled before they are
+            averaged, so that only some might find it.
     """
     scale: Tensor | None = getattr(scaled, "grad_scale", None)
     if scale is not None and any(mesh.step.averages for mesh in steps):
@@ -34,14 +34,14 @@ def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, foun
         )
     answers = [
         mesh.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps
-    ]  # every mesh is asked
+    ]  # a list, so that every mesh is asked
     if not any(answers) and scale is not None:
         _unscale(scaled, scale)
     return any(answers)
 
 
 def _unscale(scaled: torch.optim.Optimizer, scale: Tensor) -> None:
-    inverse = scale.double().reciprocal().float()  # as GradScaler does it
+    inverse = scale.double().reciprocal().float()  # as in GradScaler
     for group in scaled.param_groups:
         for param in group["params"]:
             if param.grad is not None:

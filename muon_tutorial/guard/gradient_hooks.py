@@ -1,6 +1,6 @@
-"""What is told of each gradient that ``backward()`` leaves, where the step will average gradients itself.
+"""Hooks on gradients as ``backward()`` produces them, for steps that average gradients themselves.
 
-Such a gradient refuses to be clipped on one rank alone; and with ``overlap_grad_reduce`` it sets out early.
+Such a gradient refuses to be clipped before it is averaged. With ``overlap_grad_reduce`` it is sent early.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GradientHooks:
-    """The hooks on an optimizer's parameters and on those beside it, which go with this object.
+    """The hooks on the parameters of an optimizer and its companions; they are removed with this object.
 
-    ``overlap``: gradients set out during ``backward()``. ``reduction`` is how far those of a step have come,
-    ``apart`` the world for them, made once ranks have agreed on what they do.
+    ``overlap``: gradients are sent during ``backward()``. ``reduction`` tracks those of the current step,
+    ``apart`` holds their world, made once ranks have agreed on the plan.
     """
 
     overlap: bool = False
@@ -41,14 +41,14 @@ class GradientHooks:
 
     @property
     def have_sent(self) -> bool:
-        """Whether gradients of the coming step have set out, or arrived."""
+        """Whether any gradients of the coming step have been sent."""
         return self.reduction is not None and self.reduction.begun > 0
 
     def attach(self, made: Sequence[MeshStep], params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-        """Have gradients hooked for these steps: those of ``params``, and of ``beside``, which others step.
+        """Hook the gradients for these steps: of ``params``, and of ``beside``, which other optimizers step.
 
         Raises:
-            StrategyError: there is nothing that could be sent early.
+            StrategyError: with ``overlap``, but this strategy has nothing to send early.
         """
         averages = any(mesh.step.averages for mesh in made)
         marked = [*params, *beside] if averages else []
@@ -65,7 +65,7 @@ class GradientHooks:
             self._handles += hook_gradients(params, lambda index, _: reduction.arrive(index), self)
 
     def _early_reduction(self, made: Sequence[MeshStep]) -> EarlyReduction | None:
-        """What sends gradients during backward; None where there is no other rank to send them to."""
+        """The object that sends gradients during backward; None if there is no other rank."""
         mesh = made[0]
         if len(made) != 1 or not isinstance(mesh.step, PlanStep) or mesh.step.plan.expects != "local":
             raise StrategyError(
@@ -83,13 +83,13 @@ class GradientHooks:
         return EarlyReduction(mesh.step, lambda walk: apart[0].run(walk), paused=self.paused)
 
     def open_world(self, world: Any) -> None:
-        """Make the process group that gradients set out over. All ranks must call."""
+        """Make the process group over which gradients are sent early. All ranks must call."""
         if self.reduction is not None and not self.apart and isinstance(world, LiveWorld):
             self.apart.append(world.apart("dp"))
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Let gradients stay where they are while ``backward()`` adds to them."""
+        """Send no gradients while ``backward()`` adds to them."""
         before = self.paused
         self._set_paused(True)
         try:
@@ -103,5 +103,5 @@ class GradientHooks:
             self.reduction.paused = paused
 
     def finish(self) -> TutorialError | None:
-        """Wait for the gradients that set out during backward; what keeps this rank from stepping then."""
+        """Wait for gradients sent during backward; returns the error that keeps this rank from stepping."""
         return None if self.reduction is None else self.reduction.finish()

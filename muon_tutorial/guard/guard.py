@@ -1,4 +1,4 @@
-"""What protects ranks from each other, and an optimizer from its hosts: one look before a step, one after.
+"""Protects ranks from each other, and an optimizer from its host: one check before each step, one after.
 
 ::
 
@@ -13,8 +13,8 @@
               │                                                │
               └──────────────── before_step() ─────────────────┘
 
-``before_step`` lets no rank write to a parameter before all ranks have said that they can take this step, and
-the same one. A refused step leads back to ``OPEN``, and so does the first look after one that broke off.
+``before_step`` makes sure that all ranks can take this step, and the same one, before any rank writes to a
+parameter. A refused step leads back to ``OPEN``, and so does the first check after one that failed halfway.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 class State(Enum):
-    """How far the coming step is."""
+    """The progress of the coming step."""
 
     OPEN = "gradients are as backward() leaves them, and may change"
     READY = "gradients are averaged and clipped, and must not change"
@@ -59,13 +59,13 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Guard:
-    """Looks at an optimizer before and after each of its steps; ``world`` is where its ranks meet.
+    """Checks an optimizer before and after each of its steps; ``world`` connects its ranks.
 
     ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
-    and ``beside`` what was averaged with the matrices the last time. It ``broadcasts`` the first rank's
-    values when the optimizer is made. ``number`` says which Muon of its mesh it is. ``skipped_gradients``
-    counts the ``zero_grad()`` calls that dropped gradients before any step. ``said`` is what the groups said
-    at the last look, and ``described`` what ranks compare of it.
+    and ``beside`` the other parameters whose gradients were last averaged with the matrices'. It
+    ``broadcasts`` the first rank's values when the optimizer is made. ``number`` counts the mesh's Muons.
+    ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
+    groups' settings at the last check, and ``described`` the texts to compare, made from them.
     """
 
     steps: CurrentSteps
@@ -89,10 +89,10 @@ class Guard:
     skipped_gradients: int = 0
 
     def agree_on_values(self, optimizer: Any) -> None:
-        """Have ranks compare what they are made of, and take the first one's values where it ``broadcasts``.
+        """Compare the parameters' dimensions across ranks, then broadcast the first rank's values if told to.
 
-        Also of the companions' parameters, and of those that no optimizer steps. All ranks of the mesh must
-        call when the optimizer is made, and when it gets a companion.
+        This includes the companions' parameters, and those that no optimizer steps. All ranks of the mesh
+        must call when the optimizer is made, and when it gets a companion.
         """
         steps = self.current_steps(optimizer)
         for mesh in steps:
@@ -112,10 +112,10 @@ class Guard:
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """Look before a step; returns the steps to walk, one a mesh. All ranks must walk it.
+        """Check a step before it runs; returns the steps to run, one per mesh. All ranks must run it.
 
         Gradients of ``beside``, or else of the companions, are readied with the matrices' if a plan averages
-        them. With an ``error`` all ranks refuse the step: this one by it, the others by saying whose it was.
+        them. With an ``error`` all ranks refuse the step: this one raises it, the others name this rank.
 
         Raises:
             TutorialError: on all ranks, before anything has changed.
@@ -136,7 +136,7 @@ class Guard:
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
             yield from steps[0].answer(steps[0].step.ready(beside, None, fingerprint))
         else:
-            for mesh in steps:  # on all before anything changes on one
+            for mesh in steps:  # all meshes agree before any of them changes
                 yield from mesh.answer(mesh.step.agree(fingerprint))
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             self._compare_replicas(steps)
@@ -148,30 +148,31 @@ class Guard:
         return steps
 
     def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note that a step was taken."""
+        """Record that a step was taken."""
         self.steps_done, self.is_new = self.steps_done + 1, False
         self.step_is_over(optimizer)
 
     def step_is_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget what was readied and counted for a step, taken or skipped."""
+        """Reset what was readied and counted for a step that was taken or skipped."""
         self.skipped_gradients = 0
         self.gradients_changed()
         self.look_at_gradients(optimizer)
 
     def step_was_refused(self, error: TutorialError) -> None:
-        """Take note that a step was refused, or broke off: the next one begins anew, on all ranks."""
+        """Record that a step was refused or failed: the next one starts from the beginning, on all ranks."""
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # all ranks have heard of it: none goes on with other values
+            self.is_compared = False  # on all ranks, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
-        """Average gradients, of ``rest`` too, and clip them by ``max_norm``; returns their norm before.
+        """Average the gradients, including ``rest``, and clip them by ``max_norm``; returns the norm before.
 
-        Where a gradient is not finite, nothing is changed, and the norm is infinite. All ranks must walk it.
+        If a gradient is not finite, nothing is changed, and the norm is infinite. All ranks must run it.
 
         Raises:
-            UsageError: it was called already for these gradients, or not for all that steps with them.
+            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``,
+                and only the pair's own call would average AdamW's gradients, too.
         """
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
@@ -199,15 +200,15 @@ class Guard:
         try:
             walk = the_plan_step(steps).ready(beside, max_norm, fingerprint)
             norm = yield from steps[0].answer(walk)
-        except NotFiniteError:  # on all ranks alike
+        except NotFiniteError:  # on all ranks
             if self.hooks.reduction is not None:
-                self.gradients_changed()  # step() sends them again, and says what is wrong
+                self.gradients_changed()  # step() sends them again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
 
     def _clip_alone(self, params: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip as ``clip_grad_norm_`` does, but change nothing where a gradient is not finite."""
+        """Clip as ``clip_grad_norm_`` does, but change nothing if a gradient is not finite."""
         norm = _norm_of_gradients(params)
         if not norm.isfinite():
             return torch.full_like(norm, math.inf)
@@ -215,7 +216,7 @@ class Guard:
         return norm
 
     def _refuse_to_leave_out(self, beside: Sequence[Tensor]) -> None:
-        """Refuse to average these gradients and not a companion's, which would step by this rank's own."""
+        """Refuse to average these gradients without a companion's, which would then step with local ones."""
         left_out = without(beside, self.companions_params())
         if left_out and any(mesh.step.averages for mesh in self.steps.made):
             raise UsageError(
@@ -227,14 +228,14 @@ class Guard:
     def gradients_ready(self) -> bool:
         """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
 
-        The model's ``zero_grad()`` counts, too: a loop that skips a step by it readies the next one's anew.
+        The model's ``zero_grad()`` counts, too: a loop that skips a step that way can ready the next one.
         """
         if self.state is State.READY and self.readied.were_dropped():
             self.gradients_changed()
         return self.state is State.READY
 
     def gradients_changed(self) -> None:
-        """Take note that gradients are others than were readied: the next step readies them again."""
+        """Record that gradients are no longer the readied ones: the next step readies them again."""
         self.state = State.OPEN
         self.readied = SeenGradients()
         if self.hooks.reduction is not None:
@@ -243,13 +244,13 @@ class Guard:
             mesh.step.forget()
 
     def before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take note of gradients that are about to be dropped; only those that no step has used count."""
+        """Count gradients that are about to be dropped, if no step has used them."""
         if not self.steps.alone:
             self.skipped_gradients += self.used.were_skipped(params_of(optimizer))
         self.gradients_changed()
 
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Remember the gradients of now as used, and hook those of parameters that have come since."""
+        """Record the current gradients as used, and hook those of new parameters."""
         if self.steps.alone:
             return
         params = params_of(optimizer)
@@ -258,10 +259,10 @@ class Guard:
             self.hooks.attach(self.steps.made, params, self.companions_params())
 
     def refuse_while_ready(self, name: str) -> None:
-        """Refuse a call that would lose what was readied.
+        """Refuse a call that would lose readied gradients.
 
         Raises:
-            UsageError: gradients were readied, or have set out.
+            UsageError: gradients were readied or sent.
         """
         if self.gradients_ready or self.hooks.have_sent:
             raise UsageError(
@@ -270,12 +271,12 @@ class Guard:
             )
 
     def was_loaded(self) -> None:
-        """Take note that a state was loaded."""
+        """Record that a state was loaded."""
         self.is_new, self.is_compared = False, False
         self.steps_done = self.skipped_gradients = 0
 
     def current_steps(self, optimizer: Any, before: Sequence[MeshStep] | None = None) -> list[MeshStep]:
-        """The steps over the groups and the state of now, with gradients hooked as they need it."""
+        """The steps for the current groups and state, with gradients hooked as they need it."""
         known = self.steps.made
         steps = self.steps.current(optimizer.param_groups, optimizer.state, before)
         if steps is not known:
@@ -283,10 +284,10 @@ class Guard:
         return steps
 
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
-        """The steps of now, where something has changed since they were made.
+        """The current steps, after something has changed since they were made.
 
-        Where this rank has come to other parameters, all ranks must have. They are asked over the steps of
-        before, since to make new ones takes exchanges of its own.
+        If the parameters have changed on this rank, they must have changed on all ranks. This is
+        compared over the old steps, because making new ones needs exchanges of its own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
@@ -301,7 +302,7 @@ class Guard:
         error: TutorialError | None,
         changed: Changed,
     ) -> Fingerprint:
-        """What ranks must have alike in the coming step, of this optimizer and its companions."""
+        """The fingerprint of the coming step, of this optimizer and its companions, for ranks to compare."""
         if self.steps.alone:
             if error is not None:
                 raise error
@@ -326,9 +327,9 @@ class Guard:
     def find_error(
         self, optimizer: Any, beside: Sequence[Tensor] | None, changed: Changed
     ) -> TutorialError | None:
-        """What keeps this rank from stepping, whatever others hold; ``beside`` is what steps beside it.
+        """The error that keeps this rank from stepping, if any; ``beside`` are the companions' parameters.
 
-        What a group says is looked at again where it says something else than at the last look.
+        Group settings are checked again only if they have changed since the last check.
         """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -355,7 +356,7 @@ class Guard:
         return None
 
     def _lost(self, changed: Changed, beside: Sequence[Tensor] | None) -> TutorialError | None:
-        """Why what was readied is lost."""
+        """The error if readied gradients can no longer be used."""
         if changed and not self.steps.alone:
             return UsageError(
                 "parameters, groups or state were set anew between ready_gradients() and step(), which "
@@ -375,20 +376,20 @@ class Guard:
         return None
 
     def _compare_replicas(self, steps: Sequence[MeshStep]) -> None:
-        """Compare what several ranks hold alike."""
+        """Compare the parameters and state that several ranks hold copies of."""
         beside = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
-        still = () if self.is_compared else self.unstepped  # no step writes to these
+        still = () if self.is_compared else self.unstepped  # no step changes these, so once is enough
         compare_replicas(steps, self.companions, self.steps_done, still, beside)
         self.is_compared = True
 
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
-        """Whether this step is to be skipped, since ``GradScaler`` found infinity on all ranks.
+        """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        ``scaled`` is the optimizer that it steps: this one, or the pair that it belongs to. Its gradients are
-        unscaled here if the loop has not done so. All ranks must call.
+        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. Its gradients
+        are unscaled here if the loop has not done so. All ranks must call.
 
         Raises:
-            GradientError: only some ranks found infinity, or may: gradients are each rank's own, and
+            GradientError: only some ranks found infinity, or may have: gradients are each rank's own, and
                 ``unscale_`` was not called.
         """
         found_inf = getattr(scaled, "found_inf", None)
@@ -402,7 +403,7 @@ class Guard:
         return skip_overflow(self.current_steps(optimizer), scaled, found_inf)
 
     def warn_of_slices(self) -> None:
-        """Warn, once, if what this rank would save is a slice that no other rank has."""
+        """Warn, once, if this rank would save a slice that no other rank has."""
         slices = any(mesh.step.averages for mesh in self.steps.made)
         if slices and not self.is_new and not self.has_warned_of_slices:
             self.has_warned_of_slices = True
@@ -417,14 +418,15 @@ class Guard:
         return [param for companion in self.companions for param in params_of(companion)]
 
     def all_groups(self, optimizer: Any) -> list[dict[str, Any]]:
-        """The groups of this optimizer, and of those beside it."""
+        """The groups of this optimizer and its companions."""
         return [group for it in (optimizer, *self.companions) for group in it.param_groups]
 
 
 class NoGuard(Guard):
-    """Takes steps without a look, for those who measure: each rank trusts the others and its host.
+    """Steps without checks, for benchmarks: each rank trusts the others and its host.
 
-    Gradients that other ranks lack, other hyperparameters, a NaN: none is found. What was readied is used.
+    It does not detect gradients that other ranks lack, different hyperparameters, or NaN. Readied gradients
+    are used.
     """
 
     def before_step(
@@ -433,7 +435,7 @@ class NoGuard(Guard):
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """The steps to walk; parameters that hosts have changed are not followed."""
+        """The steps to run; it does not follow parameters that hosts have changed."""
         if error is not None:
             raise error
         self.hooks.finish()
@@ -460,7 +462,7 @@ def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
 
 
 def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
-    """The step over a plan, where there is exactly one.
+    """The step over a plan, if there is exactly one.
 
     Raises:
         UsageError: there is none, or one for each of several meshes.
@@ -489,7 +491,7 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 
 
 def _warn_of_no_gradients(params: Sequence[Tensor]) -> None:
-    """Warn of a first step that would do nothing: these may not be the parameters that train."""
+    """Warn if the first step would do nothing: these may not be the parameters that train."""
     trained = [param for param in params if param.requires_grad]
     if trained and not any(param.grad is not None for param in trained):
         warnings.warn(

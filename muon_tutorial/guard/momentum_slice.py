@@ -1,7 +1,7 @@
-"""A rank's slice of the momentum in a state that leaves the optimizer: a tensor that knows it is no replica.
+"""A tensor class for a rank's slice of the momentum in a saved state, which is not a replica.
 
-``torch.distributed.checkpoint`` takes a plain tensor in an optimizer's state for the same on all ranks, and
-would keep one rank's slice.
+``torch.distributed.checkpoint`` assumes that a plain tensor in an optimizer's state is the same on all ranks,
+and would keep one rank's slice.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..errors import CheckpointError
 
 
 class MomentumSlice(Tensor):
-    """A flat run of momentum that no other rank has. ``torch.save`` takes it as any tensor."""
+    """A flat run of momentum that no other rank has. ``torch.save`` saves it like any tensor."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MomentumSlice:
         return memo.setdefault(id(self), self.as_subclass(Tensor).clone().as_subclass(MomentumSlice))
 
     def __create_write_items__(self, name: str, _: object) -> list[Any]:
-        """What ``torch.distributed.checkpoint`` asks of a tensor that lies in pieces.
+        """Called by ``torch.distributed.checkpoint`` for tensors that lie in pieces.
 
         Raises:
-            CheckpointError: always: a flat run of several ranks' is no piece of a tensor.
+            CheckpointError: always, because a flat run is not a box of a tensor.
         """
         raise CheckpointError(
             f"{name} is one rank's slice of the momentum, which torch.distributed.checkpoint cannot put "
@@ -37,7 +37,7 @@ torch.serialization.add_safe_globals([MomentumSlice])
 
 
 def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook of ``state_dict()``: each slice, told by an entry ``kept``, becomes a ``MomentumSlice``."""
+    """A hook of ``state_dict()``: turns each slice (it has an entry ``kept``) into a ``MomentumSlice``."""
     state = {index: _marked(entry) for index, entry in state_dict["state"].items()}
     return {**state_dict, "state": state}
 

@@ -1,3 +1,3 @@
-"""``launch()``: starting real ranks, watching them, and ending them whatever happens; or joining torchrun."""
+"""``launch()`` starts real ranks, watches them, and ends them whatever happens; or ranks join torchrun."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""torchrun's agent, as ``python -m muon_tutorial torchrun``: its ranks restart on several machines, too.
+"""torchrun's agent, as ``python -m muon_tutorial torchrun``: it can also restart ranks on several machines.
 
 torchrun itself ends a job that gets a signal with a traceback and exit code 1, dies of SIGUSR1, and cannot
-restart ranks on several machines unless a variable is set before it starts.
+restart ranks on several machines unless an environment variable is set before it starts.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from .command import FAILED, said_of
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-"""Set to 1, ranks that are restarted meet in a new store, where no address of a dead rank waits for them."""
+"""If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 
 def run_agent(words: Sequence[str]) -> int:
-    """Run torchrun with these words; returns its exit code: 128 + N where signal N ended it or its ranks."""
+    """Run torchrun with these arguments; return its exit code: 128 + N if signal N ended it or its ranks."""
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -43,7 +43,7 @@ def run_agent(words: Sequence[str]) -> int:
 
 
 def _pass_on(number: int) -> None:
-    """Send a signal to the ranks, which lead process groups of their own."""
+    """Send a signal to the ranks: the children that lead process groups of their own."""
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
             with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,7 @@
-"""How a command begins and ends: what it sees to before torch, whose import takes seconds, and after.
+"""How a command begins, before it imports torch, which takes seconds, and how it ends.
 
-An interrupt inside an import is a long traceback, or an error of a C extension that lost it; in a folder that
-is gone, torch's math library ends the process. Imports nothing but the standard library.
+An interrupt during an import prints a long traceback, or an unrelated error if a C extension loses it. If the
+working directory is gone, torch's math library ends the process. This imports only the standard library.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
 
 
 def begin_command() -> None:
-    """See to signals while torch is imported, and end here, in one line, if that cannot go well.
+    """Handle signals while torch is imported, and exit with a one-line error if the import would fail.
 
-    SIGTERM ends the process although it may be the first of a container; SIGUSR1 and SIGUSR2, with which
-    schedulers ask to save, end nothing.
+    SIGTERM ends the process even if it is the first process of a container. SIGUSR1 and SIGUSR2, with which
+    schedulers ask a job to save, do not end it.
     """
     end_on_interrupt()
     for name, heed in {"SIGTERM": _ended_by, "SIGUSR1": _unheeded, "SIGUSR2": _unheeded}.items():
@@ -38,9 +38,9 @@ def begin_command() -> None:
 
 
 def import_without_collecting(name: str) -> None:
-    """Import a module while nobody looks for garbage: of the objects that it makes, a million, none is.
+    """Import a module with the garbage collector off.
 
-    An import of torch takes a third less.
+    Importing torch creates about a million objects, none of them garbage; this saves a third of the time.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -52,18 +52,18 @@ def import_without_collecting(name: str) -> None:
 
 
 def keep_what_is_imported() -> None:
-    """Have no collection look at what has been made up to now: modules stay until the end.
+    """Exclude all objects made so far from garbage collection, because modules stay until the end.
 
-    Python's last one would take half a second over torch's.
+    Python's last collection, at exit, would spend half a second on torch's objects.
     """
     gc.freeze()
 
 
 def end_on_interrupt() -> None:
-    """Let Ctrl-C end this process at once, saying so in one line, until ``raise_on_interrupt``.
+    """Let Ctrl-C end this process at once, with one line, until ``raise_on_interrupt``.
 
-    For a command before it has anything to lose, and after. Where SIGINT is ignored (a shell's background
-    job) or somebody else handles it, that stays.
+    For a command that has nothing to lose yet, or nothing any more. If SIGINT is ignored (a background job of
+    a shell) or has another handler, nothing changes.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -71,34 +71,35 @@ def end_on_interrupt() -> None:
 
 
 def ignore_interrupts_at_exit() -> None:
-    """Let Ctrl-C do nothing once nothing is left to do: Python, in its last moments, would die by the signal.
+    """Ignore Ctrl-C once the work at exit is done: else the signal would kill Python in its last moments.
 
-    Call it before whatever else is to be done at exit, which then comes before it.
+    Call it before you register anything else with ``atexit``: handlers run in reverse order.
     """
     atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def raise_on_interrupt() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` again, where ``end_on_interrupt`` had changed that."""
+    """Let Ctrl-C raise ``KeyboardInterrupt`` again, if ``end_on_interrupt`` had changed that."""
     if signal.getsignal(signal.SIGINT) is _ended_by:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def said_of(name: str) -> str:
-    """Return what a command says that a signal ended."""
+    """Return what a command says when this signal ends it."""
     return _WORDS.get(name, f"ended by {name}")
 
 
 def fill_standard_descriptors() -> None:
-    """Open the null device where standard input, output or error is closed (``>&-``); Python has streams.
+    """Open the null device for each of standard input, output and error that is closed (``>&-``).
 
-    Files that are opened later would take their place.
+    Otherwise files that are opened later would get their descriptors. ``sys.stdout`` and ``sys.stderr`` are
+    replaced if they are None.
     """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
             os.set_inheritable(descriptor, True)
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
@@ -109,7 +110,7 @@ def _ended_by(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _unheeded(number: int, frame: FrameType | None) -> None:
-    """Nothing is there to be saved yet."""
+    """Do nothing: there is nothing to save yet."""
 
 
 def _end(line: str, code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Errors that only say that another rank was lost, or kept this one waiting: by torch's words, or ours."""
+"""Recognizes errors that only say that another rank was lost or late, by the words of torch or our own."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch.distributed import DistError
 
 from ..errors import CheckpointError
 
-# What torch.distributed says when another rank did not come; and when its connection is gone, which a data
-# loader or a download may say as well: then it must come from Gloo, or be of torch.distributed's own kind.
+# What torch.distributed says if another rank did not come (_LATE), or if its connection is gone (_GONE). A
+# data loader or a download may say the latter, too, so it must come from Gloo or be a DistError.
 _LATE = re.compile(
     r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
     r"connectFullMesh failed|Operation timed out!"
@@ -33,7 +33,7 @@ def is_echo(error: BaseException) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Return what an error says, or nothing where its own ``__str__`` raises."""
+    """Return what an error says, or ``""`` if its own ``__str__`` raises."""
     try:
         return str(error)
     except Exception:
@@ -41,7 +41,7 @@ def text_of(error: BaseException) -> str:
 
 
 def says_gone(text: str) -> bool:
-    """Return whether an echo says that a connection is gone, not only that another rank is late."""
+    """Return whether an echo's text says that a connection is gone, not only that another rank is late."""
     return bool(_GONE.search(text)) and not _LATE.search(text)
 
 

@@ -1,4 +1,4 @@
-"""The environment variables of ranks: loopback only, few threads, and nothing that torchrun set."""
+"""The environment variables of ranks: loopback only, few threads, and none of torchrun's variables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _OF_TORCHRUN = {*TORCHRUN_NEEDS, *_GROUPS, *(f"TORCHELASTIC_{name}" for name in 
 
 
 def rank_environment(threads: int) -> dict[str, str]:
-    """Return this process' environment, made fit for the ranks of a launch."""
+    """Return this process's environment, changed for the ranks of a launch."""
     kept = {name: value for name, value in os.environ.items() if name not in _OF_TORCHRUN}
     return kept | loopback_variables() | {"OMP_NUM_THREADS": str(threads)}
 
 
 def loopback_variables() -> dict[str, str]:
-    """Return what keeps Gloo and NCCL on the network that only this machine can reach."""
+    """Return the variables that keep Gloo and NCCL on the loopback interface."""
     names = [name for _, name in socket.if_nameindex()]
     found = next((name for name in ("lo", "lo0") if name in names), None)
     return {"GLOO_SOCKET_IFNAME": found, "NCCL_SOCKET_IFNAME": found} if found else {}

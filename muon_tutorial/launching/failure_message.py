@@ -21,7 +21,7 @@ _FINGERPRINT = re.compile(
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
 
-    Of ranks whose requests did not match it is one that stands alone; else the earliest.
+    If the ranks' requests did not match, it is one with the rarest request. Among several, the earliest.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]
@@ -29,14 +29,14 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     elsewhere = [rank for rank in ranks if _kept_others_waiting(rank)]
     echoes = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
-    if 2 * len(left) >= len(ranks):  # then rather those who still wait asked for something too many
+    if 2 * len(left) >= len(ranks):  # then the ranks that still wait probably asked for one thing too many
         left = []
     candidates = next(filter(None, (odd, own, stopped, elsewhere, left, echoes)), ranks)
     return min(candidates, key=_failed_at)
 
 
 def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
-    """Return the whole report of a failed launch; its first line says it all."""
+    """Return the full report of a failed launch; its first line is a summary."""
     first = first_failure(ranks)
     left = all(rank.returned is not None for rank in ranks if rank is not first)
     parts = [_headline(first, len(ranks), timeout, left) + _in_phase(first)]
@@ -51,25 +51,25 @@ def describe_failure(ranks: Sequence[WatchedRank], timeout: float) -> str:
 
 
 def describe_unfinished(ranks: Sequence[WatchedRank], what: str) -> str:
-    """Return a report of a launch that was ended from outside; `what` says how."""
+    """Return the report of a launch that was ended from outside; `what` says how."""
     return _with_cell_names("\n".join([what, *map(_state_line, ranks)]))
 
 
 def _failed_at(rank: WatchedRank) -> float:
-    """Return when it failed, as far as known."""
+    """Return when the rank failed, or infinity if that is not known."""
     times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
     return min((time for time in times if time is not None), default=float("inf"))
 
 
 def _kept_others_waiting(rank: WatchedRank) -> bool:
-    """Return whether it still ran when the launch was ended, and was not waiting for the others."""
+    """Return whether the rank still ran when the launch was ended, and was not waiting for the others."""
     return not rank.is_done and not (rank.location is not None and rank.location.communicating)
 
 
 def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
-    """Return the ranks with the rarest request, if every failure is that requests did not match."""
+    """Return the ranks with the rarest request, if all failed because their requests did not match."""
     failed = [rank for rank in ranks if rank.failed_itself]
-    # What each asked of the others, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused that.
+    # Each rank's request, if torch's own check (TORCH_DISTRIBUTED_DEBUG=DETAIL) refused it.
     asked = [_requests(rank.raised.summary).get(rank.rank) if rank.raised else None for rank in failed]
     if not all(asked):
         return []
@@ -80,7 +80,7 @@ def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:
 
 
 def _requests(text: str) -> dict[int, str]:
-    """Return what each rank asked for, from the message of a mismatch."""
+    """Return each rank's request, from the message of a mismatch."""
     return {
         int(rank): f"{kind} of {shape or 'nothing'} {dtype or ''}".strip()
         for rank, kind, shape, dtype in _FINGERPRINT.findall(text)

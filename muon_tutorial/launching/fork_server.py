@@ -1,11 +1,11 @@
-"""The warm server that forks ranks (Linux): a quiet process with torch imported, and how to ask it for ranks.
+"""The warm server that forks ranks (Linux): a process that has torch imported, and how to ask it for ranks.
 
-The server runs one thread, imports no module of the user's, and makes no CUDA call, so that its forks are
-sound. It ends, and every rank with it, when the launching process does: that alone holds the other end of
-its control socket.
+The server runs one thread, imports none of the user's modules, and makes no CUDA call, so that its forks are
+sound. When the launching process ends, so do the server and all its ranks: only the launching process holds
+the other end of the server's control socket.
 
-The fork server of ``multiprocessing`` starts ranks as fast. But in every rank it runs a script without a main
-guard again, and when the launching process is killed it leaves a folder and every stopped rank behind.
+The fork server of ``multiprocessing`` starts ranks as fast. But every rank runs the user's script again if it
+has no main guard, and when the launching process is killed, a folder and every stopped rank are left behind.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ except SystemExit:
     os._exit(0)  # nothing is left to write, and torch's modules take a while to take apart
 """
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Importing torch's compiler makes a folder for its cache; the server names one that is there already.
+# Importing torch's compiler makes a folder for its cache, so the server names one that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
-# What ranks are likely to import, torch's optimizers among them: seconds if each rank did it. Imported one by
-# one while nothing runs, so that the first launch does not wait for them.
+# Modules that ranks are likely to import; torch's optimizers need some of them. It would take seconds in each
+# rank. The server imports them one by one while nothing runs, so that the first launch does not wait.
 _LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -73,7 +73,7 @@ _KILL = b"K"  # launching process to server: end the ranks of this launch
 
 
 class ForkServer:
-    """The launching process' side of its warm server. Threads may share it."""
+    """The launching process's side of its warm server. Threads may share it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +94,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._control.close)
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
-        """Ask for one rank per pair of ends; returns the line that tells of their processes."""
+        """Ask for one rank per pair of ends; returns the line, a socket on which the server reports them."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -113,20 +113,20 @@ class ForkServer:
         with self._burying:
             if self._last_error_line is None:
                 self._child.kill()
-                _, errors = self._child.communicate()  # once: it closes what it reads
+                _, errors = self._child.communicate()  # only once: it closes the pipe
                 lines = errors.decode(errors="replace").split("\n")
                 said = (line for line in reversed(lines) if line.strip())
                 self._last_error_line = next(said, f"exit code {self._child.returncode}")
         return self._last_error_line
 
     def wake(self) -> None:
-        """Let the server go on, should somebody have stopped it."""
+        """Let the server go on, if it was stopped (SIGSTOP)."""
         self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server, and whatever ranks it has, at once, though somebody may have stopped it."""
+        """End the server and all its ranks at once, even if it was stopped."""
         self._control.close()
-        self.wake()  # it looks, whatever it does
+        self.wake()  # SIGCONT makes it look at the control socket, whatever it is doing
         try:
             self._child.wait(_ENDING)
         except subprocess.TimeoutExpired:
@@ -136,12 +136,12 @@ class ForkServer:
             self._child.stderr.close()
 
 
-_SERVERS: dict[int, ForkServer] = {}  # by the process that started it: a forked child starts its own
+_SERVERS: dict[int, ForkServer] = {}  # by id of the process that started it: a forked child starts its own
 _STARTING = threading.Lock()
 
 
 def warm_server() -> ForkServer:
-    """Return this process' server, started now if there is none that runs. It may still be importing."""
+    """Return this process's server, and start one if none runs. It may still be importing."""
     with _STARTING:
         server = _SERVERS.get(os.getpid())
         if server is None or server._child.poll() is not None:
@@ -150,12 +150,12 @@ def warm_server() -> ForkServer:
 
 
 def _asked_server(ends: list[RankEnds], files: RunFiles) -> tuple[ForkServer, socket.socket]:
-    """Return a server that was asked for ranks, and its line; another if the first ended meanwhile."""
+    """Ask a server for ranks, a new one if the first has ended; return the server and its line."""
     server = warm_server()
     try:
         return server, server.ask_for(ends, files)
     except ConnectionError:
-        server.last_error_line()  # waits for its end, so that the next is a new one
+        server.last_error_line()  # waits until it has ended, so that a new one is started
         server = warm_server()
         return server, server.ask_for(ends, files)
 
@@ -164,14 +164,14 @@ class ForkedRanks:
     """The rank processes of one launch, forked by the server; this process is not their parent."""
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
-        self._pids: dict[int, int] = {}  # rank → process id, of those that run
+        self._pids: dict[int, int] = {}  # rank → process id, for processes that run
         self._is_lost = False
         self._server, self._line = _asked_server(ends, files)
         self._server.wake()
         self.waitables = [self._line]  # what becomes readable when there is news
 
     def news(self) -> list[ProcessState]:
-        """Return what the server has told since the last call."""
+        """Return what the server has reported since the last call."""
         if self._is_lost:
             return [ProcessState(rank, pid, -signal.SIGKILL) for rank, pid in self._pids.items()]
         news: list[ProcessState] = []
@@ -183,7 +183,7 @@ class ForkedRanks:
         return news
 
     def wake(self) -> None:
-        """Let the server tell what it knows, should somebody have stopped it."""
+        """Let the server go on and report, if it was stopped."""
         self._server.wake()
 
     def kill(self) -> None:
@@ -193,7 +193,7 @@ class ForkedRanks:
         self.wake()
 
     def close(self) -> None:
-        """Give the line back; the server ends what is left, if anything is."""
+        """Close the line; the server then ends the processes that are left."""
         self._line.close()
 
     def _next_state(self) -> ProcessState | None:
@@ -208,7 +208,7 @@ class ForkedRanks:
         return pickle.loads(packet)
 
     def _lose_server(self) -> NoReturn:
-        """End the ranks without the server's help, and say what became of it."""
+        """End the ranks without the server's help, and raise an error that says how the server ended."""
         self._is_lost = True
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
@@ -218,7 +218,7 @@ class ForkedRanks:
 
 
 class _Family:
-    """The ranks of one launch, as the server sees them: the line to their launcher, and who is alive."""
+    """The ranks of one launch, as the server sees them: the line to the launcher, and live processes."""
 
     def __init__(self, line: socket.socket) -> None:
         self.line = line
@@ -235,7 +235,7 @@ class _Family:
 
 
 class _Server:
-    """The server itself: a loop over the launching process' requests and its children's ends."""
+    """The server itself: a loop over the launching process's requests and the ends of its own children."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -251,7 +251,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork ranks until the launching process is gone, then end those that are left."""
+        """Fork ranks until the launching process is gone, then end all that are left."""
         try:
             while self._turn():
                 pass
@@ -260,7 +260,7 @@ class _Server:
                 family.kill()
 
     def _turn(self) -> bool:
-        """Answer what has come; False once the launching process is gone."""
+        """Handle what has come; return False once the launching process is gone."""
         idle = bool(self._later) and not self._families
         ready = self._selector.select(0 if idle else None)
         if idle and not ready:
@@ -280,14 +280,14 @@ class _Server:
         return True
 
     def _fork_ranks(self, count: int, line: int, *files: int) -> None:
-        """Fork the ranks, in order; the server keeps none of what is theirs."""
+        """Fork the ranks, in order; the server closes its copies of their descriptors."""
         family = _Family(socket.socket(fileno=line))
         self._families.append(family)
         self._selector.register(family.line, selectors.EVENT_READ, family)
         for rank in range(count):
             packet, ends, _, _ = socket.recv_fds(family.line, 1, 2)
             if not packet:
-                break  # the launcher has given up; the line will say so again
+                break  # the launcher has given up; ``_hear`` will see that the line is closed
             pid = os.fork()
             if pid == 0:
                 self._become_rank(rank, ends, files)
@@ -308,7 +308,7 @@ class _Server:
             for end in (self._control, self._alarm, self._alarm_in, *(each.line for each in self._families)):
                 end.close()
             gc.enable()
-            # Python reseeds its own generator in a fork; torch starts every process alike.
+            # Python reseeds its own generator after a fork; torch's has the same seed in every process.
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed()
             messages, output = (socket.socket(fileno=descriptor) for descriptor in ends)
@@ -317,7 +317,7 @@ class _Server:
             os._exit(1)
 
     def _hear(self, family: _Family) -> None:
-        """Kill a launch's ranks on its launcher's word, or on its silence."""
+        """Kill a launch's ranks when its launcher asks for it or closes the line."""
         word = b""
         with contextlib.suppress(OSError):
             word = family.line.recv(1)
@@ -346,7 +346,7 @@ class _Server:
 
 
 def serve(control: int) -> NoReturn:
-    """Serve the launching process at the other end of `control`, until it ends or closes that."""
+    """Serve the launching process at the other end of `control`, until it ends or closes that end."""
     gc.disable()
     gc.freeze()
     _Server(socket.socket(fileno=control)).run()

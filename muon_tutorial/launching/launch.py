@@ -48,24 +48,25 @@ def launch(
 ) -> list[Any]:
     """Run ``fn(rank, *args, **kwargs)`` on `world_size` real processes; return what each returned, by rank.
 
-    In each rank torch.distributed is initialised over loopback; its default group, and any that `fn` makes
-    without saying otherwise, has `timeout` seconds. Any thread may call this, a rank too. Other users of this
-    machine can reach Gloo's ports on loopback, and time a launch out; in a network namespace they cannot. On
-    Linux a rank keeps up to 256 MiB of what it freed (``keep_freed_memory``). Ranks ignore the signals of
-    terminals and schedulers that this process handles: they then reach `fn` only as far as it sees to that.
+    In each rank torch.distributed is initialised over loopback. Its default group, and every group that `fn`
+    makes without a timeout, has a timeout of `timeout` seconds. Any thread may call this, also in a rank.
+    Other users of this machine can reach Gloo's ports on loopback and make a launch time out, unless it runs
+    in a network namespace. On Linux a rank keeps up to 256 MiB of memory that it freed
+    (``keep_freed_memory``). Ranks ignore the signals of terminals and schedulers that this process handles;
+    `fn` may handle them itself.
 
     Args:
-        fn: importable, or from a cell, a script or a prompt; there it takes the globals it uses along.
-        backend: ``"gloo"``, or ``"nccl"`` with one GPU a rank.
-        threads: of torch, in each rank.
+        fn: importable, or from a cell, a script or a prompt; these are sent with the globals they use.
+        backend: ``"gloo"``, or ``"nccl"`` with one GPU per rank.
+        threads: torch's threads in each rank.
         limit: seconds for the whole run, or None.
-        output: where the ranks' lines go. ``"stream"`` prints them behind their rank, ``"quiet"`` drops them,
-            a function gets (rank, line).
-        max_lines: of a rank that prints more, the first lines and the last few are shown.
+        output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
+            and a function gets (rank, line).
+        max_lines: if a rank prints more lines, only these first ones and the last few are shown.
         method: ``"fork"`` from a warm server (Linux), or ``"spawn"`` fresh interpreters.
 
     Raises:
-        RankFailedError: a rank raised, exited, was killed or stopped; the earliest comes first.
+        RankFailedError: a rank raised, exited, was killed or was stopped; the earliest is named first.
         LaunchTimeoutError: `limit` passed.
         UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
     """
@@ -94,7 +95,7 @@ def _spec(
     timeout: float,
     threads: int,
 ) -> LaunchSpec:
-    """Return what every rank is to know: the call, and this process' surroundings."""
+    """Return what every rank must know: the call, and this process's surroundings."""
     return LaunchSpec(
         world_size=world_size,
         backend=backend,
@@ -112,7 +113,7 @@ def _spec(
 
 @contextlib.contextmanager
 def _enough_descriptors(world_size: int) -> Iterator[None]:
-    """Say what to do where a launch may not open the files and sockets it needs."""
+    """If a launch may not open the files and sockets that it needs, raise an error with the remedy."""
     try:
         yield
     except OSError as error:
@@ -146,7 +147,7 @@ def _started_ranks(
 
 
 def _outcome(watcher: RankWatcher, limit: float | None) -> list[Any]:
-    """Return the values of a launch that went well."""
+    """Wait for the ranks; return the values of a launch that went well, or raise what happened."""
     try:
         in_time = watcher.until_settled(limit)
         if watcher.all_returned():

@@ -1,4 +1,4 @@
-"""Where a thread is, or where an error came from: the innermost line that is not a library's."""
+"""Finds where a thread is or where an error came from: the innermost line that is not a library's."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds",
 
 
 def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
-    """Return file, line and text of the first frame of a stack that is not a library's; empty without one.
+    """Return file, line and text of the first frame of a stack that is not a library's; ``""`` if none is.
 
     `stack` has the innermost frame first, as ``traceback.walk_stack`` yields it.
     """
@@ -31,7 +31,7 @@ def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
 
 
 def is_communicating(stack: Iterable[tuple[FrameType, int]]) -> bool:
-    """Return whether a stack leads through torch.distributed, or waits for what a live world asked it for."""
+    """Return whether a stack passes through torch.distributed, or through a live world's ``wait``."""
     return any(
         code.co_filename.startswith(_COMMUNICATION)
         or (code.co_filename == _LIVE_WORLD and code.co_name == "wait")

@@ -1,6 +1,6 @@
-"""What passes between the launching process, its ranks and the server that forks them: plain records, framed.
+"""The messages between the launching process, its ranks and the fork server, as plain records.
 
-Knows nothing of processes or of torch. Every record is a frozen dataclass, sent pickled behind its length.
+Knows nothing about processes or torch. Every record is a frozen dataclass, sent pickled after its length.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
 
-LEAVE = b"L"  # launcher to rank: everybody is done, go
+LEAVE = b"L"  # launcher to rank: all ranks are done, exit
 WHERE = b"W"  # launcher to rank: say where your main thread is
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """All a rank needs to do its part; one copy serves every rank. ``timeout`` is in seconds.
+    """Everything that a rank needs; one copy serves every rank. ``timeout`` is in seconds.
 
-    ``call`` is the pickled function with its arguments, ``sources`` the text of cells that only the launching
-    process knows. ``handled`` are the signals that process sees to, so that the ranks need not.
+    ``call``: the pickled function with its arguments. ``sources``: the text of cells that only the launching
+    process knows. ``handled``: the signals that the launching process handles, so that ranks can ignore them.
     """
 
     world_size: int
@@ -42,7 +42,8 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankRaised:
-    """The function, or the preparation for it, raised; of one that returns, a rank sends the pickled value.
+    """The function, or the preparation for it, raised. (If the function returns, the rank sends bytes: the
+    pickled value.)
 
     ``when`` is the machine's monotonic clock, in seconds. ``is_echo``: the error only says that another rank
     was lost, or kept it waiting.
@@ -65,7 +66,7 @@ class RankLocation:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A rank's process as its parent sees it; sent when it starts, stops, goes on and ends.
+    """The state of a rank's process as its parent sees it; sent when it starts, stops, goes on and ends.
 
     ``exit_code`` is negative for a signal, as in ``subprocess``, and None while the process runs.
     """
@@ -85,7 +86,7 @@ class RankEnds:
 
 
 class MessageSocket:
-    """Records over a stream socket: ``send`` blocks, in any thread; ``receive`` takes what has come."""
+    """Records over a stream socket. Any thread may call ``send``, which blocks; ``receive`` does not."""
 
     def __init__(self, end: socket.socket) -> None:
         self.end = end
@@ -100,7 +101,7 @@ class MessageSocket:
             self.end.sendall(data)
 
     def receive(self) -> list[Any]:
-        """Return the whole records that have come, without waiting; notes the end of the file."""
+        """Return the complete records that have come, without waiting; notes the end of the file."""
         while not self.at_end_of_file and (data := read_now(self.end, _CHUNK)) is not None:
             self.at_end_of_file = not data
             self._pending += data
@@ -115,7 +116,7 @@ class MessageSocket:
 
 
 def read_now(end: socket.socket, most: int) -> bytes | None:
-    """Return the bytes that have come: none at all at the end of the file, None when there are none yet."""
+    """Return the bytes that have come: ``b""`` at the end of the file, None if there are none yet."""
     try:
         return end.recv(most)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""What ranks print, shown as it comes: whole lines, each behind its rank, and no flood."""
+"""Shows what ranks print as it comes: in whole lines with the rank's number, and a limited number of them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import sys
 from collections import deque
 from collections.abc import Callable
 
-_TAIL = 10  # lines kept back for the end when a rank floods
-_LONGEST = 10_000  # characters of a line before it is cut
+_TAIL = 10  # last lines that are shown at the end if a rank prints too many
+_LONGEST = 10_000  # characters after which a line is cut
 
 
 def print_line(rank: int, line: str) -> None:
-    """Print a rank's line to the launching process' own standard output, whatever that is now."""
+    """Print a rank's line to the launching process's current standard output."""
     sys.stdout.write(f"[rank {rank}] {line}\n")
     sys.stdout.flush()
 
 
 class RankOutput:
-    """Makes lines of one rank's bytes, and shows the first `most` of them, then the last few at the end."""
+    """Splits one rank's output into lines; shows the first `most` of them, and the last few at the end."""
 
     def __init__(self, rank: int, show: Callable[[int, str], None], most: int) -> None:
         self._rank, self._show, self._most = rank, show, most
@@ -26,7 +26,7 @@ class RankOutput:
         self._held: deque[str] = deque(maxlen=_TAIL)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes as they came, and show the lines they complete."""
+        """Take bytes as they come, and show the lines that they complete."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._line(line)
@@ -35,7 +35,7 @@ class RankOutput:
             self._partial = b""
 
     def finish(self) -> None:
-        """Show the last unfinished line, and the end of what was held back."""
+        """Show the last, unfinished line, and the last of the lines that were held back."""
         if self._partial:
             self._line(self._partial)
         left_out = self._lines - self._most - len(self._held)
@@ -54,6 +54,6 @@ class RankOutput:
 
 
 def _as_a_terminal_shows(data: bytes) -> str:
-    """Decode a line; of a progress bar that returns to its start, keep the last state."""
+    """Decode a line; where a progress bar has overwritten itself, keep only its last state."""
     text = data.decode(errors="replace").rstrip("\r")
     return text.rpartition("\r")[2][:_LONGEST]

@@ -1,8 +1,8 @@
-"""A process that must not outlive the one that started it, such as a rank its torchrun agent.
+"""Ends a process when its parent ends, for example a rank when its torchrun agent ends.
 
-A thread waits for the parent's end, whatever the main thread is doing. The kernel's parent-death signal may
-not end anything: it comes when the *thread* that started the process ends. It does no harm as SIGCONT, and a
-process that was stopped then sees what happened.
+A thread waits for the parent's end, whatever the main thread is doing. The kernel's parent-death signal must
+not be one that ends the process, because it already comes when the *thread* that started the process ends.
+SIGCONT does no harm, and lets a stopped process go on, so that its thread sees that the parent has ended.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 def end_with_parent(says: str) -> None:
-    """End this process, with the line `says` on standard error, when its present parent ends.
+    """End this process, with the line `says` on standard error, when its current parent ends.
 
-    Should it be stopped then, it goes on (Linux).
+    On Linux this also works if the process is stopped at that moment.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -41,7 +41,7 @@ def _outlive(parent: int, says: str) -> NoReturn:
 
 
 def _write_if_possible(data: bytes) -> None:
-    """Write to standard error, unless nobody has read it for so long that it is full."""
+    """Write to standard error, unless it is a full pipe that nothing reads."""
     with contextlib.suppress(OSError):
         ready = select.poll()
         ready.register(2, select.POLLOUT)

@@ -1,6 +1,6 @@
-"""The other ranks on this machine, as processes: which of them has ended, or is stopped, when one is missed.
+"""The processes of the other ranks on this machine: finds which of them have ended or are stopped.
 
-Reads the kernel's process table (Linux). Elsewhere a stopped rank looks like any other.
+Reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 State = Literal["has ended", "is stopped (SIGSTOP)"]
 
-_PATIENCE = 0.5  # seconds for a process that died to be seen as dead: its connections close first
+_PATIENCE = 0.5  # seconds until a process that died is seen as dead: its connections close first
 _TICK = 0.02  # seconds
 
 
@@ -45,7 +45,7 @@ class Peers:
 
 
 def _state(pid: int) -> State | None:
-    """Return what keeps a process from answering, if something does."""
+    """Return why a process cannot answer, or None if it can."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat", "rb") as file:

@@ -1,6 +1,6 @@
-"""One rank of a launch, from inside: joins the group, runs the function, says what came of it.
+"""One rank of a launch, from inside: joins the group, runs the function, reports its outcome.
 
-A second thread listens to the launching process. When that process ends, or closes the socket, the rank exits
+A second thread listens to the launching process. When that process ends or closes the socket, the rank exits
 at once, whatever its main thread is doing.
 """
 
@@ -36,12 +36,12 @@ from .signals import ignore_only
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
-_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes of freed memory that a rank keeps, and of one tensor in it
+_KEPT, _LARGEST = 256 << 20, 32 << 20  # bytes: freed memory that a rank keeps; the largest tensor in it
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
-    """Be this rank, to the end of the process."""
+    """Be this rank, until the process ends."""
     own_process = os.getpid()
     _redirect_output(ends.output)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()
@@ -52,7 +52,7 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
     _flush()
-    if os.getpid() != own_process:  # the function forked, and this is its child: the rank speaks for itself
+    if os.getpid() != own_process:  # the function forked, and this is the child: only the rank reports
         os._exit(isinstance(outcome, RankRaised))
     messages.send(outcome)
     may_leave.wait()
@@ -63,7 +63,7 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
 
 
 def _run(rank: int, files: RunFiles) -> bytes:
-    """Return the function's pickled value."""
+    """Run the function, and return its pickled value."""
     keep_freed_memory()
     take_slot(files.phases, rank)
     report_phase("starting up")
@@ -91,8 +91,9 @@ def _run(rank: int, files: RunFiles) -> bytes:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep what is freed: every page that it gives back is zeroed by the system when it is
-    needed again, a quarter of a step whose buckets have some megabytes. Whoever sets MALLOC_… decides it.
+    """Let glibc's malloc keep freed memory. The system zeroes every page that malloc gives back when it is
+    needed again; that was a quarter of a step with buckets of a few megabytes. Does nothing if the user has
+    set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
     """
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -102,7 +103,7 @@ def keep_freed_memory() -> None:
 
 
 def _take_over_surroundings(spec: LaunchSpec) -> None:
-    """Make the launching process' surroundings this rank's own, and the sources it alone knows."""
+    """Give this rank the launching process's surroundings, and the sources that only that process has."""
     os.environ.clear()
     os.environ.update(spec.environ)
     with contextlib.suppress(FileNotFoundError):
@@ -134,7 +135,7 @@ def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _packed_error(error: BaseException) -> bytes | None:
-    """Return the exception pickled, if it can be."""
+    """Return the exception pickled, or None if it cannot be."""
     try:
         return dumps(error.with_traceback(None))
     except BaseException:  # whatever the exception's class does
@@ -142,7 +143,7 @@ def _packed_error(error: BaseException) -> bytes | None:
 
 
 def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:
-    """Do what the launching process says, to its end or the rank's."""
+    """Do what the launching process says, until it or the rank ends."""
     while True:
         try:
             word = messages.end.recv(1)
@@ -166,7 +167,7 @@ def _location() -> RankLocation:
 
 
 def _redirect_output(output: socket.socket) -> None:
-    """Send stdout and stderr to the launching process line by line, those of C too."""
+    """Send stdout and stderr, also those of C code, to the launching process line by line."""
     sys.stdout = sys.stderr = io.TextIOWrapper(
         output.makefile("wb"), encoding="utf-8", errors="backslashreplace", line_buffering=True
     )

@@ -1,7 +1,7 @@
-"""The three files of a launch: what the ranks are to do, the store where they meet, and their phases.
+"""The three files of a launch: what the ranks must do, the store where they meet, and their phases.
 
-On Linux they live in memory, without a name, so that not even SIGKILL of a whole process group leaves one
-behind. Elsewhere they lie in one temporary folder, which the launching process removes.
+On Linux they are in memory, without a name, so that not even SIGKILL of a whole process group leaves one
+behind. On other systems they are in a temporary folder, which the launching process removes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = ("spec", "store", "phases")
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """Paths that open a launch's files, and the descriptors behind them (none where they have names)."""
+    """Paths that open a launch's files, and the descriptors behind them (none if the files have names)."""
 
     spec: str
     store: str
@@ -35,7 +35,7 @@ class RunFiles:
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
-        """Give the files back: by the launching process, or by a rank when that process no longer can."""
+        """Close or remove the files. The launching process calls it, or a rank if that process has ended."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if not self.descriptors:
@@ -44,7 +44,7 @@ class RunFiles:
 
 @contextlib.contextmanager
 def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
-    """Lay out the files of one launch, the spec written and every phase empty; they are gone on exit."""
+    """Make the files of one launch, with the spec written and every phase empty; they are gone on exit."""
     if sys.platform == "linux":
         files = RunFiles.behind(tuple(os.memfd_create(f"muon-{name}") for name in _NAMES))
     else:

@@ -1,7 +1,7 @@
-"""How a function reaches the ranks: by name where they can import it, else by value and with its source.
+"""Sends a function to the ranks: by name if they can import it, else by value and with its source.
 
-Functions and classes of a notebook cell, a script or a prompt travel by value (cloudpickle), with the globals
-they use. The cells' text travels beside them, so that tracebacks in a rank show the cell's own lines.
+Functions and classes of a notebook cell, a script or a prompt are sent by value (cloudpickle), with the
+globals they use. The cells' text is sent with them, so that tracebacks in a rank show the cell's lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any
     """Return ``fn`` and its arguments as bytes for ``loads`` in a rank.
 
     Raises:
-        UsageError: something that the function uses cannot be sent; it is named.
+        UsageError: something that the function uses cannot be sent; the error names it.
     """
     try:
         return dumps((fn, args, dict(kwargs)))
@@ -34,7 +34,7 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def unpack_error(data: bytes | None) -> BaseException | None:
-    """Return the exception a rank raised, if it came along and can be rebuilt here."""
+    """Return the exception that a rank raised, if it was sent and can be rebuilt here."""
     if data is None:
         return None
     try:
@@ -46,7 +46,7 @@ def unpack_error(data: bytes | None) -> BaseException | None:
 
 
 def cell_sources() -> dict[str, list[str]]:
-    """Return the text of all code that exists in this process alone, by the name tracebacks give it."""
+    """Return the text of all code that exists only in this process, by the name that tracebacks give it."""
     return {
         name: list(entry[2])
         for name, entry in list(linecache.cache.items())
@@ -73,7 +73,7 @@ def _closure(fn: FunctionType) -> dict[str, Any]:
 
 
 def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exception) -> str:
-    """Name the argument, enclosed variable or global that `error` is about."""
+    """Return a message that names the argument, enclosed variable or global that `error` is about."""
     name = getattr(fn, "__name__", repr(fn))
     parts = {f"argument {index}": value for index, value in enumerate(args)}
     parts |= {f"argument {keyword!r}": value for keyword, value in kwargs.items()}

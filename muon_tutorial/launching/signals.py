@@ -1,7 +1,7 @@
 """Signals of terminals and schedulers, which reach a job's processes one by one, in groups, or all at once.
 
-Terminals, ``timeout`` and ``srun`` send to a whole process group, ``scancel`` to every process of a job. The
-server that forks ranks ignores them all. A rank leaves to the launching process what that handles.
+Terminals, ``timeout`` and ``srun`` signal a whole process group, ``scancel`` every process of a job. The fork
+server ignores all these signals. A rank ignores those that the launching process handles.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ IGNORING = (
     f"import signal\nfor number in {SENT}: signal.signal(number, signal.SIG_IGN)\n"
     f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {SENT})\n"
 )
-"""What a process that is started under ``held_back`` runs first; then it can miss no moment."""
+"""The first code of a process started under ``held_back``: it ignores these signals from the start."""
 
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Hold these signals back from processes that are started inside: a new interpreter heeds them."""
+    """Block these signals in processes that are started inside: they would end a new interpreter."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT)
     try:
         yield
@@ -45,13 +45,13 @@ def ignore_only(numbers: Iterable[int]) -> None:
 
 
 def exit_by(number: int) -> NoReturn:
-    """Exit at once, as a rank that others may keep waiting, with the exit code of a signal."""
+    """Exit at once with the exit code of a signal, even if other ranks keep this one waiting."""
     os._exit(128 + number)
 
 
 @contextlib.contextmanager
 def exiting_after(seconds: float, code: int, says: str | None) -> Iterator[None]:
-    """Exit after so many seconds inside, whatever this process does; ranks that it started end too."""
+    """Exit after `seconds` inside, whatever this process is doing; ranks that it started end, too."""
 
     def end() -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Ranks as fresh interpreters, where fork is not to be had. Each imports torch anew: seconds, not tenths."""
+"""Ranks as fresh interpreters, for systems without fork. Each imports torch again, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BOOT = IGNORING + (
 class SpawnedRanks:
     """The rank processes of one launch, each a child of this process."""
 
-    waitables: tuple[socket.socket, ...] = ()  # nothing becomes readable: ``news`` wants asking now and then
+    waitables: tuple[socket.socket, ...] = ()  # nothing becomes readable: call ``news`` now and then
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
@@ -45,7 +45,7 @@ class SpawnedRanks:
         return [new for new, old in zip(self._states, before, strict=True) if new is not None and new != old]
 
     def wake(self) -> None:
-        """Nothing stands between the ranks and this process that might have been stopped."""
+        """Do nothing: there is no server that could have been stopped."""
 
     def kill(self) -> None:
         """End every process that still runs, stopped ones too."""

@@ -1,6 +1,6 @@
-"""Start torchrun from a process that is no rank, and wait for it; let a rank die as if it was killed.
+"""Starts torchrun from a process that is not a rank, and waits for it; lets a rank die as if it was killed.
 
-Knows torchrun's command line, and nothing of what the script does.
+Knows torchrun's command line, and nothing about the script.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ..errors import LaunchError
 from .environment import rank_environment
 
 _PATIENCE = 15.0  # seconds for torchrun to end its ranks
-_SHOWN = 2000  # of what torchrun printed, when it failed
+_SHOWN = 2000  # characters of torchrun's output that an error quotes
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
-    """The command line as one would type it, for ranks on this machine.
+    """The words of the command line that you would type, for ranks on this machine.
 
     >>> " ".join(torchrun_words("job.py", 2, 1, ["--fast"]))
     'torchrun --standalone --nproc-per-node 2 --max-restarts 1 job.py --fast'
@@ -33,11 +33,11 @@ def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[s
 def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
     """Run such a command line in a folder, and wait at most ``limit`` seconds; returns what it printed.
 
-    It uses this Python, and finds what this process can import; temporary files lie in the folder, too.
+    It uses this Python, and can import what this process can; its temporary files are in the folder, too.
     torchrun listens on all network addresses.
 
     Raises:
-        LaunchError: it failed, or it did not end within the limit; says the end of what it printed.
+        LaunchError: it failed (the error quotes the end of its output), or did not end within the limit.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
@@ -59,7 +59,7 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End torchrun, which ends its ranks; kill it where it does not (ranks that joined it end with it)."""
+    """End torchrun, which ends its ranks; kill it if it does not end (ranks that joined it end with it)."""
     process.terminate()
     try:
         process.communicate(timeout=_PATIENCE)
@@ -68,7 +68,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def die_at_once() -> NoReturn:
-    """End this process by SIGKILL, which no process can catch; on Windows, which has none, as abruptly."""
+    """End this process by SIGKILL, which no process can catch; on Windows, by ``os._exit``."""
     if sys.platform != "win32":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(137)

@@ -1,7 +1,7 @@
-"""Timeouts of process groups: given to every group when it is made, and read back.
+"""Timeouts of process groups: gives one to every group when it is made, and reads it back.
 
-torch gives new groups 30 minutes (10 with NCCL), whatever the default group was told, and cannot change the
-timeout of one later under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. Its default is replaced while groups are made.
+torch gives new groups 30 minutes (10 with NCCL), whatever the default group has, and cannot change a group's
+timeout later under ``TORCH_DISTRIBUTED_DEBUG=DETAIL``. So torch's default is replaced while groups are made.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _LONGEST = 10**9  # seconds; torch counts nanoseconds in 64 bits, 292 years
 
 
 def check_timeout(timeout: object, what: str = "the timeout") -> None:
-    """Refuse what is no time to wait: not a number, NaN, infinity, nothing, or less.
+    """Check that a timeout is a positive number of seconds, and not too large for torch.
 
     Raises:
-        UsageError: it is one of these.
+        UsageError: it is not; `what` names it.
     """
     seconds = float(timeout) if isinstance(timeout, Real) else math.nan
-    if not 0 < seconds <= _LONGEST:  # NaN is neither
+    if not 0 < seconds <= _LONGEST:  # also refuses NaN
         raise UsageError(f"{what} is a positive number of seconds, {_LONGEST:,} at most, not {timeout!r}")
 
 
@@ -36,7 +36,7 @@ def check_timeout(timeout: object, what: str = "the timeout") -> None:
 def new_groups_time_out(timeout: float) -> Iterator[None]:
     """Give every group made inside, by ``new_group`` or ``init_device_mesh``, `timeout` seconds.
 
-    A timeout that a call states itself wins. Must be entered by all ranks that make the groups.
+    A timeout that a call gives itself takes precedence. All ranks that make the groups must enter it.
     """
     before = {name: getattr(distributed_c10d, name) for name in _DEFAULTS}
     let_new_groups_time_out(timeout)
@@ -47,7 +47,7 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
 
 
 def let_new_groups_time_out(timeout: float) -> None:
-    """Give every group this process makes from now on `timeout` seconds, unless the call states its own."""
+    """Give all groups that this process makes from now on `timeout` seconds, unless the call gives others."""
     vars(distributed_c10d).update(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 

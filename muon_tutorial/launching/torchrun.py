@@ -1,8 +1,8 @@
-"""Ranks that torchrun started: told by the environment, joined with an explicit timeout, ended with torchrun.
+"""Ranks that torchrun started: recognized by the environment, joined with an explicit timeout, ended with it.
 
-Beside torch's own ``env://`` rendezvous, three things that it leaves open. Ranks outlive a killed agent, for
-minutes: here they end with it. Ranks that the agent restarts find in its store the addresses that their dead
-predecessors left: here each attempt has keys of its own. And a rank that misses another says so on one line.
+This adds three things to torch's own ``env://`` rendezvous. When the agent is killed, its ranks live on for
+minutes: here they end with it. Ranks that the agent restarts find their dead predecessors' addresses in its
+store: here each attempt has keys of its own. And a rank that loses another one says so in one line.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ from .peers import Peers
 from .phase import keep_slot, own_phase
 from .timeouts import check_timeout, let_new_groups_time_out
 
-# Seconds for torchrun to find the rank that broke before those that only noticed: one whose connection is
-# gone may be ending still; one that never came leaves nothing to find, and others are about to say so, too.
+# Seconds that a rank waits so that torchrun finds the broken rank before those that only noticed. If a
+# connection is gone, the broken rank may still be ending. If a rank never came, there is nothing for torchrun
+# to find, and the other ranks are about to report the same.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
-_UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether anybody listens there
+_UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether it listens
 RESTARTS_FAIL = (
     f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
     "or start python -m muon_tutorial torchrun in its place"
 )
 
-# Whether this process has missed another rank: it can then not leave its groups in good order.
+# Whether this process has lost another rank: then it cannot leave its groups in good order.
 _has_missed_rank = False
 
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """What torchrun told this process about itself; ``device`` is its own, such as ``"cuda:1"``.
+    """What torchrun told this process about itself; ``device`` is this rank's, such as ``"cuda:1"``.
 
-    ``peers`` are the other ranks, where all are on this machine.
+    ``peers`` are the other ranks if all are on this machine, and empty otherwise.
     """
 
     rank: int
@@ -61,10 +62,10 @@ class TorchrunEnvironment:
     peers: Peers
 
     def report_lost_rank(self, error: BaseException) -> bool:
-        """Say on one line of standard error that another rank is missed, if that is all `error` says.
+        """If `error` only says that another rank was lost, print this as one line on standard error.
 
-        Then waits a moment, so that torchrun finds the rank that broke first, and ends this one with it.
-        Returns whether there was something to say.
+        Then wait a moment, so that torchrun finds the rank that broke first, and ends this one with it.
+        Return whether the error was of this kind.
         """
         global _has_missed_rank
         if not is_echo(error):
@@ -72,11 +73,11 @@ class TorchrunEnvironment:
         _has_missed_rank = True
         print(f"error: {self._describe(error)}", file=sys.stderr, flush=True)
         time.sleep(_UNTIL_ENDED if says_gone(str(error)) else _UNTIL_SAID)
-        self.peers.wake()  # torchrun's SIGTERM does not end a stopped rank, and it waits 30 s for that
+        self.peers.wake()  # torchrun's SIGTERM does not end a stopped rank, and torchrun would wait 30 s
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return who noticed, who is missed, what torch says, and where this rank was."""
+        """Return a line that says which rank noticed, which is lost, torch's words, and where this was."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
@@ -91,10 +92,10 @@ def joined_by_torchrun() -> bool:
 
 
 def torchrun_run_id() -> str | None:
-    """Return what names torchrun's run: the same after a restart, another for another run; None if unknown.
+    """Return a name of torchrun's run, which restarts keep and other runs do not have; None if unknown.
 
-    On one machine this is the folder that the agent made for its logs: torchrun calls every run "none" that
-    has neither ``--standalone`` nor ``--rdzv-id``, and an ``--rdzv-id`` may be given to two runs in turn.
+    On one machine this is the folder that the agent made for its logs. torchrun's own name is no help: it is
+    "none" without ``--standalone`` or ``--rdzv-id``, and two runs may get the same ``--rdzv-id``.
     """
     run_id = os.environ.get("TORCHELASTIC_RUN_ID")
     own_id = None if run_id == "none" else run_id
@@ -105,29 +106,30 @@ def torchrun_run_id() -> str | None:
 
 
 def is_this_run(name: object) -> bool:
-    """Return whether what named a run before a restart, perhaps when it had more nodes, names this one."""
+    """Return whether a name from before a restart, perhaps with other nodes, is this run's."""
     return name not in (None, "none") and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
 
 
 def restarted_by_torchrun() -> bool:
-    """Return whether ranks before these have failed, and torchrun started this process in their place."""
+    """Return whether earlier ranks of this run failed, and torchrun started this process to replace one."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvironment:
     """Initialise the default group from torchrun's environment; must be called by all its ranks.
 
-    `timeout` is in seconds; groups made later have it too. With ``"nccl"`` every local rank takes the GPU of
-    its own number. Where all ranks are on one machine, they listen on loopback only, and meet again after
-    ``--max-restarts`` whatever the ranks before them left in the agent's store. On several machines torchrun
-    needs ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in its environment for that: without it rank 0 says so.
+    `timeout` is in seconds; groups made later have it, too. With ``"nccl"`` every local rank takes the GPU
+    with its number. If all ranks are on one machine, they listen only on loopback, and can meet again after a
+    restart (``--max-restarts``) whatever the previous ranks left in the agent's store. On several machines,
+    restarts need ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` in torchrun's environment; rank 0 says so if it is
+    missing.
 
-    From here on the process ends when the one that started it does. An error that is only about another rank,
-    and that nobody caught, is one line instead of a traceback.
+    From here on this process ends when its parent does. An uncaught error that is only about another rank is
+    shown as one line instead of a traceback.
 
     Raises:
         UsageError: torchrun did not start this process, its environment is damaged, it has no GPU for this
-            local rank, or the timeout is no positive number of seconds.
+            local rank, or the timeout is not a positive number of seconds.
         LaunchError: torchrun's agent has ended, or another rank did not come.
     """
     check_timeout(timeout)
@@ -155,11 +157,11 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
 
 
 def leave_torchrun() -> None:
-    """Leave the group that torchrun's processes joined, if it still stands. Runs by itself as a process ends.
+    """Leave the group that torchrun's processes joined, if it still exists. Called at exit by itself.
 
-    Groups that reference cycles keep alive would be torn down as the interpreter ends, where Gloo aborts: 3
-    of 12 runs of two ranks ended with SIGABRT before they were collected here. Where a rank is missed, Gloo
-    would wait for it once more, for the whole timeout: the process ends here, with exit code 1.
+    Groups that reference cycles keep alive would be destroyed while the interpreter ends, and Gloo aborts
+    there: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
+    Gloo would wait for it for the whole timeout again, so the process ends here, with exit code 1.
     """
     if _has_missed_rank:
         for stream in (sys.stdout, sys.stderr):
@@ -172,7 +174,7 @@ def leave_torchrun() -> None:
 
 
 def _seat() -> tuple[int, int, int]:
-    """Return the rank, the local rank and how many ranks there are, by the environment."""
+    """Return the rank, the local rank and the number of ranks, from the environment."""
     texts = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     fit = all(text.isdecimal() and len(text) < 10 for text in texts.values())
     rank, local_rank, size, port = map(int, texts.values()) if fit else (0, 0, 0, 0)
@@ -185,7 +187,7 @@ def _seat() -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def _meeting(rank: int, world_size: int) -> Iterator[None]:
-    """Tell in one line why the ranks did not meet."""
+    """If the ranks do not meet, raise an error that says why in one line."""
     try:
         yield
     except TutorialError:
@@ -215,9 +217,10 @@ def _on_one_machine() -> bool:
 
 
 def _store_of_attempt(patience: timedelta) -> dist.Store:
-    """Return the store where the ranks meet, with keys that no attempt before this one has used.
+    """Return the store where the ranks meet, with keys that no earlier attempt has used.
 
-    An agent counts its own restarts, so that on several machines the counts differ: the keys are torch's.
+    Each agent counts only its own restarts, so the counts differ between machines; with several machines the
+    keys are therefore torch's.
     """
     _check_agent_listens()
     store, _, _ = next(dist.rendezvous("env://", timeout=patience))
@@ -227,7 +230,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Refuse at once what a store's client would try for its whole timeout."""
+    """Raise an error at once if the agent does not listen; a store's client would try until its timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, and need not do so yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -236,11 +239,11 @@ def _check_agent_listens() -> None:
     except ConnectionRefusedError:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
-        return  # not an answer; torch tries for longer, and knows more
+        return  # this proves nothing; torch tries for longer
 
 
 def _meet(store: dist.Store, rank: int, world_size: int) -> Peers:
-    """Return the other ranks' processes, where all ranks are on this machine."""
+    """Return the other ranks' processes if all ranks are on this machine."""
     if not _on_one_machine():
         return Peers({})
     store.set(f"process {rank}", str(os.getpid()))

@@ -1,4 +1,4 @@
-"""The launching process' side of its ranks: gathers their output, values and ends until it is over."""
+"""Watches the ranks from the launching process: collects their output, values and exits until the end."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .ship_functions import loads
 from .spawn import SpawnedRanks
 
 _TICK = 0.05  # seconds between looks at processes that announce nothing
-_GRACE = 0.4  # seconds for the other ranks to say what they saw, once one has failed
+_GRACE = 0.4  # seconds for the other ranks to report what they saw, once one has failed
 _DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
-_REVIVING = 5.0  # more seconds for a stopped rank than the others wait: whoever stopped it may let it go on
+_REVIVING = 5.0  # seconds that a stopped rank gets on top of the timeout, since it may be let go on
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
-_STARTING = 120.0  # seconds for the processes to be there: torch may have to come from a slow disk
+_STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk
 
 
 @dataclass(slots=True)
 class WatchedRank:
-    """One rank as seen from the launching process: its sockets' ends here, and what is known of it.
+    """One rank as the launching process sees it: this side of its sockets, and what is known about it.
 
     Times are monotonic seconds. ``phase`` and ``location`` are asked for only when the launch has failed.
     """
@@ -51,7 +51,7 @@ class WatchedRank:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing more is to come from its function."""
+        """Whether its function has ended, in any way."""
         return self.returned is not None or self.raised is not None or self.exit_code is not None
 
     @property
@@ -61,18 +61,18 @@ class WatchedRank:
 
     @property
     def has_died(self) -> bool:
-        """Whether its process ended otherwise than by leaving in good order."""
+        """Whether its process ended before its function returned, or with a non-zero exit code."""
         return self.exit_code is not None and (self.returned is None or self.exit_code != 0)
 
     def has_failed(self, now: float, timeout: float) -> bool:
-        """Whether it raised, died, or has been stopped for longer than others wait, `timeout` seconds."""
+        """Whether it raised, died, or has been stopped for longer than `timeout`, plus ``_REVIVING``."""
         stopped = self.stopped_at is not None and now - self.stopped_at > timeout + _REVIVING
         return self.raised is not None or self.has_died or stopped
 
 
 @dataclass(slots=True)
 class RankWatcher:
-    """Watches a launch in progress. ``phases`` is the path of the ranks' phases, ``timeout`` theirs (s)."""
+    """Watches a launch. ``phases``: path of the ranks' phases; ``timeout``: that of groups, in seconds."""
 
     ranks: list[WatchedRank]
     processes: ForkedRanks | SpawnedRanks
@@ -90,7 +90,7 @@ class RankWatcher:
             self._selector.register(waitable, selectors.EVENT_READ, lambda: None)
 
     def until_settled(self, limit: float | None) -> bool:
-        """Wait until all ranks returned or one failed; False when `limit` seconds passed first."""
+        """Wait until all ranks have returned or one has failed; False if `limit` seconds passed first."""
         begun = time.monotonic()
         patience = _STARTING if limit is None else min(limit, _STARTING)
         has_started = self._pump(lambda: all(rank.has_started for rank in self.ranks), patience)
@@ -109,7 +109,7 @@ class RankWatcher:
         return any(rank.has_failed(now, self.timeout) for rank in self.ranks)
 
     def dismiss(self) -> None:
-        """Let all ranks close their groups and end, now that none needs another."""
+        """Let all ranks close their groups and end, now that none needs another one."""
         self._tell(LEAVE)
         self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
@@ -118,7 +118,7 @@ class RankWatcher:
         return [_rebuilt(rank.rank, rank.returned) for rank in self.ranks if rank.returned is not None]
 
     def hear_out(self) -> list[WatchedRank]:
-        """Give the ranks a moment to say what they saw and where they are; returns what is known of them."""
+        """Give the ranks a moment to report what they saw and where they are; return the ranks."""
         self.processes.wake()
         self._pump(lambda: all(rank.is_done for rank in self.ranks), _GRACE)
         self._pump(lambda: not self._awaits_a_death(), _DYING)
@@ -129,7 +129,7 @@ class RankWatcher:
         return self.ranks
 
     def close(self) -> None:
-        """End what still runs, and show the last output."""
+        """End the ranks that still run, and show the last output."""
         with self._selector:
             self.processes.kill()
             self._pump(self._all_ended, _LEAVING)
@@ -139,7 +139,7 @@ class RankWatcher:
             rank.output.finish()
 
     def _awaits_a_death(self) -> bool:
-        """Whether ranks lost their connections, which close before a process ends, and none has ended yet."""
+        """Whether ranks have lost connections (which close before a process ends), but none has ended yet."""
         losses = [rank.raised for rank in self.ranks if rank.raised is not None]
         explained = any(rank.failed_itself or rank.stopped_at is not None for rank in self.ranks)
         return bool(losses) and not explained and all(says_gone(loss.summary) for loss in losses)
@@ -154,7 +154,7 @@ class RankWatcher:
                     rank.messages.end.send(word)
 
     def _pump(self, until: Callable[[], bool], limit: float | None) -> bool:
-        """Take what comes until `until` holds; False when `limit` seconds passed first."""
+        """Handle what comes until `until()` is true; False if `limit` seconds passed first."""
         deadline = None if limit is None else time.monotonic() + limit
         while not until():
             if deadline is not None and time.monotonic() > deadline:
@@ -175,7 +175,7 @@ class RankWatcher:
                 rank.location = record
         if rank.messages.at_end_of_file:
             self._forget(rank.messages.end)
-            self.processes.wake()  # to tell of its end
+            self.processes.wake()  # so that the server reports its end
 
     def _read_output(self, rank: WatchedRank) -> None:
         data = read_now(rank.output_end, 1 << 16)

@@ -1,9 +1,9 @@
-"""What lessons are made of: it observes, and starts nothing but the ranks that a lesson runs.
+"""What lessons are made of. It only observes, and starts no processes except the ranks that a lesson runs.
 
 =================  =========================================================================================
-the_grid, …        a folder for each notebook, what it runs on ranks, its pictures, its exercises
-exercises          judge: what is wrong with this answer, and a hint; on_real_ranks: answers that ranks run
-pictures           picture: one self-contained ``<img>`` with words; holdings, spectra: what is drawn
+the_grid, …        a folder per notebook: what it runs on ranks, its pictures, its exercises
+exercises          judge: what is wrong with an answer, and a hint; on_real_ranks: answers that ranks run
+pictures           picture: a self-contained ``<img>`` with alt text; holdings, spectra: what is drawn
 widgets            controls over a picture; predict first, then reveal; a button for each rank
 inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine
 course             the lessons in order and their links; the glossary

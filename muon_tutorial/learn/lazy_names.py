@@ -1,7 +1,7 @@
 """The names of a lesson's files, each file imported when one of its names is first asked for.
 
-A function from a cell that mentions its lesson takes the lesson along to real ranks. They import the file
-that they run, and neither pictures nor widgets.
+If a function in a notebook cell uses its lesson, real ranks import that lesson, too. This way they import
+only the file that they need, and no pictures or widgets.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def names_in(package: str, *files: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``; a name that stands in several files is the first one's.
+    """A package's ``__getattr__`` and ``__dir__``; if several files have a name, the first file's is used.
 
     >>> find, listed = names_in("muon_tutorial.learn.course", "series", "glossary")
     >>> find("look_up")("ring").terms[0].lesson, "LESSONS" in listed()

@@ -1,8 +1,8 @@
 """``orthogonalize="auto"``: the fastest recipe for each shape on this machine, the same on every rank.
 
-One rank measures, or reads what was measured before, and tells the others: results must not depend on which
-rank orthogonalizes a matrix. What was chosen stands in the parameter groups, where ranks compare it at every
-step, and where a checkpoint keeps it: a run that resumes on another machine goes on as it began.
+One rank measures, or reads earlier measurements, and tells the others, because results must not depend on
+which rank orthogonalizes a matrix. The choices are stored in the parameter groups. Ranks compare them there
+at every step, and checkpoints save them, so a run that resumes on another machine keeps its recipes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ Groups = Sequence[dict[str, Any]]
 
 
 TIMINGS = 2
-"""Raised where recipes become faster or slower: what was kept before is then measured anew."""
+"""Increase this when recipes become faster or slower: stored measurements are then repeated."""
 
 
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
     """Write a choice for each shape into every group that leaves it to ``"auto"`` and has none yet.
 
-    Where steps are shared by ranks, all of them must call; the first one of each mesh chooses.
+    If ranks share steps, all of them must call; the first rank of each mesh chooses.
 
     Raises:
-        UsageError: a given calibration lacks a shape; or ranks would have to agree and cannot.
+        UsageError: a given calibration lacks a shape, or ranks need to agree and cannot.
     """
     for mesh in steps:
         if any(map(_chooses, groups)):
@@ -65,7 +65,7 @@ def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dic
     shapes = tuple(shapes)
     timed = tuple(shape for shape in shapes if all(shape) and device.type != "meta")
     found = source if isinstance(source, Calibration) else kept_calibration(source, device, timed)
-    choices = dict.fromkeys(shapes, STOCK)  # of those without elements or data
+    choices = dict.fromkeys(shapes, STOCK)  # stays for empty shapes and on the meta device
     for shape in timed:
         times = found.find(*shape)
         if times is None:
@@ -75,7 +75,7 @@ def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dic
 
 
 def default_folder() -> Path:
-    """Where calibrations are kept unless a folder is named."""
+    """The folder that keeps calibrations unless another is given."""
     return Path(os.path.expanduser("~")) / ".cache" / "muon_tutorial"
 
 
@@ -83,9 +83,9 @@ def default_folder() -> Path:
 def kept_calibration(
     folder: str | Path | None, device: torch.device, shapes: tuple[Shape, ...], again: bool = False
 ) -> Calibration:
-    """Read this machine's calibration from a folder, measure the shapes that it lacks, and keep it.
+    """Read this machine's calibration from a folder, measure the shapes that it lacks, and save it.
 
-    With ``again`` all are measured. In one process the same question has the same answer.
+    With ``again`` all shapes are measured. Within one process the result is cached.
     """
     machine = f"{describe_processor(device)}, timings {TIMINGS}"
     path = calibration_path(folder, machine)
@@ -117,7 +117,7 @@ def _read(path: Path, machine: str) -> Calibration:
 
 
 def _keep(path: Path, calibration: Calibration) -> None:
-    """Put the file in place as a whole, so that no other process reads half of it."""
+    """Write the file atomically, so that no other process reads half of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
@@ -131,7 +131,7 @@ def _keep(path: Path, calibration: Calibration) -> None:
 
 
 def _missing(groups: Groups, mesh: MeshStep) -> tuple[Shape, ...]:
-    """The shapes, of matrices that this step steps, for which their group has no choice."""
+    """The shapes of this step's matrices for which their group has no choice yet."""
     known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
     wanted = {shape: None for number, shape in _shapes(groups, mesh) if _lacks(known[number], shape)}
     return tuple(wanted)
@@ -146,7 +146,7 @@ def _lacks(known: Mapping[Shape, str] | None, shape: Shape) -> bool:
 
 
 def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
-    """The group and the shape of each matrix, whole."""
+    """The group number and the whole shape of each matrix."""
     if mesh.plan is not None:
         for bucket in mesh.plan.buckets:
             for entry in bucket.entries:
@@ -168,7 +168,7 @@ def _sides(param: Tensor, group: Mapping[str, Any]) -> list[tuple[int, int]]:
 def _agreed_choices(
     mesh: MeshStep, shapes: tuple[Shape, ...], source: Source, device: torch.device
 ) -> dict[Shape, str]:
-    """The choices of the first rank of the group that steps together, on all of its ranks."""
+    """The first rank's choices, on all ranks that step together."""
     together, group = _stepping_together(mesh)
     if not together:
         return choose(shapes, source, device)
@@ -187,7 +187,7 @@ def _agreed_choices(
 
 
 def _stepping_together(mesh: MeshStep) -> tuple[bool, dist.ProcessGroup | None]:
-    """Whether several processes share the step, and which group they are."""
+    """Whether several processes share the step, and their process group."""
     if isinstance(mesh.world, LiveWorld):
         return mesh.world.grid.world_size > 1, mesh.world.group(mesh.world.grid.axes)
     if count_processes() > 1 and isinstance(mesh.step, CallbackStep):
@@ -196,10 +196,10 @@ def _stepping_together(mesh: MeshStep) -> tuple[bool, dist.ProcessGroup | None]:
 
 
 def _refuse_apart(mesh: MeshStep, source: Source) -> None:
-    """Refuse to measure where nobody tells who belongs together.
+    """Refuse to measure if it is unknown which processes must agree.
 
     Raises:
-        UsageError: several processes step each for itself, as under DDP, or on a mesh of some of them alone.
+        UsageError: several processes each step on their own, as under DDP, or the mesh has only some of them.
     """
     alone = isinstance(mesh.step, AloneStep)
     ranks = (

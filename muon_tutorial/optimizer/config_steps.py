@@ -1,6 +1,6 @@
-"""From a ``DistributedConfig`` to steps: by its helper's plan on each mesh, or else through its functions.
+"""Makes steps from a ``DistributedConfig``: over plans if a helper made it, else through its functions.
 
-Imported when an optimizer is given a config, or DTensors.
+Imported only if an optimizer gets a config, or DTensors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .make_steps import agreed, parameter_states, plan_step
 
 @dataclass(slots=True, eq=False)
 class ConfigSteps:
-    """Makes the steps of a ``DistributedConfig``: by its helper's plan, or else through its functions."""
+    """Makes the steps of a ``DistributedConfig``: over plans if a helper made it, else by its functions."""
 
     config: DistributedConfig
     _known: Assigned | None = None
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step a mesh, or one for the user's functions.
+        """One step per mesh, or one for the user's functions.
 
         Raises:
             ConfigError: ``assign_fn`` broke its contract.
@@ -95,7 +95,7 @@ class ConfigSteps:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """What a config said about these parameters, asked once. ``state`` is this optimizer's own copy."""
+    """A config's answers for these parameters, asked once. ``state`` is this optimizer's own copy."""
 
     params: Sequence[Tensor]
     state: dict[str, Any]
@@ -114,9 +114,9 @@ class Assigned:
 
 
 def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
-    """Find out where the parameters lie if a helper can, and ask ``assign_fn``.
+    """Locate the parameters on meshes if there is a helper, and ask ``assign_fn``.
 
-    An error on one rank is kept until ranks compare plans, so that all learn of it.
+    An error on one rank is kept until ranks compare plans, so that all ranks see it.
     """
     state = dict(config.state)
     meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes

@@ -1,11 +1,11 @@
-"""What lies in a fused weight, and how: read from the sizes that a model's modules and configs state.
+"""Finds the matrices in a fused weight, and how they lie, from the sizes in a model's modules and configs.
 
-Knows names of layers, sizes and a few classes; who steps a weight is ``split_parameters``' business. A layout
-is certain where the sizes that the modules state add up to the weight's rows, and where it is known whether
-parts lie one after the other or in runs, head by head. Others orthogonalize q, k and v apart, too (Keller
+Knows names of layers, sizes and a few classes; ``split_parameters`` decides which optimizer steps a weight. A
+layout is certain if the sizes in the modules add up to the weight's rows, and if it is known whether parts
+lie one after the other or alternate head by head. Orthogonalizing q, k and v separately is common (Keller
 Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations; Megatron-LM's default,
-``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py), or each head (GLM-5, arXiv 2602.15763,
-"Muon Split").
+``muon_split_qkv`` in megatron/core/optimizer/optimizer_config.py); GLM-5 does so for each head (arXiv
+2602.15763, "Muon Split").
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .parameter_split import EXPERTS
 GROUP_BY_GROUP = re.compile(
     "(GPTNeoX|Bloom|Persimmon|Falcon|GPTBigCode|MiniMaxLightning).*Attention|DisentangledSelfAttention"
 )
-"""Classes of attention that fuse head by head, or group by group: q of all heads that share one k and one v,
+"""Attention classes that fuse head by head, or group by group: the q of all heads that share one k and v,
 then that k, then that v."""
 
 KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.")
-"""Whose layers called ``qkv`` and the like hold q, k and v one after the other, unless ``GROUP_BY_GROUP``."""
+"""In these libraries, layers named like ``qkv`` hold q, k and v in this order, except ``GROUP_BY_GROUP``."""
 
 ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
-"""Classes of experts whose gate and up alternate, line by line."""
+"""Expert classes whose gate and up alternate line by line."""
 
 QKV = ("c_attn", "qkv", "qkv_proj", "Wqkv", "wqkv", "att_proj", "query_key_value", "linear_qkv", "to_qkv")
 GATED = ("gate_up_proj", "gate_and_up_proj", "up_gate_proj", "Wi", "input_linear", "w12", "linear_fc1", "fc1")
@@ -43,7 +43,7 @@ UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_pr
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """What a weight holds, and its ``parts``; not ``certain`` where only the user can say how it lies."""
+    """The matrices in a weight, and its ``parts``; not ``certain`` if only the user can know the layout."""
 
     what: str
     parts: Parts
@@ -51,12 +51,12 @@ class Fused:
 
     @property
     def word(self) -> str:
-        """How the parts lie, in a word."""
+        """A word for the layout."""
         return parts_word(self.parts)
 
 
 def parts_word(parts: Parts) -> str:
-    """How ``parts`` lie in a weight, in a word; empty where it is one matrix."""
+    """A word for the layout ``parts``; empty if the weight is one matrix."""
     if not isinstance(parts, tuple):
         return "heads" if isinstance(parts, int) else parts or ""
     words = [str(word) for word in parts if isinstance(word, str)]
@@ -65,8 +65,8 @@ def parts_word(parts: Parts) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedWeight:
-    """A weight as the rules see it: its layer's name, its lines (rows; columns where stored transposed), the
-    inputs of each, and the modules that it lies in, innermost first."""
+    """A weight as the rules see it: its layer's name, its lines (rows, or columns if stored transposed), the
+    inputs of each line, and the modules around it, innermost first."""
 
     name: str
     lines: int
@@ -75,7 +75,7 @@ class FusedWeight:
     library: bool
 
     def size(self, *names: str) -> int:
-        """The first of these sizes that the modules state, or their configs; 0 where none does."""
+        """The first of these sizes found in the modules or their configs; 0 if there is none."""
         for module in self.modules:
             for source in (module, getattr(module, "config", None)):
                 for name in names:
@@ -96,12 +96,12 @@ class FusedWeight:
 
 
 def fused_parts(it: FusedWeight) -> Fused | None:
-    """What a weight of two dimensions holds; None where it is one matrix."""
+    """The matrices in a two-dimensional weight; None if it is a single one."""
     return next((found for rule in RULES if (found := rule(it)) is not None), None)
 
 
 def heads_apart(it: FusedWeight) -> Fused | None:
-    """The heads of a weight of queries, keys or values, each a matrix; None where it has none, or one."""
+    """Each head of a query, key or value weight as a matrix; None if it has no heads, or only one."""
     head = it.head_dim
     runs = {
         "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),
@@ -139,7 +139,7 @@ def _query_key_value(it: FusedWeight) -> Fused | None:
 
 
 def _gate_and_up(it: FusedWeight) -> Fused | None:
-    """Two halves, where a layer beside it takes half as many inputs, and none takes all."""
+    """Two halves, if a sibling layer takes half of this one's outputs as inputs, and none takes all."""
     if it.name not in (*GATED, *PAIRS) or it.lines % 2:
         return None
     if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:
@@ -152,7 +152,7 @@ def _gate_and_up(it: FusedWeight) -> Fused | None:
 
 
 def _narrow_keys(it: FusedWeight) -> Fused | None:
-    """Attention with keys narrower than values, head by head: LeViT and its kin in timm."""
+    """Attention with keys narrower than values, head by head, as in timm's LeViT and similar models."""
     key, value, heads = it.size("key_dim"), it.size("val_dim"), it.size(*HEADS)
     run = {"qkv": (key, key, value), "kv": (key, value)}.get(it.name, ())
     if not (it.library and key and value and heads and run) or sum(run) * heads != it.lines:
@@ -171,7 +171,7 @@ def _latent(it: FusedWeight) -> Fused | None:
 
 
 def _state_space(it: FusedWeight) -> Fused | None:
-    """Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060): what a mixer's projections make at once."""
+    """The fused projections of a mixer: Mamba (arXiv 2312.00752) and Mamba-2 (arXiv 2405.21060)."""
     inner, state = it.size("intermediate_size", "d_inner"), it.size("ssm_state_size", "state_size", "d_state")
     if not re.search("Mamba|Mixer", it.owner):
         return None
@@ -189,7 +189,7 @@ def _state_space(it: FusedWeight) -> Fused | None:
 
 
 def _delta_net(it: FusedWeight) -> Fused | None:
-    """Gated DeltaNet (arXiv 2412.06464) as Qwen3-Next and its kin have it; and queries with a gate a head."""
+    """Gated DeltaNet (arXiv 2412.06464) as in Qwen3-Next, and queries fused with one gate per head."""
     keys, values = it.size("num_k_heads"), it.size("num_v_heads")
     key, value = it.size("head_k_dim"), it.size("head_v_dim")
     if it.name == "in_proj_qkv" and 2 * keys * key + values * value == it.lines:
@@ -225,7 +225,7 @@ def _multihead(it: FusedWeight) -> Fused | None:
 
 
 def _named_as_fused(it: FusedWeight) -> Fused | None:
-    """A name that says so, in a module that states no sizes that fit."""
+    """Weights that are fused by their name, in modules without matching sizes."""
     named = re.search(r"qkv|kvz?$|^qk$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
     return Fused("matrices", None, certain=False) if named else None
 
@@ -237,9 +237,9 @@ RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
 
 
 def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> Fused:
-    """What each matrix of a stack of experts holds: gate and up, where a stack beside it takes half as much.
+    """The matrices in each expert of a stack: gate and up, if another stack has a side of half as many lines.
 
-    ``taken`` are the sides of the matrices around.
+    ``taken`` are the sides of the matrices in the same module.
     """
     is_half = lines % 2 == 0 and lines // 2 in taken
     if name not in GATED or (

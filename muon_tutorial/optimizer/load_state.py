@@ -1,6 +1,6 @@
-"""What a load makes of a saved state: parameters by name, momentum as precise as it was, complete groups.
+"""Prepares a saved state for loading: matches parameters by name, keeps precision, completes groups.
 
-Momentum from other packages is brought into this form before it comes here.
+Momentum from other packages is converted before it gets here (``other_packages``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..guard.changed_parameters import widened
 
 @dataclass(frozen=True, slots=True)
 class _Hidden:
-    """A saved tensor that the stock ``load_state_dict`` passes on as it is: it would cast a bare one."""
+    """Wraps a saved tensor, so that the stock ``load_state_dict`` does not cast it."""
 
     tensor: Tensor
 
 
 def hide_tensors(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook before ``load_state_dict()``: hide each tensor of the state. ``show_tensors`` undoes it."""
+    """A pre-hook of ``load_state_dict()``: wraps each tensor of the state. ``show_tensors`` unwraps them."""
     return {**state_dict, "state": {index: _hidden(entry) for index, entry in state_dict["state"].items()}}
 
 
@@ -35,23 +35,24 @@ def _hidden(entry: Any) -> Any:
 
 
 def show_tensors(state: Mapping[Any, Any]) -> None:
-    """Put in the place of each hidden tensor a copy for its parameter, not less precise than before."""
+    """Replace each hidden tensor by a copy on its parameter's device that is at least as precise."""
     for param, entry in state.items():
         for key, value in entry.items() if isinstance(entry, dict) else ():
             entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
 
 
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook before ``load_state_dict()``: put a saved group's parameters into this optimizer's order.
+    """A pre-hook of ``load_state_dict()``: puts a saved group's parameters into this optimizer's order.
 
-    Where both name them; where names are others (a wrapper's prefix), places count.
+    It goes by names if both sides have the same ones. If names differ, say by a wrapper's prefix, positions
+    count.
 
     Raises:
-        UsageError: some names are the same, in other places, and others are not there.
+        UsageError: some names match at other positions, and others are missing.
     """
     groups = state_dict["param_groups"]
     if len(groups) != len(optimizer.param_groups):
-        return state_dict  # the stock method says so
+        return state_dict  # the stock method raises
     pairs = zip(groups, optimizer.param_groups, strict=True)
     return {**state_dict, "param_groups": [_in_order(saved, own) for saved, own in pairs]}
 
@@ -74,13 +75,13 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
 
 
 def fill_groups(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str, Any]]) -> None:
-    """Give loaded groups what they do not say, as the groups before them had it: other Muons save less."""
+    """Fill keys that loaded groups lack from the groups before the load: other Muons save fewer keys."""
     for group, old in zip(groups, before, strict=True):
         for key, value in old.items():
             group.setdefault(key, value)
 
 
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-    """Give a group a tensor ``lr`` of its own where another group has the same: else it is scaled twice."""
+    """Give a group its own copy of a tensor ``lr`` that another group shares: else it is scaled twice."""
     if isinstance(group["lr"], Tensor) and any(group["lr"] is other["lr"] for other in others):
         group["lr"] = group["lr"].clone()

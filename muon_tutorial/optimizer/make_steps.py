@@ -1,7 +1,6 @@
-"""From an optimizer's parameters to its steps: one for each mesh that parameters lie on.
+"""Makes an optimizer's steps from its parameters: one for each mesh that parameters lie on.
 
-The plan is compared across ranks once, when it is made: where ranks differ, every one of them raises the same
-error.
+The plan is compared across ranks once, when it is made. If ranks differ, all of them raise the same error.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DefaultSteps:
-    """Makes the step of this process alone, with the memory of the one before; of DTensors, a config's."""
+    """Makes a single-process step, which reuses the previous one's memory; for DTensors, a config's steps."""
 
     _of_dtensors: ConfigSteps | None = None
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step; of DTensors one a mesh."""
+        """One step; for DTensors, one per mesh."""
         if self._of_dtensors is None and any(
             isinstance(param, DTensor) for group in groups for param in group["params"]
         ):
@@ -58,7 +57,7 @@ class DefaultSteps:
 
 @dataclass(slots=True, eq=False)
 class WithRecipes:
-    """Makes steps, and writes each shape's recipe into groups that leave it to ``"auto"``."""
+    """Makes steps, and writes each shape's recipe into groups with ``orthogonalize="auto"``."""
 
     make: MakeSteps
     calibration: Source
@@ -75,7 +74,7 @@ class WithRecipes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StrategySteps:
-    """Makes the step of a strategy on one mesh: the whole plan."""
+    """Makes the step of a strategy over one plan on one mesh."""
 
     builder: Builder
     world: LiveWorld | LocalMesh
@@ -108,7 +107,7 @@ def plan_step(
     window: int,
     agreed: Sequence[str],
 ) -> MeshStep:
-    """Make a plan, compare it across the ranks of a mesh, and fill the state that it asks for."""
+    """Make a plan, compare it across the ranks of a mesh, and fill the state that it needs."""
 
     def lines(plan: Plan) -> list[str]:
         return [f"window {window}", *fingerprint(plan)]
@@ -133,10 +132,10 @@ def choose_maker(
     window: int,
     config: DistributedConfig | None,
 ) -> MakeSteps:
-    """What makes an optimizer's steps, by its arguments.
+    """Choose what makes an optimizer's steps, from its arguments.
 
     Raises:
-        StrategyError: they do not go together.
+        StrategyError: the arguments do not go together.
     """
     if config is not None:
         if strategy is not None or world is not None:
@@ -161,7 +160,7 @@ def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
 
 
 def _check_own_memory(strategy: str, groups: Groups) -> None:
-    """Refuse a parameter that begins where another does, as its transposed view: an update would be lost."""
+    """Refuse two parameters that share memory, such as a transposed view: one update would be lost."""
     first: dict[int, str] = {}
     for number, group in enumerate(groups):
         for name, param in named_params(group, number):
@@ -177,8 +176,8 @@ def _check_own_memory(strategy: str, groups: Groups) -> None:
 def _check_no_ddp(strategy: str, groups: Groups) -> None:
     """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
 
-    Nothing on a parameter tells: the objects that are alive are looked through, once a plan, and by their
-    type alone, since asking more of each would take a fifth of a second.
+    A parameter does not show that DDP wraps it, so this searches all live objects for DDP modules, once per
+    plan. It looks only at their types, because asking more of each would take a fifth of a second.
     """
     if not dist.is_initialized():
         return
@@ -195,7 +194,7 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
 
 
 def _subclasses(kind: type) -> set[type]:
-    """A class and all that derive from it."""
+    """A class and all its subclasses."""
     return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 

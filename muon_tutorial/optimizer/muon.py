@@ -1,7 +1,7 @@
-"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; alone or over a plan.
+"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; in one process or over a plan.
 
-A step is two calls: the guard looks (``guard/``), and the world walks the step (``step/``). Without a
-strategy it is ``torch.optim.Muon`` to the bit, with two repairs: it never writes to its momentum while
+A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). Without a strategy
+it matches ``torch.optim.Muon`` bit for bit, with two fixes: it never writes to its momentum while
 orthogonalizing, and loading a state never makes the momentum less precise.
 """
 
@@ -47,48 +47,48 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized by Newton–Schulz: an optimizer for the hidden matrices of a network.
 
     The arguments up to ``adjust_lr_fn`` are ``torch.optim.Muon``'s; ``ns_coefficients`` may also hold one
-    triple per step. What is not a hidden matrix belongs to AdamW: ``split_parameters`` tells.
+    triple per step. Parameters other than hidden matrices belong to AdamW: see ``split_parameters``.
 
     Args:
-        orthogonalize: which way Newton–Schulz goes: ``"stock"`` is ``torch.optim.Muon`` to the bit and takes
-            ``ns_coefficients`` and ``ns_steps``; the names of ``orthogonalizers.named.RECIPES`` bring their
-            own; ``"auto"`` takes, for each shape, the fastest on this machine of those no worse than stock,
-            on all ranks what the first one finds. May be set on a parameter group, which then also says what
-            was chosen, and so does a checkpoint. Every strategy has a recipe's bits alike, but for ``gram``.
-            All recipes but ``"float32"`` and ``"gram"`` leave the singular values of a Gaussian matrix closer
-            to 1 than stock does, so their updates are 4 to 17 % larger, as if the learning rate were
-            (``orthogonalizers.named.LARGER_UPDATES``).
-        calibration: what ``"auto"`` goes by: an ``orthogonalizers.calibration.Calibration``, or a folder that
-            keeps what was measured, by machine, torch and threads (default: ``~/.cache/muon_tutorial``). What
-            is missing is measured when the optimizer is made, about a second a shape.
+        orthogonalize: the variant of Newton–Schulz. ``"stock"`` matches ``torch.optim.Muon`` bit for bit and
+            uses ``ns_coefficients`` and ``ns_steps``; the recipes in ``orthogonalizers.named.RECIPES`` bring
+            their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine that is no worse
+            than stock; the first rank chooses for all. It may be set on a parameter group; the group, and a
+            checkpoint, then also record the choice. For a given recipe, every strategy except ``gram`` gives
+            the same bits. All recipes except ``"float32"`` and ``"gram"`` leave the singular values of a
+            Gaussian matrix closer to 1 than stock does, so their updates are 4 to 17 % larger, as if the
+            learning rate were (``orthogonalizers.named.LARGER_UPDATES``).
+        calibration: the timings behind ``"auto"``: an ``orthogonalizers.calibration.Calibration``, or a
+            folder that keeps them by machine, torch and threads (default: ``~/.cache/muon_tutorial``).
+            Missing shapes are measured when the optimizer is made, which takes about a second each.
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, round_bytes=1_000_000)``). All ranks of the mesh must then construct,
-            step and load alike.
+            step and load together.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
-        distributed_config: in place of a strategy and a mesh: the user's own functions, or a helper's config.
+        distributed_config: instead of a strategy and a mesh: the user's own functions, or a helper's config.
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
-            ``partition_dim`` go first.
-        window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
-            and one back while a third is worked on; with one, a step holds a third as much.
-        parts: how parameters hold several matrices, each orthogonalized on its own: rows of each
-            (``(d, d, d)`` for fused QKV), rows of all (a head's), ``"stack"`` for experts, ``"flatten"`` for
-            convolutions. Best set on a parameter group.
-        transposed: the weights are stored (in, out), as Hugging Face's ``Conv1D`` and some experts are. The
-            learning rate goes by outputs and inputs, and ``parts`` count columns. Best set on a group.
-        initial_values: of parameters that several ranks hold alike: ``"broadcast"`` gives all of them the
-            first rank's, now, as DDP does, if they have names; ``"compare"`` leaves them. The first step
-            compares either way.
-        compare_every: how many steps lie between two comparisons of what several ranks hold alike, parameters
-            and state (a hash of each, summed over every axis of the mesh); None for never.
-        guard: ``"on"`` looks before every step whether all ranks can take it, and the same one; ``"off"`` is
-            for those who measure: nothing is checked, and ranks exchange no message but the step's own.
-        overlap_grad_reduce: for a strategy that averages itself (``zero1``, ``layerwise``, ``gram``): a
-            bucket's gradients travel as soon as ``backward()`` has left all of them, in place of when
-            ``step()`` is called, over a process group of their own. Same bits. All but a step's last
-            ``backward()`` then belong into ``no_sync()``, and that one into the stream of forward. A bucket
-            with a frozen or unused matrix, and those after it, wait for ``step()``. Not for ``GradScaler``,
-            which writes to gradients after backward: that is refused.
+            ``partition_dim`` take precedence.
+        window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
+            owners and one travels back while a third is worked on; with one, a step holds a third as much.
+        parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
+            (``(d, d, d)`` for fused QKV), one number if all have as many (heads), ``"stack"`` for experts,
+            ``"flatten"`` for convolutions. Best set on a parameter group.
+        transposed: the weights are stored (in, out), as in Hugging Face's ``Conv1D`` and some experts. The
+            learning rate is scaled by outputs and inputs, and ``parts`` count columns. Best set on a group.
+        initial_values: for parameters that several ranks hold copies of: ``"broadcast"`` gives all of them
+            the first rank's values at construction, as DDP does, if they have names; ``"compare"`` leaves
+            them. The first step compares either way.
+        compare_every: how many steps lie between two comparisons of the parameters and state that several
+            ranks hold copies of (by a hash of each, summed over every axis of the mesh); None for never.
+        guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
+            ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
+        overlap_grad_reduce: for strategies that average gradients themselves (``zero1``, ``layerwise``,
+            ``gram``): a bucket's gradients are sent as soon as ``backward()`` has produced all of them, not
+            when ``step()`` is called, over a process group of their own. The bits are the same. When you
+            accumulate gradients, wrap every ``backward()`` except the last in ``no_sync()``, and run the last
+            one on the CUDA stream of its forward pass. A bucket with a frozen or unused matrix, and those
+            after it, wait for ``step()``. It refuses ``GradScaler``, which changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -105,7 +105,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     _opt_called: bool
-    """What schedulers ask: whether it has been stepped. torch sets it, and a pair does."""
+    """Whether ``step()`` has been called, for schedulers. torch sets it, and so does ``MuonWithAdamW``."""
 
     def __init__(
         self,
@@ -191,7 +191,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without its closure, and without asking a ``GradScaler``; as ``program``."""
+        """``step()`` without a closure, and without asking a ``GradScaler``; arguments as for ``program``."""
         try:
             run_in(self.world, self.program(beside, error))
         except TutorialError as refusal:
@@ -199,9 +199,9 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
-        """One step as a generator of requests: the guard looks, and the world walks the step.
+        """One step as a generator of requests: the guard checks it, then the world runs it.
 
-        Gradients of ``beside``, or of the companions, are averaged too. An ``error`` stops all ranks.
+        Gradients of ``beside``, or else of the companions, are averaged too. An ``error`` stops all ranks.
         """
         for mesh in (yield from self.guard.before_step(self, beside, error)):
             yield from mesh.answer(mesh.step.step())
@@ -210,14 +210,15 @@ class Muon(torch.optim.Optimizer):
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
 
-        With ``max_norm`` all gradients, of the matrices and of the ``rest`` (the parameters another optimizer
-        steps; the matrices may be among them), are clipped together by their total norm, which is returned.
-        Without this call, ``step()`` averages by itself. Where a gradient is not finite, nothing is changed,
-        the norm returned is infinite, and ``step()`` raises, unless ``GradScaler`` has it skip. A process
-        alone looks for such a gradient only to clip.
+        With ``max_norm`` the gradients of the matrices and of the ``rest`` are clipped together by their
+        total norm, which is returned. ``rest`` are the parameters that another optimizer steps; the matrices
+        may be among them. Without this call, ``step()`` averages by itself. If a gradient is not finite,
+        nothing is changed, the returned norm is infinite, and ``step()`` raises, unless ``GradScaler`` makes
+        it skip. A single process looks for such a gradient only when it clips.
 
         Raises:
-            UsageError: it was called already for these gradients, or not for all that steps with them.
+            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``,
+                and only the pair's own call would average AdamW's gradients, too.
         """
         with torch.no_grad():
             return run_in(self.world, self.ready_program(max_norm, rest=rest))
@@ -227,9 +228,9 @@ class Muon(torch.optim.Optimizer):
         return self.guard.ready(self, max_norm, rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let ``backward()`` add to gradients without sending them, as DDP's: for all but a step's last one.
+        """Let ``backward()`` add to gradients without sending them, like DDP's: wrap all except the last one.
 
-        It matters with ``overlap_grad_reduce`` alone. If all are in here, ``step()`` sends.
+        It matters only with ``overlap_grad_reduce``. If the last one is wrapped, too, ``step()`` sends.
         """
         return self.guard.hooks.pause()
 
@@ -241,22 +242,22 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def steps(self) -> list[MeshStep]:
-        """The steps over the groups and the state of now, one a mesh."""
+        """The steps for the current groups and state, one per mesh."""
         return self.guard.current_steps(self)
 
     @property
     def plan_steps(self) -> list[PlanStep]:
-        """The steps over plans, one a mesh."""
+        """The steps over plans, one per mesh."""
         return [mesh.step for mesh in self.steps if isinstance(mesh.step, PlanStep)]
 
     @property
     def plan_step(self) -> PlanStep:
-        """The step over a plan, where there is exactly one."""
+        """The step over a plan, if there is exactly one."""
         return the_plan_step(self.steps)
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans of a step, one a mesh; none without a strategy, or with a user's own functions."""
+        """The plans of a step, one per mesh; none without a strategy, or with a user's own functions."""
         return [step.plan for step in self.plan_steps]
 
     @property
@@ -266,26 +267,26 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def distributed_functions(self) -> bool:
-        """Whether a user's own functions move what is orthogonalized: there is no plan then."""
+        """Whether a user's own functions do the communication; then there is no plan."""
         return not self.guard.steps.alone and not self.plans
 
     def audit(self, **options: Any) -> Any:
-        """Look at the coming steps: ``audit``, with this optimizer."""
+        """Audit the coming steps: ``audit.audit`` with this optimizer."""
         from .audit import audit
 
         return audit(self, **options)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed.
+        """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed.
 
-        Where ranks step together they must skip together: a rank that left its step out would hang the rest.
-        Of DTensors the scaler asks all ranks itself, and hosts refuse to clip for an optimizer that skips.
+        Ranks that step together must skip together: one that left its step out would hang the rest. For
+        DTensors the scaler asks all ranks itself, and Lightning refuses to clip for an optimizer that skips.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of matrices; a group that does not fit leaves the optimizer as it was."""
+        """Add a group of matrices; if the group is refused, the optimizer stays as it was."""
         self.guard.refuse_while_ready("add_param_group")
         super().add_param_group(param_group)
         try:
@@ -302,10 +303,10 @@ class Muon(torch.optim.Optimizer):
         self.guard.is_compared = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, in the form of any optimizer's. It never communicates.
+        """This rank's state, in the usual form. It never communicates.
 
-        Where a parameter is a DTensor, so is its momentum: ``torch.distributed.checkpoint`` saves it whole.
-        ``zero1`` keeps a slice of each momentum on each rank, and warns of it, once.
+        If a parameter is a DTensor, so is its momentum: ``torch.distributed.checkpoint`` saves it whole.
+        ``zero1`` keeps a slice of each momentum on each rank, and warns about it once.
         """
         self.guard.warn_of_slices()
         return super().state_dict()
@@ -313,18 +314,18 @@ class Muon(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, this class's or another Muon's, as a copy.
 
-        Parameters are told apart by their names where both sides have them, else by their places. Momentum
-        keeps its dtype, or takes the parameter's where that is wider: nothing is rounded. (The stock method
-        rounds fp32 momentum to a bf16 parameter's dtype.)
+        Parameters are matched by name if both sides have names, else by position. Momentum keeps its dtype,
+        or takes the parameter's if that is wider, so nothing is rounded. (The stock method rounds fp32
+        momentum to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a momentum is not what this rank keeps; everything is as it was before.
+            UsageError: a momentum does not fit what this rank stores; everything is as it was before.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
         made = self.guard.steps.made
         groups = [dict(group) for group in self.param_groups]
-        # Registered last, so that they see what the user's own hooks made of the state.
+        # Registered last, so that they run after the user's own hooks have changed the state.
         handles = [self.register_load_state_dict_pre_hook(hook) for hook in (follow_names, hide_tensors)]
         try:
             super().load_state_dict(state_dict)
@@ -343,7 +344,7 @@ class Muon(torch.optim.Optimizer):
         self.guard.was_loaded()
 
     def restore(self, state: Any, param_groups: list[dict[str, Any]]) -> None:
-        """Put back the state and the groups that were here before a load that failed."""
+        """Put back the state and the groups from before a load that failed."""
         self.state, self.param_groups = state, param_groups
         self.guard.steps.forget()
 
@@ -356,7 +357,7 @@ class Muon(torch.optim.Optimizer):
         return super().__getstate__()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "guard" not in self.__dict__:  # a copy: only what has no strategy is copied
+        if "guard" not in self.__dict__:  # a copy: only a Muon without a strategy can be copied
             self.world = None
             steps = CurrentSteps(WithRecipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])

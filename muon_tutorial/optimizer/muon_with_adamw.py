@@ -1,4 +1,4 @@
-"""Muon for the hidden matrices and AdamW for the rest, behind the face of one optimizer."""
+"""Muon for the hidden matrices and AdamW for the rest, used like one optimizer."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _R = TypeVar("_R")
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """One ``torch.optim.Optimizer`` that readies, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
+    """One ``torch.optim.Optimizer`` that prepares, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
 
-    Its ``param_groups`` are theirs (Muon's first), so that a learning-rate scheduler moves both. A scheduler
-    that cycles the momentum writes ``momentum`` into every group: AdamW takes it for its first beta. Both
-    optimizers stay reachable as ``.muon`` and ``.adamw``.
+    Its ``param_groups`` are those of both (Muon's first), so a learning-rate scheduler affects both. A
+    scheduler that cycles the momentum writes ``momentum`` into every group: AdamW uses it as its first beta.
+    Both optimizers stay accessible as ``.muon`` and ``.adamw``.
 
     Raises:
         UsageError: the two are not of these classes, or share a parameter.
@@ -53,25 +53,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
     muon: Muon
     adamw: torch.optim.AdamW
     order: list[str]
-    """Whose each of ``param_groups`` is, "muon" or "adamw"; groups added to one of them come last."""
+    """The owner of each of ``param_groups``, "muon" or "adamw"; groups added to one of them come last."""
 
     verdicts: dict[Tensor, Verdict]
-    """What ``split_parameters`` says of each parameter of the model, frozen ones too."""
+    """The verdict of ``split_parameters`` on each parameter of the model, including frozen ones."""
 
     decay_vectors: bool
-    """Whether AdamW lets norms and biases decay that are added later."""
+    """Whether norms and biases that are added later decay."""
 
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
-    """What ``from_model`` was given, as long as it lives."""
+    """Returns the model that ``from_model`` was given, or None once it is deleted."""
 
     _seen: Sequence[Tensor] = ()
-    """The groups' parameters when they were last looked at."""
+    """The groups' parameters when they were last checked."""
 
     _stepped: Set[Tensor] = frozenset()
-    """The model's parameters that stand in a group, or once stood in one."""
+    """The model's parameters that are, or once were, in a group."""
 
     _told: Set[str] = frozenset()
-    """Of which parameters a warning has said that nobody steps them here."""
+    """The parameters for which a warning has said that this optimizer does not step them."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -82,7 +82,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         _check_disjoint(muon, adamw)
-        # The unpickling path of the base class: it sets up hooks, and leaves the groups to the two inside.
+        # The base class's unpickling path: it sets up hooks, and leaves the groups to the two optimizers.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
         parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}, "decay_vectors": True}
@@ -115,30 +115,30 @@ class MuonWithAdamW(torch.optim.Optimizer):
     ) -> MuonWithAdamW:
         """Make the pair for a model, its parameters split by ``split_parameters``.
 
-        Call it where AdamW would be made: after ``fully_shard`` or ``parallelize_module``, and before or
-        after DDP; Accelerate wants it before ``prepare``. DTensors and DDP need no strategy.
+        Call it where you would make AdamW: after ``fully_shard`` or ``parallelize_module``, and before or
+        after DDP; Accelerate needs it before ``prepare``. DTensors and DDP need no strategy.
 
         Args:
-            lr: Muon's learning rate. Without ``adamw_lr`` it serves AdamW too, and ``adjust_lr_fn`` is
-                ``"match_rms_adamw"`` unless ``muon`` says otherwise: an update of Muon is then as large as
-                one of AdamW.
-            weight_decay: for both. Unless given, Muon decays by 0.1 and AdamW by 0.01, torch's defaults.
-            decay_vectors: False keeps norms and biases, all of fewer than two dimensions, from decaying.
+            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses it, too, and ``adjust_lr_fn`` is
+                ``"match_rms_adamw"`` unless ``muon`` sets another: Muon's updates are then as large as
+                AdamW's.
+            weight_decay: for both. By default Muon uses 0.1 and AdamW 0.01, torch's defaults.
+            decay_vectors: False keeps norms, biases and other vectors from decaying.
             betas: AdamW's.
-            exclude: patterns of names that AdamW gets, too.
-            experts: ``"muon"`` gives it three-dimensional experts, matrix by matrix.
+            exclude: name patterns of further parameters for AdamW.
+            experts: ``"muon"`` gives Muon three-dimensional experts, matrix by matrix.
             heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
             parts: how fused weights hold matrices, by patterns of names:
                 ``{"*.qkv_proj.weight": (64, 32, 32)}``; see ``split_parameters``.
-            include_frozen: take frozen parameters, too, which are to be unfrozen later; left out otherwise.
+            include_frozen: also take frozen parameters, to unfreeze them later; else they are left out.
             muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
             adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
 
         Raises:
-            UsageError: the model has no hidden matrix, an argument is not known, or ``split_parameters``
+            UsageError: the model has no hidden matrix, an argument is unknown, or ``split_parameters``
                 refuses the model.
         """
-        if model is None or lr is None:  # Trainer calls what it is given, for a class
+        if model is None or lr is None:  # Trainer called it to get a class
             raise UsageError(
                 "from_model takes a model and lr=; in transformers' Trainer it wants a lambda before it: "
                 "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
@@ -162,7 +162,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)
         if not include_frozen:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said above
+                warnings.simplefilter("ignore")  # the call above has warned already
                 split = sort(experts=experts or "adamw", include_frozen=True)
         first.guard.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
@@ -174,9 +174,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both, Muon's first, then what was added later: a new list of the same groups.
+        """The groups of both, Muon's first, then those added later: a new list of the same groups.
 
-        It refuses to be written to, since that would reach neither optimizer.
+        The list refuses changes, because they would reach neither optimizer.
         """
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
@@ -184,23 +184,22 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give each its own, as Lightning does when it restarts fine-tuning: Muon's have ``ns_steps``."""
+        """Give each optimizer its own (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
         self.order = [_owner_of(group) for group in groups]
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
 
     @property  # type: ignore[override]
     def state(self) -> PairState:
-        """The state of both, keyed by parameter: what is written to it is written to theirs.
+        """The state of both, keyed by parameter; writing to it writes to theirs.
 
-        It seems empty while AdamW has none and all momentum is zero, also where a host has loaded such a
-        state.
+        It looks empty while AdamW has none and all momentum is zero, even if such a state was loaded.
         """
         return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
 
     @state.setter
     def state(self, state: Mapping[Any, Any]) -> None:
-        """Give each its own."""
+        """Give each optimizer its own entries."""
         entries = list(state.items())
         self.muon.state = defaultdict(dict, [it for it in entries if not self._is_adamws(it[0])])
         self.adamw.state = defaultdict(dict, [it for it in entries if self._is_adamws(it[0])])
@@ -213,13 +212,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model that ``from_model`` was given, to each what ``split_parameters`` says.
+        """Add parameters of the model from ``from_model``, split between both as ``split_parameters`` does.
 
-        What the group says of hyperparameters holds for both. Where ranks step together, the next step
-        compares what they hold.
+        The group's hyperparameters apply to both. If ranks step together, the next step compares the values.
 
         Raises:
-            UsageError: a parameter is unknown: only the caller knows whose it is.
+            UsageError: a parameter is not that model's, so only the caller knows which optimizer it needs.
         """
         given = param_group["params"]
         params = [given] if isinstance(given, Tensor) else list(given)
@@ -241,21 +239,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon.guard.is_compared = False
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
-        """Make the gradients of both ready for ``step()``, clipped together if ``max_norm`` is given."""
+        """``Muon.ready_gradients`` for both: clips their gradients together if ``max_norm`` is given."""
         return self.muon.ready_gradients(max_norm, rest=self._rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """``Muon.no_sync``: for all but a step's last ``backward()``."""
+        """``Muon.no_sync``: wrap every ``backward()`` of a step except the last."""
         return self.muon.no_sync()
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What ``GradScaler`` asks: whether ``step()`` is to skip by itself where gradients overflowed."""
+        """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed."""
         return self.muon._step_supports_amp_scaling
 
     @staticmethod
     def profile_hook_step(func: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Wrap ``step()`` as torch does, and have ``torch.compile`` call it in place of tracing into it."""
+        """Wrap ``step()`` as torch does, and make ``torch.compile`` call it instead of tracing into it."""
         return torch.compiler.disable(torch.optim.Optimizer.profile_hook_step(func))
 
     @overload
@@ -265,13 +263,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Ready the gradients if nobody did, step both, and return the closure's loss if there is one."""
+        """Ready the gradients if they are not, step both, and return the closure's loss if there is one."""
         loss = None
         if closure is not None:
             self.muon.guard.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        self.muon._opt_called = True  # so a scheduler on Muon alone knows that it has been stepped
+        self.muon._opt_called = True  # so that a scheduler on ``.muon`` knows that it has been stepped
         if self.muon.guard.skips_overflow(self.muon, self):
             self.muon.guard.step_is_over(self.muon)
             return loss
@@ -291,7 +289,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return [param for group in self.adamw.param_groups for param in group["params"]]
 
     def _error(self) -> UsageError | None:
-        """What keeps this rank from stepping, and must be known to all before it is raised."""
+        """The error that keeps this rank from stepping; all ranks must know of it before it is raised."""
         try:
             check_moments(self.adamw)
         except UsageError as error:
@@ -299,25 +297,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return None
 
     def _look_at_groups(self) -> None:
-        """Where the groups hold other parameters than before, follow the model and forget what is gone."""
+        """If the groups hold other parameters than before, follow the model and forget the old ones."""
         now = [param for group in self.param_groups for param in group["params"]]
         if not same_tensors(self._seen, now):
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
 
     def verdicts_now(self) -> list[Verdict]:
-        """What ``split_parameters`` says of the model's parameters, which a host may have replaced since."""
+        """The verdicts on the model's current parameters, which FSDP2 or a trainer may have replaced."""
         self._follow_replaced()
         return list(self.verdicts.values())
 
     def audit(self, **options: Any) -> Any:
-        """Look at the coming steps: ``audit``, with this optimizer."""
+        """Audit the coming steps: ``audit.audit`` with this optimizer."""
         from .audit import audit
 
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once a parameter, of what trains now and did not when ``from_model`` made the pair."""
+        """Warn, once per parameter, of those that train now but were frozen when the pair was made."""
         if len(self._stepped) == len(self.verdicts):
             return
         late = [
@@ -337,7 +335,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             )
 
     def _follow_replaced(self) -> None:
-        """Know parameters that a host has put in the place of others, as Accelerate puts FSDP2's, by name."""
+        """Find parameters that replaced others, by name, as when Accelerate puts FSDP2's in their place."""
         model = self._model()
         if model is None or all(param in self.verdicts for param in model.parameters()):
             return
@@ -353,14 +351,14 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.adamw.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of both in the form of any optimizer's: parameters counted through, Muon's first."""
+        """The state of both in the usual form, with one numbering of all parameters, Muon's first."""
         self.muon.guard.warn_of_slices()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict()`` returned; a state that does not fit changes neither of the two.
 
-        A state of an earlier version, ``{"muon": …, "adamw": …}``, is read as well.
+        It also reads the state of an earlier version, ``{"muon": …, "adamw": …}``.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -380,7 +378,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             after(self)
 
     def _taken_apart(self, state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The states of the two, from one that counts parameters through."""
+        """The states of the two optimizers, from one that numbers all parameters."""
         if not {"state", "param_groups"} <= set(state_dict):
             raise UsageError(
                 f"a state of MuonWithAdamW has the keys 'state' and 'param_groups', got {sorted(state_dict)}"
@@ -405,7 +403,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
-    """AdamW's groups: one, or its matrices and, without decay, its vectors."""
+    """AdamW's groups: one group, or its matrices and, without decay, its vectors."""
     vectors = [] if decay_vectors else [(name, param) for name, param in split.rest if param.ndim < 2]
     apart = {id(param) for _, param in vectors}
     others = [(name, param) for name, param in split.rest if id(param) not in apart]
@@ -424,7 +422,7 @@ def _owner_of(group: Mapping[str, Any]) -> str:
 
 
 def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
-    """One's part of a state. An entry that is no parameter's, as users add them, goes to Muon's."""
+    """One optimizer's part of a state. Users' own entries, which belong to no parameter, go to Muon."""
     own = [group for group in groups if _owner_of(group) == owner]
     others = {index for group in groups if _owner_of(group) != owner for index in group["params"]}
     theirs = {index for group in own for index in group["params"]}

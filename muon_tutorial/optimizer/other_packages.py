@@ -1,15 +1,15 @@
-"""Momentum that other packages saved, and momentum for them: which is whose, and how it is averaged.
+"""Converts momentum from other packages' states, and back: each has its own keys and kind of average.
 
-What each package keeps, by its published code:
+The formats, from each package's published code:
 
 - ``torch``: ``torch.optim.Muon``, ``momentum_buffer``, a moving average: ``lerp(gradient, 1 - momentum)``.
-- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same, and AdamW's moments beside it. The
-  distributed ones sort parameters by shape, and each rank's file has the momentum of its own alone.
+- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same, and AdamW's moments. The distributed ones
+  sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
   called ``variance``.
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: ``momentum_buffer``, a
   moving average.
-- ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten.
+- ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten parameters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What a package calls a momentum and AdamW's two moments, and whether its momentum is a sum."""
+    """A package's keys for the momentum and AdamW's two moments, and whether its momentum is a sum."""
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"
@@ -48,8 +48,8 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """What was mapped: names of matrices with momentum, of parameters with AdamW's moments, and those that
-    the file has nothing of, which begin anew."""
+    """The names of the matrices whose momentum was loaded, of the parameters whose AdamW moments were, and of
+    those missing from the file, which start from zero."""
 
     package: str
     momenta: tuple[str, ...]
@@ -69,18 +69,18 @@ def load_momentum(
     package: Package,
     names: Sequence[str] | None = None,
 ) -> MomentumReport:
-    """Take over the momentum, and AdamW's moments, of another package's ``state_dict()``.
+    """Load the momentum, and AdamW's moments, from another package's ``state_dict()``.
 
-    Hyperparameters stay this optimizer's. Where a rank saved the momentum of some parameters only, ``saved``
+    Hyperparameters stay this optimizer's. If each rank saved the momentum of only some parameters, ``saved``
     is the list of all ranks' dictionaries. Every rank that steps must call it, with all of them.
 
     Args:
         names: the other optimizer's parameters in the order of its groups,
-            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``; needed unless its groups say
+            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``; needed unless its groups have
             ``param_names``.
 
     Raises:
-        UsageError: an entry is of no parameter of this optimizer, or of another shape; nothing is changed.
+        UsageError: an entry matches no parameter of this optimizer, or has another shape; nothing is changed.
     """
     format_of = _format(package)
     own = {name: (param, group) for name, param, group in _own(optimizer)}
@@ -99,14 +99,14 @@ def load_momentum(
 def momentum_for(
     optimizer: Muon | MuonWithAdamW, package: Package, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """This optimizer's momentum and moments as another package's ``state_dict()`` has them.
+    """This optimizer's momentum and moments in the format of another package's ``state_dict()``.
 
-    ``names`` is the order of that optimizer's parameters, this one's by default. Put it into a fresh
+    ``names`` is the order of that optimizer's parameters, this one's by default. Put the result into a fresh
     ``state_dict()`` of that optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``. DTensors become whole
-    tensors, which all of their ranks must ask for.
+    tensors, so all of their ranks must call it.
 
     Raises:
-        UsageError: a rank keeps slices of momentum: load its checkpoint in one process first.
+        UsageError: ranks keep slices of the momentum: load the checkpoint in one process first.
     """
     format_of, own = _format(package), {name: (param, group) for name, param, group in _own(optimizer)}
     order = list(own) if names is None else list(names)
@@ -131,7 +131,7 @@ def _format(package: str) -> Format:
 def _entries(
     saved: Sequence[Mapping[str, Any]], names: Sequence[str] | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each entry of a state that is not empty, by its parameter's name."""
+    """Each non-empty entry of the saved states, with its parameter's name."""
     for state in saved:
         groups = state["param_groups"]
         order = [number for group in groups for number in group["params"]]
@@ -150,7 +150,7 @@ def _entries(
 def _taken(
     name: str, entry: Mapping[str, Any], own: Mapping[str, tuple[Tensor, dict[str, Any]]], its: Format
 ) -> dict[str, Any]:
-    """An entry as this optimizer keeps it."""
+    """An entry, converted to this optimizer's format."""
     if name not in own:
         raise UsageError(f"the state has {name}, which this optimizer does not step")
     param, group = own[name]
@@ -196,5 +196,5 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _share(group: Mapping[str, Any], its: Format) -> float:
-    """What a momentum is multiplied by to become a moving average."""
+    """The factor that turns a package's momentum into a moving average."""
     return 1 - float(group["momentum"]) if its.is_sum else 1.0

@@ -1,4 +1,4 @@
-"""The state and the groups of two optimizers as one: what is written to them reaches the two."""
+"""The states and the groups of two optimizers as one; writes reach the two optimizers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ State = defaultdict[Any, Any]
 
 
 class PairState(MutableMapping[Any, Any]):
-    """The states of Muon and AdamW, live: an entry set, dropped or read here is theirs.
+    """A live view of the states of Muon and AdamW: reads, writes and deletions reach theirs.
 
-    ``is_new`` says whether nothing has been stepped or loaded: then there seems to be no entry, though each
-    can be asked for. By that, ``torch.distributed.checkpoint`` tells an optimizer whose state has yet to be
-    made, and makes it: a state of Muon's alone would leave AdamW's moments out of what is loaded.
+    ``is_new`` returns whether nothing has been stepped or loaded. Then the state looks empty, though each
+    entry can be read. ``torch.distributed.checkpoint`` makes an optimizer's state before it loads, but only
+    if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PairState(MutableMapping[Any, Any]):
         return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
 
     def __getitem__(self, param: Any) -> Any:
-        """An entry, made if there is none, as of any optimizer's state."""
+        """An entry, created if missing, as in any optimizer's state."""
         return self._home(param)[param]
 
     def __setitem__(self, param: Any, entry: Any) -> None:
@@ -58,11 +58,11 @@ class PairState(MutableMapping[Any, Any]):
         self.adamw.clear()
 
     def copy(self) -> State:
-        """The same entries in a dictionary of its own, as any optimizer's state is."""
+        """A plain defaultdict with the same entries, like any optimizer's state."""
         return defaultdict(dict, self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, deep or pickled, is what ``copy`` returns: it is no longer the state of two optimizers."""
+        """Copying or pickling gives what ``copy`` returns: no longer a view of two optimizers."""
         return defaultdict, (dict, dict(self.items()))
 
     def __repr__(self) -> str:
@@ -70,7 +70,7 @@ class PairState(MutableMapping[Any, Any]):
 
 
 class PairGroups(list[dict[str, Any]]):
-    """The groups of both optimizers in one list, made at each look: the groups may be written to, it not."""
+    """The groups of both optimizers, in a new list at each access; change the groups, not the list."""
 
     def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
         super().__init__(groups)
@@ -82,7 +82,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """A copy, deep or pickled, is a plain list: the caller's own."""
+        """Copying or pickling gives a plain list, which may be changed."""
         return list, (list(self),)
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse

@@ -1,6 +1,6 @@
-"""What ``split_parameters`` answers: each parameter, who steps it and why, as groups, lists and a table.
+"""The result of ``split_parameters``: which optimizer steps each parameter, and why.
 
-Knows names, shapes and verdicts. How a verdict is reached is ``split_parameters``' business.
+Knows names, shapes and verdicts; ``split_parameters`` reaches the verdicts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ Who: TypeAlias = Literal["Muon", "AdamW", "left out"]
 Row: TypeAlias = tuple[str, str, str, str]
 
 EXPERTS = "experts, a stack of matrices"
-"""Why a three-dimensional weight of experts is where it is."""
+"""The reason given for a three-dimensional weight of experts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """One parameter: its name without wrappers, who steps it, and why.
+    """One parameter: its name without wrappers, which optimizer steps it, and why.
 
-    ``parts`` and ``transposed`` are what the parameter's group in ``Muon`` says of it.
+    ``parts`` and ``transposed`` go into the parameter's group in ``Muon``.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Verdict:
     parts: Parts = None
     transposed: bool = False
     unsure: bool = False
-    """Whether the name says that it holds several matrices, and nothing says how they lie."""
+    """Whether the name suggests several matrices, in an unknown layout."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterSplit:
-    """A model's parameters, split between Muon and AdamW; ``hidden, rest = split`` takes it apart.
+    """A model's parameters, split between Muon and AdamW; ``hidden, rest = split`` unpacks it.
 
     ``str(split)`` is a table: name, shape, who steps it, why. Equal layers share a line.
 
@@ -61,7 +61,7 @@ class ParameterSplit:
 
     @property
     def hidden(self) -> list[dict[str, Any]]:
-        """Groups for ``Muon``, with names: one, unless some parameters need ``parts`` or ``transposed``."""
+        """Groups for ``Muon``, with names; only one unless some need ``parts`` or ``transposed``."""
         groups: dict[tuple[Parts, bool], dict[str, Any]] = {}
         for verdict in sorted(self._of("Muon"), key=lambda it: (it.parts is not None, it.transposed)):
             key = verdict.parts, verdict.transposed
@@ -75,22 +75,22 @@ class ParameterSplit:
 
     @property
     def hidden_names(self) -> list[str]:
-        """The names of what goes to Muon, in the model's order."""
+        """The names of Muon's parameters, in the model's order."""
         return [verdict.name for verdict in self._of("Muon")]
 
     @property
     def rest_names(self) -> list[str]:
-        """The names of what goes to AdamW, in the model's order."""
+        """The names of AdamW's parameters, in the model's order."""
         return [verdict.name for verdict in self._of("AdamW")]
 
     @property
     def left_out_names(self) -> list[str]:
-        """The names of what nobody steps: frozen parameters."""
+        """The names of the frozen parameters, which neither optimizer steps."""
         return [verdict.name for verdict in self._of("left out")]
 
     @property
     def hidden_params(self) -> list[nn.Parameter]:
-        """What goes to Muon, without names and groups, in the model's order."""
+        """Muon's parameters, without names and groups, in the model's order."""
         return [verdict.param for verdict in self._of("Muon")]
 
     @property
@@ -123,7 +123,7 @@ class ParameterSplit:
 
 
 def experts_message(split: ParameterSplit) -> str:
-    """How much of a model stays with AdamW because experts lie in three dimensions, and how to change it."""
+    """A message: how much of the model stays with AdamW as stacked experts, and how to change that."""
     share = _percent(split.left_experts, split.numel)
     return (
         f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
@@ -132,7 +132,7 @@ def experts_message(split: ParameterSplit) -> str:
 
 
 def unsure_message(split: ParameterSplit) -> str:
-    """What to write for the weights of which it is not certain what they hold; empty where there are none."""
+    """What to write for weights that hold matrices in an unknown layout; empty if there are none."""
     names: dict[str, Verdict] = {_pattern(it.name): it for it in split.verdicts if it.unsure}
     if not names:
         return ""
@@ -150,7 +150,7 @@ def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
 
 
 def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
-    """The lines of the table. Equal lines but for a layer's number become one."""
+    """The lines of the table. Lines that differ only in a layer's number become one."""
     alike: dict[Row, list[str]] = {}
     for verdict in verdicts:
         alike.setdefault(_row(verdict), []).append(verdict.name)

@@ -1,32 +1,32 @@
-"""Which parameters of a model go to Muon: the hidden matrices, and nothing else.
+"""Decides which parameters of a model go to Muon: the hidden matrices, and nothing else.
 
-Knows modules and names, and imports no library of models: what those have of their own is known by attributes
-and type names. What the field does, and where it says so:
+Knows modules and names, and imports no model library: it recognizes their classes by attributes and type
+names. The choices, and their sources in the field:
 
 - Embeddings, classifier heads, gains and biases stay with AdamW: Keller Jordan's post
   (https://kellerjordan.github.io/posts/muon/#empirical-considerations) and his README
   (https://github.com/KellerJordan/Muon/blob/50c4225d6d5d2514834c6d6dec1a0553dfb04568/README.md). Rows of a
-  table stand for tokens or positions, and no input mixes them. Neither rank nor module type tells a head, as
-  dion's README warns (microsoft/dion, README.md, "Building Parameter Groups"): here names do, and the model's
-  own ``get_output_embeddings``.
-- Megatron-LM gives Muon what has two dimensions, embedding and output layer aside
+  table stand for tokens or positions, and no input mixes them. A head cannot be recognized by its number of
+  dimensions or module type, as dion's README warns (microsoft/dion, README.md, "Building Parameter Groups"):
+  here it is recognized by name, and by the model's own ``get_output_embeddings``.
+- Megatron-LM gives Muon all two-dimensional parameters except embedding and output layer
   (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). So the convolution kernel
   of a state-space model goes to Adam, and so does its mixer's fused ``in_proj``
-  (megatron/core/ssm/mamba_mixer.py); here that one is a hidden matrix like any other. ``A_log``, ``D`` and
-  ``dt_bias`` are rates and gains, whatever their shape: no input is multiplied by them as by a matrix.
-- Routers: opinions differ. They are heads over experts. AdamW has them in MuLoCo's torchtitan
-  (facebookresearch/MuLoCo, torchtitan/config/diloco, ``routing_optimizer``) and behind an option of
-  Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504); Megatron-LM by default and GLM-4.5
-  (arXiv 2508.06471, section 2.4) give them to Muon. Here AdamW has them.
+  (megatron/core/ssm/mamba_mixer.py), which is a hidden matrix like any other here. ``A_log``, ``D`` and
+  ``dt_bias`` are rates and gains, whatever their shape: they never multiply an input as a matrix.
+- Routers are heads over experts, and opinions differ. MuLoCo's torchtitan (facebookresearch/MuLoCo,
+  torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does an option of Megatron-LM
+  (https://github.com/NVIDIA/Megatron-LM/pull/6504). Megatron-LM by default and GLM-4.5 (arXiv 2508.06471,
+  section 2.4) give them to Muon. Here AdamW gets them.
 - Experts are trained with Muon, each matrix on its own, in Moonlight (arXiv 2502.16982) and GLM-4.5. As
-  stacks of three dimensions they need ``parts="stack"``, and ``torch.optim.Muon`` takes none:
-  ``experts="muon"`` asks for it.
-- Adapters (LoRA): A, rank × in, and B, out × rank, are hidden matrices as any, and B of a fused weight is
-  taken apart as that weight is. Those of stacked experts hold all experts' in one matrix, A by rows and B by
-  columns in turn: AdamW has them. What rotates or scales (OFT, BOFT, IA3, AdaLoRA's values) is AdamW's.
-- Fused weights (query, key and value in one; gate and up) are taken apart where the model's own sizes make
-  certain how they lie (``fused_weights``). Where they do not, the weight stays whole, and a warning says what
-  to write.
+  three-dimensional stacks they need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they
+  go to Muon only with ``experts="muon"``.
+- Adapters (LoRA): A, rank × in, and B, out × rank, are hidden matrices like any other, and B of a fused
+  weight is split like that weight. For stacked experts, one matrix holds the adapters of all experts (the
+  rows of A, the columns of B), so they go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3, AdaLoRA's
+  singular values) go to AdamW, too.
+- Fused weights (query, key and value in one; gate and up) are split if the model's own sizes determine their
+  layout (``fused_weights``). If not, the weight stays whole, and a warning says what to write.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
     *("classifier", "score", "qa_outputs", "seq_relationship"),
 )
-"""Names by which a module outside any numbered layer is taken for an output head, besides ``*head``."""
+"""Names that mark a module outside any numbered layer as an output head, besides ``*head``."""
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""What ``torch.compile``, checkpointing and FSDP put into names; DDP's ``module`` is an only child."""
+"""Names that ``torch.compile``, checkpointing and FSDP insert; DDP's ``module`` is an only child."""
 
 INNER = ("linear", "base_layer")
-"""Names of the linear layer within what stands for one: LeViT's with a norm, peft's with adapters."""
+"""Names of the linear layer inside a module that replaces one: LeViT's adds a norm, peft's adds adapters."""
 
 TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
-"""Words in the name of a bare parameter whose rows stand for tokens or positions, besides ``*emb*``."""
+"""Words that mark a parameter's rows as tokens or positions, besides ``*emb*``."""
 
 GAINS = re.compile(
     r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
 )
-"""Names of bare parameters that multiply or shift what passes, number by number, whatever their shape."""
+"""Names of parameters that scale or shift activations elementwise, whatever their shape."""
 
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
-# Experts stored (E, in, out) that do not say so: older transformers have no attribute ``is_transposed``, and
+# Experts stored (E, in, out) without saying so: older transformers have no attribute ``is_transposed``, and
 # Llama 4's experts have none in 5.23 either.
 TRANSPOSED_EXPERTS = ("GptOssExperts", "Llama4TextExperts")
 
@@ -89,28 +89,29 @@ def split_parameters(
 
     ``hidden`` are groups for ``Muon``, ``rest`` is a list for ``torch.optim.AdamW``; both with names.
 
-    Every parameter is in exactly one of them, in the model's order; a tied one under its first name; a frozen
-    one in neither. Names lose what wrappers (``torch.compile``, checkpointing, FSDP, DDP) put into them. A
-    parameter goes to the rest if any of its names or modules says so; ``print(split_parameters(model))``
-    shows each with the reason. A head without a telling name, as in ``nn.Sequential``, needs ``exclude``.
+    Every trainable parameter is in exactly one of them, in the model's order; a tied one under its first
+    name. Frozen ones are in neither. Names lose the parts that wrappers (``torch.compile``, checkpointing,
+    FSDP, DDP) insert. A parameter goes to the rest if any of its names or modules requires it;
+    ``print(split_parameters(model))`` shows each with the reason. A head that its name does not reveal, as in
+    ``nn.Sequential``, needs ``exclude``.
 
-    Weights stored (in, out), as in Hugging Face's ``Conv1D`` and some experts, come in a group that says
+    Weights stored (in, out), as in Hugging Face's ``Conv1D`` and some experts, come in a group with
     ``transposed``.
 
     Args:
-        exclude: patterns (shell style, on the name with or without wrappers) of what AdamW is to have.
-        experts: who steps three-dimensional experts; None is ``"adamw"``, with a warning where that is more
-            than half of the model. Experts that are modules of their own are hidden matrices anyway.
-        fused: whether what lies in one weight, as q, k and v or gate and up, is orthogonalized apart.
-            Functions of your own in a ``DistributedConfig`` take whole weights only.
+        exclude: patterns (shell style, on the name with or without wrappers) of further parameters for AdamW.
+        experts: which optimizer steps three-dimensional experts. None means ``"adamw"``, with a warning if
+            they are more than half of the model. Experts that are modules of their own are hidden matrices.
+        fused: whether the matrices in one weight, such as q, k and v or gate and up, are orthogonalized
+            separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
-        parts: how weights hold matrices, by patterns as in ``exclude``, the first that matches; see
-            ``part_boxes``. None says that a weight is one matrix. Stacks that are named here go to Muon.
-        include_frozen: sort parameters that need no gradient like all others.
+        parts: how weights hold matrices, by patterns as in ``exclude``; the first match counts; see
+            ``part_boxes``. None means that a weight is one matrix. Stacks that are named here go to Muon.
+        include_frozen: treat frozen parameters like all others.
 
     Raises:
         UsageError: a pattern of ``exclude`` or ``parts`` matches no parameter, ``parts`` does not split a
-            weight, an option has another value, or FSDP1 has flattened the model.
+            weight, an option's value is unknown, or FSDP1 has flattened the model.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9))
@@ -135,8 +136,8 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter where a module holds it: under its full name, and its name without wrappers; with that
-    module and those around it, innermost first."""
+    """A parameter in a module: its full name, its name without wrappers, and the module with those around it,
+    innermost first."""
 
     module: nn.Module
     full_name: str
@@ -146,7 +147,7 @@ class _Holding:
 
     @property
     def path(self) -> list[str]:
-        """The modules on the way, then the parameter's own name."""
+        """The names of the modules around it, then its own name."""
         return self.name.split(".")
 
     @property
@@ -159,7 +160,7 @@ class _Holding:
 
     @property
     def is_stack(self) -> bool:
-        """Whether it is three-dimensional experts, (E, out, in) or (E, in, out)."""
+        """Whether it is a stack of experts, (E, out, in) or (E, in, out)."""
         return self.param.ndim == 3 and self.in_experts and not _is_convolution(self.module)
 
 
@@ -167,8 +168,8 @@ class _Holding:
 class _Sorter:
     """Sorts a model's parameters.
 
-    ``asked`` are those that the model itself calls embeddings, by id; ``moe`` are the names of modules that
-    hold experts directly.
+    ``asked`` are the parameters that the model itself calls embeddings, by id; ``moe`` are the names of
+    modules that hold experts directly.
     """
 
     holdings: Sequence[_Holding]
@@ -204,7 +205,7 @@ class _Sorter:
         return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
     def _why_not_hidden(self, it: _Holding) -> str:
-        """Why AdamW has a parameter; empty where Muon does."""
+        """Why AdamW gets a parameter; empty if Muon does."""
         if _matches(it, self.exclude):
             return "excluded"
         why = self.asked.get(id(it.param)) or _why_by_name(it)
@@ -229,14 +230,14 @@ class _Sorter:
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
 
     def _is_router(self, it: _Holding) -> bool:
-        """By name or type; a ``gate`` only beside experts, since gated projections are also called so."""
+        """Whether it is a router, by name or type; a ``gate`` is one only next to experts: MLPs have some."""
         if "Router" in type(it.module).__name__ or any(word.endswith("router") for word in it.path):
             return True
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
     def _parts(self, it: _Holding) -> Fused | None:
-        """What Muon is to see in a parameter; None where that is one matrix."""
+        """The matrices that Muon should find in a parameter; None for a single one."""
         for pattern, parts in self.said.items():
             if _matches(it, [pattern]):
                 return None if parts is None else Fused("as said", parts)
@@ -249,7 +250,7 @@ class _Sorter:
 
 
 def _stacked(it: _Holding) -> Fused:
-    """What a stack of experts holds, by the stacks beside it."""
+    """The matrices in a stack of experts, judged by the other stacks in its module."""
     name = it.own_name if _is_bare(it) else it.path[-2]
     lines = it.param.shape[-1 if _is_transposed(it) else -2]
     around = it.modules[0] if _is_bare(it) else it.modules[1]
@@ -299,10 +300,10 @@ def _without_wrappers(name: str, shells: set[str]) -> str:
 
 
 def _asked_embeddings(model: nn.Module) -> dict[int, str]:
-    """What a model, or a part of one, calls its embeddings where it has transformers' methods for that."""
+    """The parameters that a model, or a module in it, returns from transformers' methods for embeddings."""
     return {
         id(param): f"{side} embedding"
-        for side in ("output", "input")  # a tied one is called by its first use
+        for side in ("output", "input")  # the later entry wins: a tied one is called an input embedding
         for module in model.modules()
         for param in _tensors_of(_ask(module, f"get_{side}_embeddings"))
     }
@@ -312,7 +313,7 @@ def _ask(module: nn.Module, method: str) -> object:
     ask = getattr(module, method, None)
     try:
         return ask() if callable(ask) else None
-    except (NotImplementedError, AttributeError):  # what transformers raises where there is none
+    except (NotImplementedError, AttributeError):  # transformers raises these if there is none
         return None
 
 
@@ -340,14 +341,14 @@ def _why_by_name(it: _Holding) -> str:
 
 
 def _is_gain(it: _Holding) -> bool:
-    """Whether a parameter is a norm's, of however many dimensions, or is called so, as peft's dicts are."""
+    """Whether a parameter is a gain: it belongs to a norm, or its name or its peft dict's is in ``GAINS``."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
 
 def _is_in_head(path: list[str]) -> bool:
-    """Whether a module on the way is an output head: by its name, and outside numbered layers."""
+    """Whether one of the modules is an output head by its name, and outside numbered layers."""
     for word in path[:-1]:
         if word.isdigit():
             return False
@@ -361,12 +362,12 @@ def _is_convolution(module: nn.Module) -> bool:
 
 
 def _is_bare(it: _Holding) -> bool:
-    """Whether a parameter is not a layer's weight, but one of several of its module."""
+    """Whether a parameter is not a layer's ``weight``."""
     return it.own_name != "weight"
 
 
 def _is_conv1d(it: _Holding) -> bool:
-    """Hugging Face's ``Conv1D`` of GPT-2, which is a linear layer that stores (in, out)."""
+    """Whether it is in GPT-2's ``Conv1D``, a linear layer of Hugging Face that stores (in, out)."""
     return type(it.module).__name__ == "Conv1D" and it.param.shape[-1] == getattr(it.module, "nf", None)
 
 
@@ -378,7 +379,7 @@ def _is_transposed(it: _Holding) -> bool:
 
 
 def _fused_weight(it: _Holding) -> FusedWeight:
-    """A weight as ``fused_weights`` sees it: a layer's by the layer's name, others by their own."""
+    """A weight as ``fused_weights`` sees it: under its layer's name, or its own if that is not ``weight``."""
     bare = _is_bare(it)
     modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
@@ -395,7 +396,7 @@ def _fused_weight(it: _Holding) -> FusedWeight:
 
 
 def _class_of(module: nn.Module) -> type:
-    """A module's class; under FSDP2, the one that it had before."""
+    """A module's class; under FSDP2, its original class."""
     kinds = type(module).__mro__
     return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
 

@@ -1,8 +1,8 @@
-"""What an update is: the orthogonalized momentum that is due, or another, by name.
+"""Judges an update: is it the orthogonalized momentum, and if not, what is it?
 
-Knows whole parameters before and after a step, and no rank. An update is compared with what each way of
-making it would give, matrix by matrix: the distance between two is what is left of the one when the other is
-scaled to fit, over its norm.
+Knows whole parameters before and after a step, and no rank. An update is compared, matrix by matrix, with the
+one that each way of making it would give. The distance between two is what is left of the first after
+subtracting the multiple of the second that fits best, relative to the norm of the first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.single_process import matrices_in
 
 FAR = 0.25
-"""Two ways to orthogonalize one matrix are nearer: recipes leave singular values between 0.7 and 1.2."""
+"""Different recipes stay within this distance: they leave singular values between 0.7 and 1.2."""
 
 CLOSE = 0.1
-"""Within this distance the two are one way, and no other is looked for."""
+"""Within this distance an update counts as correct, and no other explanation is sought."""
 
 SCALES: dict[str, Callable[[int, int], float]] = {
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
@@ -49,10 +49,10 @@ STILL = "none: the parameter has not moved"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenUpdate:
-    """One parameter, whole, around a step: what its group said, and what was in it and in its momentum.
+    """One whole parameter before and after a step, with its group, gradient and momentum.
 
     ``micro`` are the gradients of the step's micro-batches, rank by rank, ``shards`` the boxes that ranks
-    hold. ``dropped`` says that the momentum was another one when the step before ended.
+    hold. ``dropped``: this step began with another momentum than the previous step left.
     """
 
     group: Mapping[str, Any]
@@ -70,7 +70,7 @@ class SeenUpdate:
 
     @property
     def update(self) -> Tensor:
-        """What was subtracted from the parameter, over its learning rate."""
+        """The update that was subtracted from the parameter, divided by the learning rate."""
         lr, decay = float(self.group["lr"]), float(self.group.get("weight_decay", 0.0))
         return (self.before.float() * (1 - lr * decay) - self.after.float()) / lr
 
@@ -83,7 +83,7 @@ class SeenUpdate:
 
     @property
     def rate(self) -> float:
-        """How much of the momentum a step keeps."""
+        """The share of the momentum that a step keeps."""
         return float(self.group.get("momentum", self.group.get("mu", 0.95)))
 
     def places(self, parts: Parts) -> list[tuple[EllipsisType | Index, tuple[int, int]]]:
@@ -91,15 +91,15 @@ class SeenUpdate:
         return list(matrices_in(tuple(self.before.shape), parts, self.transposed))
 
     def scale(self, rule: Callable[[int, int], float], sides: tuple[int, int]) -> float:
-        """What a rule says of outputs and inputs."""
+        """A rule's scale for a matrix; rules take outputs and inputs."""
         return rule(*(sides[::-1] if self.transposed else sides))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How large an update is against its due, its singular values (mean, spread), and what is wrong with it.
+    """An update's size relative to the correct one, its singular values (mean, spread), and what is wrong.
 
-    ``rules`` are the scales that make it its due, where no group says which is.
+    ``rules`` are the scales with which the size is correct, if the group names none.
     """
 
     size: float
@@ -109,7 +109,7 @@ class Verdict:
 
 
 def judge(seen: SeenUpdate) -> Verdict:
-    """Say what the update of a parameter is.
+    """Judge the update of a parameter.
 
     >>> start, gradient = torch.zeros(4, 4), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     >>> judge(SeenUpdate({"lr": 0.1}, None, False, start, start - 0.1 * gradient, gradient)).wrong
@@ -130,7 +130,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """Which other way made an update that is not near its due; empty where it is, and nearer than others."""
+    """How else an update was made that is not close to the correct one; empty if nothing fits better."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -142,13 +142,13 @@ def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str
     if least < FAR + blur:
         return ""
     even = float(update.abs().mean() / update.norm() * math.sqrt(update.numel()))
-    if even > 0.95:  # a Gaussian's is 0.8; in AdamW's first step all elements are as large
+    if even > 0.95:  # 0.8 for a Gaussian; after AdamW's first step all elements are equally large
         return ADAMW
     return f"not the orthogonalized momentum, {least:.0%} away from it"
 
 
 def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
-    """Each wrong way to make an update, with what it would give."""
+    """Each wrong way to make an update, with its result."""
     inputs, matrices = _inputs(seen), len(seen.places(seen.parts))
     yield from ((SGD, it) for it in (*inputs, seen.gradient))
     if seen.second_moment is not None and seen.momentum is not None:
@@ -164,9 +164,9 @@ def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
 
 
 def _inputs(seen: SeenUpdate) -> list[Tensor]:
-    """What Newton–Schulz was to be given: the momentum, with Nesterov's look ahead or without.
+    """The correct inputs of Newton–Schulz: the momentum, with Nesterov or without.
 
-    How much of the gradient came into the momentum says how a package averages and clips.
+    The gradient's share of the momentum shows how a package averages and clips.
     """
     if seen.momentum is None:
         before = torch.zeros_like(seen.gradient) if seen.momentum_before is None else seen.momentum_before
@@ -179,7 +179,7 @@ def _inputs(seen: SeenUpdate) -> list[Tensor]:
 
 
 def _shares(seen: SeenUpdate) -> tuple[float, float]:
-    """How much of the momentum before, and of the gradient, makes the momentum now, by least squares."""
+    """The shares of the old momentum and of the gradient in the new momentum, by least squares."""
     assert seen.momentum is not None
     now, gradient = seen.momentum.flatten().double(), seen.gradient.flatten().double()
     before = None if seen.momentum_before is None else seen.momentum_before.flatten().double()
@@ -192,7 +192,7 @@ def _shares(seen: SeenUpdate) -> tuple[float, float]:
 
 
 def _lost(seen: SeenUpdate) -> str:
-    """Whether the momentum was dropped before the step, or in it."""
+    """``LOST`` if the momentum was dropped before or during the step, else empty."""
     within = seen.momentum is not None and abs(_shares(seen)[0]) < 0.05
     return LOST if seen.dropped or within else ""
 
@@ -202,7 +202,7 @@ def _has_micro_batches(seen: SeenUpdate) -> bool:
 
 
 def _micro_batches(seen: SeenUpdate) -> str:
-    """Whether what each micro-batch added to the gradient was orthogonal already."""
+    """``MICRO`` if each micro-batch's contribution to the gradient was already orthogonal, else empty."""
     added = [it for its in seen.micro for it in its]
     if not _has_micro_batches(seen) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
         return ""
@@ -214,7 +214,7 @@ def _micro_batches(seen: SeenUpdate) -> str:
 
 
 def _itself(seen: SeenUpdate, update: Tensor) -> str:
-    """What an update is that is a multiple of the momentum: normalized or not, or orthogonal before."""
+    """The fault of an update that is a multiple of the momentum: normalized or not, or orthogonal parts."""
     if _micro_batches(seen):
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
@@ -225,9 +225,9 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
 
 
 def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """How large an update is against its due, of the matrix that is farthest from it; and the ``rules``.
+    """An update's size relative to the correct one, for the matrix that is farthest off; and the ``rules``.
 
-    Where its group names no rule, any that makes it 1 will do, and it is measured by the first.
+    If the group names no rule, any rule with size 1 is accepted, and the first of these counts.
     """
     shares = [(_share(update[here], due[here]), sides) for here, sides in seen.places(seen.parts)]
     rules = SCALES
@@ -274,7 +274,7 @@ def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Shards orthogonalized alone: as ranks hold the parameter, or equal runs of each matrix's lines."""
+    """Updates with each shard orthogonalized alone: the ranks' shards, or equal runs of rows or columns."""
     if len(seen.shards) > 1:
         made = torch.zeros_like(whole)
         for box in seen.shards:
@@ -292,7 +292,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """The sum over micro-batches, each with a momentum that goes on from the one before, or without any."""
+    """The sum of the micro-batches' updates, with a momentum from one to the next (``rate`` 0: without)."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

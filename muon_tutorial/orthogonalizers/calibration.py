@@ -1,7 +1,7 @@
-"""Which recipe is the fastest for a shape on this machine: measured in seconds, and kept as plain data.
+"""Measures which recipe is the fastest for a shape on this machine, and keeps the seconds as plain data.
 
-Only stock and its drop-ins are candidates: a choice changes how long a step takes, never how good it is.
-What a matrix's elements are makes no difference: every way rounds them to bf16 first.
+Only stock and its drop-ins are candidates: a choice changes how long a step takes, not how good it is.
+The dtype of a matrix makes no difference, because every recipe rounds its elements to bf16 first.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768
-"""Larger matrices are timed as smaller ones of the same ratio: at this size products take all the time."""
+"""Larger matrices are timed as smaller ones of the same ratio: from here on, products take all the time."""
 
 STACKED = 8
-"""Small matrices are timed as a stack of so many."""
+"""Small matrices are timed as a stack of this many."""
 
 HOPELESS = 1.6
-"""Who needs so many times the seconds of the best, judged by its operations, is not timed."""
+"""A candidate is not timed if its operations would take more than this many times the best one's seconds."""
 
 LEAST_OWN = 0.02
-"""Seconds of processor time from which on its ticks do not matter."""
+"""Seconds of processor time above which the length of its ticks does not matter."""
 
 ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes:
-    """Seconds that each candidate took for a matrix of ``rows`` by ``columns``; the hopeless are missing."""
+    """Seconds that each candidate took for a matrix of ``rows`` by ``columns``, without those not timed."""
 
     rows: int
     columns: int
@@ -58,24 +58,24 @@ class ShapeTimes:
 
     @property
     def fastest(self) -> str:
-        """The name of the fastest."""
+        """The name of the fastest candidate."""
         return min(self.seconds, key=self.seconds.__getitem__)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was measured on one ``machine``, shape by shape. A matrix and its transpose are one shape."""
+    """The times measured on one ``machine``, shape by shape. A matrix and its transpose have one shape."""
 
     machine: str
     shapes: tuple[ShapeTimes, ...] = ()
 
     def find(self, rows: int, columns: int) -> ShapeTimes | None:
-        """Return what was measured for this shape, or None."""
+        """Return the times for this shape, or None if it was not measured."""
         sides = sorted((rows, columns))
         return next((one for one in self.shapes if sorted((one.rows, one.columns)) == sides), None)
 
     def measured(self, shapes: Iterable[Shape], device: torch.device) -> Calibration:
-        """Return this with the shapes that are missing measured now, in about a second each."""
+        """Return a calibration that also has these shapes; measures those missing, in about a second each."""
         found = self
         for rows, columns in shapes:
             if found.find(rows, columns) is None:
@@ -91,7 +91,7 @@ def read_calibration(path: str | Path) -> Calibration:
     """Read a calibration's file.
 
     Raises:
-        UsageError: it cannot be read, or is none.
+        UsageError: the file cannot be read, or holds no calibration.
     """
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -111,10 +111,10 @@ def _shape_times(held: Any) -> ShapeTimes:
 
 
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
-    """Time the candidates on a shape; they take turns, and the least of a candidate's seconds counts."""
+    """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
     rows_timed, columns_timed = matrices.shape[-2:]
-    workspace = Workspace()  # one for all, as in a step: where memory lies makes some per cent
+    workspace = Workspace()  # one for all, as in a step: the place in memory makes a few per cent
     runs = {name: _run(name, matrices, workspace) for name in _hopeful(rows_timed, columns_timed, device)}
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(rounds + 1):
@@ -134,7 +134,7 @@ def _timed_shape(rows: int, columns: int) -> Shape:
 
 
 def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
-    """A Gaussian matrix, fp32, or a stack of them where they are small."""
+    """A Gaussian matrix, fp32, or a stack of them if they are small."""
     generator = torch.Generator().manual_seed(0)
     shape = (
         (STACKED, rows, columns) if LEAST_STACKED <= min(rows, columns) < LEAST_SYMMETRIC else (rows, columns)
@@ -143,7 +143,7 @@ def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
-    """Who may be the fastest, by operations and the rate of one plain product in each dtype."""
+    """The candidates that may be the fastest, by operations and the rate of a plain product in each dtype."""
     n = min(rows, columns)
     rates = {dtype: _rate(n, dtype, device) for dtype in (torch.bfloat16, torch.float32)}
     guesses = {name: _guess(name, rows, columns, rates) for name in CANDIDATES}
@@ -161,7 +161,7 @@ def _guess(name: str, rows: int, columns: int, rates: Mapping[torch.dtype, float
 
 @full_float32()
 def _rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Operations a second of a plain n × n product, the best of three."""
+    """Operations per second of a plain n × n product, the best of three."""
     A = torch.ones(n, n, dtype=dtype, device=device)
     out = torch.empty_like(A)
     times = max(1, min(100, (256 // n) ** 3))
@@ -182,9 +182,10 @@ def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], obje
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call. A single thread's own, so that what else the machine does counts for less.
+    """Seconds of a call; for a single thread its processor time, so that other load counts for less.
 
-    Under a limit of processor time, Linux counts that by ticks of milliseconds: few do not count.
+    Under a limit of processor time (a cgroup quota), Linux counts it in ticks of milliseconds. So only times
+    of at least ``LEAST_OWN`` are used.
     """
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     _wait_for(device)
@@ -196,6 +197,6 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _wait_for(device: torch.device) -> None:
-    """Wait for what a device was given; a CPU has done it."""
+    """Wait until a device has done its work; a CPU already has."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

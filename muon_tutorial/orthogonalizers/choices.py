@@ -1,6 +1,6 @@
-"""What a parameter group says of Newton–Schulz: a name, or ``"auto"`` with what was chosen for each shape.
+"""A parameter group's ``orthogonalize``: a name, or ``"auto"`` with the recipe chosen for each shape.
 
-A choice is text, so that it is compared across ranks, saved and loaded as any other hyperparameter is.
+Choices are text, so they are compared across ranks, saved and loaded like any other hyperparameter.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ AUTO = "auto"
 """The name that leaves the choice to a calibration."""
 
 CANDIDATES = (STOCK, *DROP_INS)
-"""What it chooses among."""
+"""The recipes that ``"auto"`` chooses from."""
 
 Shape = tuple[int, int]
-"""The smaller side of a matrix, and the larger one."""
+"""The smaller and the larger side of a matrix."""
 
 
 def shape_of(rows: int, columns: int) -> Shape:
@@ -29,12 +29,12 @@ def shape_of(rows: int, columns: int) -> Shape:
 
 
 def is_auto(orthogonalize: Any) -> bool:
-    """Whether this is ``"auto"``, alone or with choices."""
+    """Whether this is ``"auto"``, with or without choices."""
     return isinstance(orthogonalize, str) and orthogonalize.split(" ")[0] == AUTO
 
 
 def write_choices(choices: Mapping[Shape, str]) -> str:
-    """Write choices as the text that a parameter group holds, and a checkpoint with it.
+    """Write choices as the text that a parameter group holds, and so a checkpoint, too.
 
     >>> write_choices({(768, 3072): "gram", (128, 128): "stock"})
     'auto 128x128=stock 768x3072=gram'
@@ -47,7 +47,7 @@ def read_choices(text: str) -> Mapping[Shape, str]:
     """Read what ``write_choices`` wrote.
 
     Raises:
-        UsageError: it is none of its texts, or names what is no candidate.
+        UsageError: ``text`` has another form, or names a recipe that is not among ``CANDIDATES``.
 
     >>> read_choices("auto 128x128=stock")
     {(128, 128): 'stock'}
@@ -66,10 +66,10 @@ def read_choices(text: str) -> Mapping[Shape, str]:
 
 @cache
 def name_for(orthogonalize: str, rows: int, columns: int) -> str:
-    """Return the name that a group's ``orthogonalize`` gives a matrix.
+    """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix.
 
     Raises:
-        UsageError: ``"auto"`` has not chosen for its shape.
+        UsageError: ``"auto"`` has not chosen a recipe for its shape.
     """
     if not is_auto(orthogonalize):
         return orthogonalize
@@ -82,10 +82,10 @@ def name_for(orthogonalize: str, rows: int, columns: int) -> str:
 
 
 def check_orthogonalize(group: Mapping[str, Any]) -> None:
-    """Refuse a name that is unknown, and coefficients or steps beside a recipe that brings its own.
+    """Refuse an unknown name, and coefficients or steps given with a recipe that brings its own.
 
     Raises:
-        UsageError: saying which.
+        UsageError: says which.
     """
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:

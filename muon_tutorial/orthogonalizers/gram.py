@@ -1,12 +1,12 @@
-"""Newton–Schulz of a matrix that nobody holds whole: by its Gram matrix, a sum over shards.
+"""Newton–Schulz of a matrix that no rank holds whole, by its Gram matrix, which is a sum over shards.
 
-Where X, n × l, is cut along l, ``XXᵀ`` is the sum of every shard's own product. The iteration takes place on
-that n × n matrix, as in ``iterate``, and leaves Q with ``QX`` what it makes of X: so each shard is multiplied
-by Q on its own. Where the rows of a tall matrix are cut, all the same with ``XᵀX`` and ``XQ``.
+If X, n × l, is cut along l, ``XXᵀ`` is the sum of the shards' own products. The iteration runs on that n × n
+matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So each shard is multiplied by Q on
+its own. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and ``XQ``.
 
-The answer is not the single process's to the bit, since the sum of shards' products rounds otherwise:
-``DIFFERENCE`` and ``QUALITY_DIFFERENCE`` bound how far it goes. Products and iterates are fp32, shards bf16,
-results too. Knows no rank: others add up what ``packed_gram`` writes.
+The result does not have the bits of a single process, because the sum of the shards' products rounds
+differently: ``DIFFERENCE`` and ``QUALITY_DIFFERENCE`` bound the difference. Products and iterates are fp32,
+shards and results bf16. Knows nothing of ranks: the caller sums what ``packed_gram`` writes.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .recipe import Recipe
 from .workspace import Workspace
 
 DIFFERENCE = 0.05
-"""How far a result in shards may be from ``iterate``'s of the same recipe: ‖X − Y‖/‖Y‖ in Frobenius norm.
+"""How far a result in shards may be from that of ``iterate`` with the same recipe: ‖X − Y‖/‖Y‖ (Frobenius).
 
 Measured on every spectrum of ``quality``, 96 × 384, 384 × 96 and 512 × 512, in 2, 4 and 8 shards: at most
-0.008 with Keller Jordan's coefficients, 0.02 with minimax's, where rounding decides about the smallest
-singular values (512 × 512); 0.0002 on Gaussian matrices with Keller Jordan's. No more in 8 shards than in 2.
+0.008 with Keller Jordan's coefficients (0.0002 on Gaussian matrices), and 0.02 with minimax's on 512 × 512,
+where rounding decides the smallest singular values. With 8 shards it is no larger than with 2.
 """
 
 QUALITY_DIFFERENCE = 0.05
-"""How far ``Quality``, its error and its largest singular value, may be from the single process's ``"stock"``
-with the same coefficients, on those spectra and shards: measured, 0.003 and 0.016; 0.026 on 48 × 192, whose
-cliff bf16 iterates blur. (From ``iterate``'s of the same recipe: 0.0002 and 0.005.) The matrices themselves
-differ from stock's as those of ``orthogonalize="gram"`` in one process do: ‖X − Y‖/‖Y‖ is 0.01 on Gaussian
-matrices, 0.02 on k^−1, and up to 0.32 where stock's rounding loses singular values and fills in others (k^−3,
-rank 8).
+"""How far the two numbers of ``Quality``, error and largest singular value, may be from those of ``"stock"``
+in a single process with the same coefficients, on the same spectra and shards. Measured: 0.003 and 0.016; on
+48 × 192 0.026, because bf16 iterates blur its cliff. (From ``iterate`` with the same recipe: 0.0002 and
+0.005.) The matrices themselves differ from stock's as much as those of ``orthogonalize="gram"`` in one
+process: ‖X − Y‖/‖Y‖ is 0.01 on Gaussian matrices, 0.02 on k^−1, and up to 0.32 on spectra where stock's
+rounding loses singular values and fills in others (k^−3, rank 8).
 """
 
 
 def gram_recipe(group: Mapping[str, Any]) -> Recipe:
-    """Return the Gram form of what a parameter group asks for; ``"stock"``'s with its own coefficients.
+    """Return the Gram form of a parameter group's recipe; for ``"stock"``, with the group's coefficients.
 
     Raises:
         UsageError: the group's recipe has no such form, or its coefficients could explode.
@@ -81,8 +81,9 @@ def packed_size(n: int) -> int:
 def pack_symmetric(A: Tensor, packed: Tensor) -> None:
     """Write the upper triangle of a symmetric matrix into ``packed``, [n(n + 1)/2].
 
-    In LAPACK's way (RFP, Gustavson et al. 2010): the upper right block whole, then a rectangle in which the
-    two diagonal blocks' triangles lie side by side. That takes a few copies, where one a row would take n.
+    The format is like LAPACK's (RFP, Gustavson et al. 2010): the whole upper right block, then a rectangle in
+    which the triangles of the two diagonal blocks lie side by side. This takes a few copies; packing row by
+    row would take n.
 
     >>> A, packed = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]]), torch.empty(6)
     >>> pack_symmetric(A, packed)
@@ -97,7 +98,7 @@ def pack_symmetric(A: Tensor, packed: Tensor) -> None:
 
 
 def unpack_symmetric(packed: Tensor, A: Tensor) -> None:
-    """Write the whole of a packed symmetric matrix into ``A``: the opposite of ``pack_symmetric``."""
+    """Write a packed symmetric matrix into ``A`` in full: the inverse of ``pack_symmetric``."""
     block, folded, half = _packed_parts(packed, A.size(-1))
     A[:half, half:] = block
     A[half:, :half] = block.mT
@@ -107,7 +108,7 @@ def unpack_symmetric(packed: Tensor, A: Tensor) -> None:
 
 
 def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
-    """Of a packed matrix, its upper right block, [half, n − half], and the rectangle of both triangles."""
+    """A packed matrix's upper right block, [half, n − half], the rectangle of both triangles, and half."""
     half = n // 2
     edge = half * (n - half)
     return packed[:edge].view(half, n - half), packed[edge:].view(half + 1, n - half), half
@@ -115,15 +116,15 @@ def _packed_parts(packed: Tensor, n: int) -> tuple[Tensor, Tensor, int]:
 
 @full_float32()
 def packed_gram(shard: Tensor, cut: int, packed: Tensor, workspace: Workspace) -> None:
-    """Write a shard's part of the Gram matrix into ``packed``, fp32.
+    """Write a shard's part of the Gram matrix into ``packed``, fp32, [n(n + 1)/2].
 
-    ``shard`` is bf16, [rows, columns], perhaps none of those along dimension ``cut``, the one that is cut;
-    the other one, n long, is whole, and ``packed`` is [n(n + 1)/2].
+    ``shard`` is bf16, [rows, columns]. Its dimension ``cut`` is the one that is cut, and may be empty; its
+    other dimension is whole, and n long.
     """
     n = shard.size(1 - cut)
     wide, A = workspace.buffers([tuple(shard.shape), (n, n)], torch.float32, shard.device)
     wide.copy_(shard)
-    X = wide if cut == 1 else wide.mT  # [n, those of the long side that the shard has]
+    X = wide if cut == 1 else wide.mT  # [n, the shard's part of the long side]
     symmetric_multiply(A, X, X.mT)
     pack_symmetric(A, packed)
 
@@ -132,9 +133,9 @@ def packed_gram(shard: Tensor, cut: int, packed: Tensor, workspace: Workspace) -
 def orthogonalize_shard(
     shard: Tensor, cut: int, packed: Tensor, recipe: Recipe, eps: float, workspace: Workspace
 ) -> Tensor:
-    """Return this shard, bf16, of the orthogonal factor of the whole; ``packed`` is the whole's Gram matrix.
+    """Return this shard of the whole matrix's orthogonal factor, bf16.
 
-    ``eps`` is the least norm that the whole is divided by.
+    ``packed`` is the whole matrix's Gram matrix, and ``eps`` the least norm that it is divided by.
     """
     n = shard.size(1 - cut)
     shapes = [tuple(shard.shape)] * 2 + [(n, n)] * 4
@@ -146,9 +147,10 @@ def orthogonalize_shard(
 
 
 def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]) -> Tensor:
-    """The n × n matrix that every shard is multiplied by, of the Gram matrix before any scaling.
+    """The n × n matrix that every shard is multiplied by, from the unscaled Gram matrix.
 
-    The squared Frobenius norm is the Gram matrix's trace, and the Schatten 4-norm the root of its own norm.
+    The squared Frobenius norm of X is the Gram matrix's trace; the Schatten 4-norm of X is the square root of
+    the Gram matrix's Frobenius norm.
     """
     A = square[0]
     unpack_symmetric(packed, A)
@@ -156,7 +158,7 @@ def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]
     A.masked_fill_(norm.isinf(), 0.0)  # squares beyond fp32: then the update is zero, as stock's is
     A.div_(norm).div_(norm)
     if recipe.scaling == "schatten":
-        # As in iterate: no less than this, so that a matrix of norm below eps stays small.
+        # As in iterate: at least this, so that a matrix of norm below eps stays small.
         root = torch.linalg.matrix_norm(A).clamp(min=A.size(-1) ** -0.5 * 0.99).sqrt()
         A.div_(root).div_(root)
         norm = norm * root

@@ -1,4 +1,4 @@
-"""The iterations themselves: a recipe, a matrix or a stack of them, and memory that is there already."""
+"""The iterations: they apply a recipe to a matrix or a stack of matrices, in a workspace's memory."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .workspace import ALIGNMENT, Workspace
 CPU = torch.device("cpu")
 
 LEAST_STACKED = 8
-"""Smaller ones are iterated one by one."""
+"""Matrices with a smaller side below this are iterated one by one."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs of as many matrices as have their buffers in so much memory, a core's cache,
-and so few that every number of them can be tried out: some kernels change with it."""
+"""A stack is iterated in runs. The buffers of a run fit into ``RUN_BYTES``, a core's cache, and a run has at
+most ``MOST_STACKED`` matrices, so that every length can be tried out: some kernels change with it."""
 
 TRIED = 2**18
-"""Elements of results that are compared, each after a dozen products: where kernels differ, some in 100,000
+"""Elements of results that are compared, each after a dozen products. If two kernels differ, a few in 100,000
 elements of a bf16 product do."""
 
 
@@ -47,9 +47,9 @@ def orthogonalize(
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
     ``G`` is a matrix [rows, columns], or a stack of equal shapes [matrices, rows, columns], whose members
-    come out bit for bit as they would one by one. Shape is kept; the result lies in memory row by row,
-    whatever ``G`` does. ``eps`` is the least norm a matrix is divided by. With a ``workspace`` that has seen
-    the shape before, only the result is new memory, and with ``out`` nothing is.
+    get the same bits as they would one by one. The result has the shape of ``G`` and is row-major, however
+    ``G`` lies in memory. ``eps`` is the least norm that a matrix is divided by. With a ``workspace`` that has
+    seen the shape before, only the result is newly allocated; with ``out``, nothing is.
 
     Raises:
         UsageError: ``G`` is not a real matrix or stack.
@@ -79,7 +79,7 @@ def orthogonalize_all(
 ) -> list[Tensor]:
     """Return the orthogonal factor of each matrix; small ones of equal shape are iterated as one stack.
 
-    Their bits are those of ``orthogonalize`` one by one.
+    The bits are those of ``orthogonalize`` on each matrix by itself.
 
     >>> import torch
     >>> from .named import RECIPES
@@ -103,7 +103,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list[int]]:
-    """Return the places of what is orthogonalized together: equal keys, at most ``most(key)`` at once.
+    """Return the indices of matrices to orthogonalize together: equal keys, at most ``most(key)`` at once.
 
     >>> runs_of_equals("abaacb", lambda key: 2)
     [[0, 2], [3], [1, 5], [4]]
@@ -119,24 +119,23 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
 
 
 def stacks(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> bool:
-    """Whether equal matrices of this shape are iterated as one stack, to the bits they have one by one.
+    """Whether matrices of this shape are iterated as one stack, with the bits that they have one by one.
 
-    Large ones gain nothing. In a stack of odd sizes some members would lie unaligned, where kernels differ.
-    Whether the kernels of this CPU give a stack's members the bits of each alone is tried out, once for a
-    shape, a recipe and a number of threads. A meta walk stands for the CPU's; on other devices nothing is
-    stacked.
+    Large matrices gain nothing. In a stack of odd sizes some members would lie unaligned, and kernels differ
+    there. Whether this CPU's kernels give stacked matrices the same bits is tried out once per shape, recipe
+    and number of threads. The meta device behaves as the CPU does; on other devices nothing is stacked.
     """
     most = _most_stacked(rows, columns, recipe)
     return most > 1 and device.type in ("cpu", "meta") and _tried_out(rows, columns, recipe)
 
 
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
-    """Return how many equal matrices are iterated together: 1 where they do not stack."""
+    """Return how many matrices of equal shape are iterated together: 1 if they do not stack."""
     return _most_stacked(rows, columns, recipe) if stacks(rows, columns, recipe, device) else 1
 
 
 def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
-    """How many have their buffers in a core's cache; 1 where there is nothing to gain, or odd sizes."""
+    """How many matrices' buffers fit into a core's cache; 1 if stacking gains nothing or sizes are odd."""
     n, itemsize = min(rows, columns), recipe.dtype.itemsize
     aligned = all(size * itemsize % ALIGNMENT == 0 for size in (n * n, rows * columns))
     if not aligned or not LEAST_STACKED <= n < LEAST_SYMMETRIC:
@@ -151,11 +150,11 @@ def _tried_out(rows: int, columns: int, recipe: Recipe) -> bool:
 
 @cache
 def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes: int) -> bool:
-    """Whether stacks of one, of two, … and of as many as there may be give each member's own bits."""
+    """Whether stacks of every possible length give each member the bits that it has alone."""
     most, generator, workspace = _most_stacked(rows, columns, recipe), torch.Generator("cpu"), Workspace()
     sizes = range(1, most + 1)
     rounds = max(1, -(-TRIED // (sum(sizes) * rows * columns)))
-    with _disable_current_modes():  # nothing of this is part of what is being counted
+    with _disable_current_modes():  # so that a PeakMemory does not count this
         for seed, size in enumerate([*sizes] * rounds):
             shape = (size, rows, columns)
             G = torch.randn(shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")
@@ -171,7 +170,7 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
 def _orthogonalize_stack(
     out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
 ) -> None:
-    """Write the orthogonal factors of equal shapes into ``out``, bf16, a run at a time or one by one."""
+    """Write the orthogonal factors of equal shapes into ``out``, bf16, one run or one matrix at a time."""
     rows, columns = out.shape[-2:]
     run = run_length(rows, columns, recipe, out.device)
     if run == 1:
@@ -184,12 +183,12 @@ def _orthogonalize_stack(
 
 
 def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
-    """The shapes of the buffers that an iteration needs: two like the matrix or stack, and small squares."""
+    """The shapes of an iteration's buffers: two of the shape of the matrix or stack, and small squares."""
     *batch, rows, columns = shape
     n = min(rows, columns)
     gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
     count = 4 if gram or (recipe.dtype is torch.bfloat16 and recipe.degree > 5) else 2
-    # Rows a cache line longer: else a column of a large power of two lies on a few sets of the cache.
+    # Rows are a cache line longer: with a large power of two, a column would map to a few sets of the cache.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
     return [shape] * 2 + [(*batch, n, pitch)] * count
 
@@ -200,8 +199,8 @@ def _orthogonalize(
 ) -> None:
     """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``.
 
-    A tall one is iterated as a wide one: in bf16 laid out anew by rows, where products on a transpose are
-    slower than the copy; in fp32 as the transpose of what lies there.
+    A tall matrix is iterated as a wide one. In bf16 it is copied into row-major order, because products on a
+    transpose are slower than this copy; in fp32 it is used as a transposed view.
     """
     tall = out.size(-2) > out.size(-1)
     wide = out.mT if tall else out  # [.., n, l]
@@ -231,7 +230,7 @@ def _orthogonalize(
 def _iterate(coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]) -> Tensor:
     """``X ← PX`` with ``P = a + bA + cA² + …`` for every polynomial, in fp32.
 
-    ``square[0]`` holds the first step's ``A = XXᵀ``. Returns the buffer with the result: ``X`` or ``Y``.
+    ``square[0]`` holds ``A = XXᵀ`` of the first step. Returns the buffer with the result: ``X`` or ``Y``.
     """
     A, spare = square
     for step, polynomial in enumerate(coefficients):
@@ -246,7 +245,8 @@ def _iterate(coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: S
 def _iterate_rounding(
     coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]
 ) -> Tensor:
-    """``X ← aX + (bA + cA² + …)X`` for every polynomial, in bf16: a large ``a`` must not round the rest."""
+    """``X ← aX + (bA + cA² + …)X`` for every polynomial, in bf16, where a large ``a`` in the sum would round
+    the other terms away."""
     A, B, *spare = square
     for step, (a, *higher) in enumerate(coefficients):
         if step:
@@ -258,7 +258,7 @@ def _iterate_rounding(
 
 
 def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spare: Sequence[Tensor]) -> None:
-    """Write ``bA + cA²``, and ``+ dA³ + eA⁴`` where there are such, into ``out``, in one product or two."""
+    """Write ``bA + cA² + dA³ + eA⁴`` into ``out``: one product without d and e, two with them."""
     b, c, *rest = coefficients
     if not rest:
         symmetric_multiply(out.copy_(A), A, A, alpha=c, beta=b)
@@ -271,10 +271,11 @@ def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spa
 
 
 def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
-    """The n × n matrix Q with ``QX`` what the iteration makes of X; ``square[0]`` holds ``R = XXᵀ``.
+    """The n × n matrix Q for which ``QX`` is the iteration's result; ``square[0]`` holds ``R = XXᵀ``.
 
-    A step multiplies X from the left by ``P = a + bR + cR² + …``: so Q by P, and R by P twice. All of them
-    are polynomials in R: symmetric, and they commute. Without steps, Q is the identity.
+    A step multiplies X from the left by ``P = a + bR + cR² + …``. This multiplies Q by P once, and R by P
+    twice. All of them are polynomials in the first R, so they are symmetric and commute. Without steps, Q is
+    the identity.
     """
     R, *free, Q = square
     if not coefficients:
@@ -302,16 +303,16 @@ def _divide_by_norm(X: Tensor, eps: float) -> None:
 def _norms(X: Tensor) -> Tensor:
     """The Frobenius norm of each matrix, fp32, [.., 1, 1].
 
-    Row by row first: so neither a stack nor a number of threads changes the order of additions.
+    Each row is summed first, so that stacks and numbers of threads do not change the order of additions.
     """
     rows = torch.linalg.vector_norm(X, dim=-1, dtype=torch.float32)  # [.., n]
     return torch.linalg.vector_norm(rows, dim=-1)[..., None, None]
 
 
 def _scale(X: Tensor, A: Tensor, recipe: Recipe) -> None:
-    """Scale ``X``, of Frobenius norm 1, as the recipe says, and ``A = XXᵀ`` with it."""
+    """Scale ``X``, of Frobenius norm 1, as the recipe says, and ``A = XXᵀ`` accordingly."""
     if recipe.scaling == "schatten":
-        # ‖A‖ ≥ ‖X‖²/√n, and no less for a matrix of norm below eps: so that one stays small.
+        # ‖A‖ ≥ ‖X‖²/√n = 1/√n. For a matrix of norm below eps it is less, and the clamp keeps X small.
         squares = _norms(A).clamp(min=A.size(-1) ** -0.5 * 0.99)
         X.div_(squares.sqrt())
         A.div_(squares)

@@ -1,4 +1,4 @@
-"""What this CPU's kernels for products do, found out by trying, once a process."""
+"""Finds out, once per process and by trying, what this CPU's kernels for matrix products do."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether fp32 products go to oneDNN on this CPU: one of AMD's, where MKL leaves AVX-512 unused.
+    """Whether fp32 products should go to oneDNN: on AMD CPUs, where MKL leaves AVX-512 unused.
 
-    Measured on an AMD EPYC with AVX-512: 230 GFLOP/s in place of 100. PyTorch gives oneDNN an fp32 product
-    only where bf16 would be allowed. It has no kernel that makes use of that but with AMX, which those CPUs
-    lack; a product is held against float64 all the same.
+    Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch gives oneDNN an fp32 product
+    only if it allows bf16 inside it. Without AMX, which these CPUs lack, oneDNN has no kernel that then uses
+    bf16; to be sure, a product is compared with float64.
     """
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return "AMD" in str(known.get("cpu_name")) and not known.get("amx_tile") and _onednn_keeps_float32()
@@ -23,7 +23,7 @@ def onednn_is_faster() -> bool:
 def _onednn_keeps_float32() -> bool:
     backend = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     generator, before = torch.Generator("cpu").manual_seed(0), backend.fp32_precision
-    with _disable_current_modes():  # nor on a device that the program prefers, nor in what is being counted
+    with _disable_current_modes():  # ignores the program's default device, and is not counted by PeakMemory
         A, B = torch.randn(2, 32, 32, generator=generator, device="cpu", dtype=torch.float32)
         exact = A.double() @ B.double()
         try:

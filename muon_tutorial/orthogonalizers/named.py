@@ -1,4 +1,4 @@
-"""The recipes by name. ``"stock"`` is none of them: it is ``newton_schulz.zeropower_via_newtonschulz``."""
+"""The recipes by name. ``"stock"`` is not a recipe, but ``newton_schulz.zeropower_via_newtonschulz``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .recipe import Polynomial, Recipe
 from .squares import Squares
 
 STOCK = "stock"
-"""``torch.optim.Muon``'s Newton–Schulz to the bit, with a group's own coefficients and number of steps."""
+"""The bits of ``torch.optim.Muon``'s Newton–Schulz, with a group's own coefficients and number of steps."""
 
 SAFE_POLAR_EXPRESS: tuple[Polynomial, ...] = (*with_safety(POLAR_EXPRESS[:-1], 1.01), POLAR_EXPRESS[-1])
-"""With the factor 1.01 on all but the last triple, as its authors' code has it."""
+"""With the safety factor 1.01 on all but the last triple, as in its authors' code."""
 
 SAFE_CANS: tuple[Polynomial, ...] = (*with_safety(CANS[:-1], 1.01), CANS[-1])
-"""Likewise: as published, CANS takes a singular value of 1.01 beyond all bounds."""
+"""Also with this factor: as published, CANS lets a singular value of 1.01 grow without bound."""
 
 TURBO: tuple[Polynomial, ...] = (
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -34,7 +34,7 @@ TURBO: tuple[Polynomial, ...] = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Turbo-Muon's four triples: those of a Polar Express with safety 1.02, without its first."""
+"""Turbo-Muon's four triples: those of a Polar Express with safety factor 1.02, without the first."""
 
 MINIMAX: tuple[Polynomial, ...] = (
     (8.339068, -24.186172, 17.582032),
@@ -44,11 +44,11 @@ MINIMAX: tuple[Polynomial, ...] = (
 )
 """The Polar Express's construction (arXiv 2505.16932) with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
 
-Each is the odd polynomial of its degree closest to 1 on the interval that the ones before leave. Divided by
-the Schatten norm, which is smaller than Frobenius', matrices start higher than with the stock five steps, and
-four end nearer to 1. Degree 9 costs one product more than degree 5 (``squares``). The small degrees come
-first: with a large one there, its large coefficients cost the Gram form accuracy.
-``tests/orthogonalizers/test_named.py`` holds that each is closest.
+Each is the odd polynomial of its degree closest to 1 on the interval that the previous ones leave. Matrices
+are divided by the Schatten norm, which is smaller than the Frobenius norm. So their singular values start
+higher than with the five stock steps, and four steps bring them closer to 1. Degree 9 costs one product more
+than degree 5 (``squares``). The small degrees come first, because the large coefficients of a large degree
+would there cost the Gram form accuracy. ``tests/orthogonalizers/test_named.py`` checks that each is closest.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (
@@ -57,8 +57,8 @@ MINIMAX_BF16: tuple[Polynomial, ...] = (
     (4.736027, -6.724893, 3.202065, -0.460851),
     (2.884092, -3.540152, 1.929214, -0.346476),
 )
-"""The same construction with degrees 5, 5, 7, 7, on [0.0022, 1]: its coefficients alternate less, and what
-rounding to bf16 adds stays small."""
+"""The same construction with degrees 5, 5, 7, 7, on [0.0022, 1]: its coefficients alternate less, so that
+rounding to bf16 adds little error."""
 
 THREE_STEPS: tuple[Polynomial, ...] = (
     Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),
@@ -74,9 +74,9 @@ THREE_STEPS: tuple[Polynomial, ...] = (
         -1.9756128757, ((1.0, 0.0, -0.80427011), (0.3344981379, -0.1620771999, 0.6129238252))
     ).polynomial(),
 )
-"""Degrees 5, 17 and 9, every one of them squarings alone: 12 products on a square matrix, where the stock
-five steps have 15. Fitted so that on no spectrum of ``quality`` the error grows over stock's: by linear
-programs in all 15 numbers, one after another, for matrices of 16 to 4096 rows."""
+"""Degrees 5, 17 and 9, each made only of squarings: 12 products on a square matrix, and the five stock steps
+take 15. The 15 numbers were fitted by a sequence of linear programs, for matrices of 16 to 4096 rows, so that
+the error is above stock's on no spectrum of ``quality``."""
 
 KELLER_JORDAN_FIVE = (KELLER_JORDAN,) * DEFAULT_STEPS
 _KELLER_JORDAN_SOURCE = "https://github.com/KellerJordan/Muon, muon.py"
@@ -106,7 +106,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a recipe's error stays below on each kind of spectrum, and its largest singular value on all."""
+    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on all."""
 
     gaussian: float
     power_law: float
@@ -143,18 +143,18 @@ minimax_bf16               0.110      0.270   0.050   0.12         0.86     1.13
 three_steps                0.165      0.295   0.110   0.17         0.87     1.25
 ======================  ========  =========  ======  =====  ===========  =======
 
-The power laws fall as k^−1 to k^−3. Turbo-Muon scales rows by their own numbers: where singular values differ
-much, its result is close to the orthogonal factor of another matrix. A nearly zero matrix, of norm below
-``eps``, stays small, as with stock, except by turbo, whose scaling brings any matrix up.
+The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number: if singular values differ much,
+its result is close to the orthogonal factor of another matrix. A nearly zero matrix, of norm below ``eps``,
+stays small, as with stock; only turbo's scaling makes it large.
 """
 
 LARGER_UPDATES = (1.03, 1.18)
-"""Bounds of an update's Frobenius norm over stock's, on the same Gaussian matrix, of all recipes but
-``"float32"`` and ``"gram"``, whose coefficients are stock's. Measured: 1.12 on 128 × 128, 1.15 on 256 × 64,
-1.04 on 384 × 768, 1.08 on 768 × 768. Stock leaves most singular values below 1."""
+"""Bounds of the ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix, for all recipes
+except ``"float32"`` and ``"gram"``, which have stock's coefficients. Measured: 1.12 on 128 × 128, 1.15 on
+256 × 64, 1.04 on 384 × 768, 1.08 on 768 × 768. Stock leaves most singular values below 1."""
 
 DROP_INS = tuple(name for name in RECIPES if name != "turbo")
-"""The recipes of no lower quality than stock: error at most 1 % above stock's on Gaussian and power-law
+"""The recipes whose quality is not below stock's: error at most 1 % above stock's on Gaussian and power-law
 spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (``quality.shortfall``)."""
 
 
@@ -162,7 +162,7 @@ def find_recipe(name: str) -> Recipe:
     """Return the recipe of this name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: no recipe has this name.
     """
     if name not in RECIPES:
         raise UsageError(

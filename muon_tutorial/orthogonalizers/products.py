@@ -1,6 +1,6 @@
-"""Matrix products into buffers that are there already; large symmetric ones compute half, and mirror it.
+"""Matrix products into existing buffers; large symmetric products compute about half, and mirror it.
 
-Knows tensors alone: [rows, columns], or a stack [matrices, rows, columns].
+Knows only tensors: [rows, columns], or a stack [matrices, rows, columns].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from .kernels import onednn_is_faster
 
 LEAST_SYMMETRIC = 384
-"""Below this many rows a symmetric product is computed whole: its many calls would cost what they save."""
+"""Below this many rows a symmetric product is computed whole: more calls would cost what they save."""
 
 BLOCKS, LEAST_BLOCK = 6, 128
 """A symmetric product is computed in about six block columns, 128 wide or more: 7/12 of the operations."""
@@ -22,9 +22,9 @@ BLOCKS, LEAST_BLOCK = 6, 128
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Have fp32 products computed in fp32, whatever ``torch.set_float32_matmul_precision`` was told.
+    """Compute fp32 products in fp32, whatever ``torch.set_float32_matmul_precision`` was set to.
 
-    In TF32 or bf16 an iteration on a Gram matrix explodes: a largest singular value of 3 to 30,000 on k^−2.
+    In TF32 or bf16 an iteration on a Gram matrix explodes: largest singular values were 3 to 30,000 on k^−2.
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
@@ -39,9 +39,9 @@ def full_float32() -> Iterator[None]:
 
 
 def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Replace ``out`` by ``alpha·A·B + beta·out``; it must not share memory with ``A`` and ``B``.
+    """Replace ``out`` by ``alpha·A·B + beta·out``; it must not share memory with ``A`` or ``B``.
 
-    Where ``beta`` is 0, what ``out`` held before does not matter, not even NaN.
+    If ``beta`` is 0, the old contents of ``out`` do not matter, not even NaN.
     """
     if alpha == 1.0 and beta == 0.0:
         torch.matmul(A, B, out=out)
@@ -50,10 +50,11 @@ def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float 
 
 
 def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Replace ``out`` by ``alpha·A·B + beta·out``, where ``A·B`` is symmetric, and ``out`` too if it counts.
+    """Replace ``out`` by ``alpha·A·B + beta·out``, where ``A·B`` is symmetric, and ``out``, if ``beta`` ≠ 0.
 
-    ``B`` is ``Aᵀ``, or both are symmetric and commute. Block columns are computed down to the diagonal. In
-    fp32 the result is symmetric to the bit; in bf16 but for its diagonal blocks, which rounding spoils more.
+    ``B`` is ``Aᵀ``, or both are symmetric and commute. From ``LEAST_SYMMETRIC`` rows on, block columns are
+    computed only down to the diagonal and then mirrored. The result is then exactly symmetric in fp32, and in
+    bf16 except within the diagonal blocks: there rounding does more harm than asymmetry.
     """
     n = out.size(-1)
     width = block_width(n)
@@ -61,7 +62,7 @@ def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, be
         right = min(left + width, n)
         above = out[..., :right, left:right]
         multiply(above, A[..., :right, :], B[..., :, left:right], alpha, beta)
-        if width < n and out.dtype is torch.float32:  # below the diagonal there is room until the end
+        if width < n and out.dtype is torch.float32:  # blocks below the diagonal are free until the end
             size = right - left
             spare = out[..., left:right, :size] if left else out[..., right : right + size, :size]
             _mirror(out[..., left:right, left:right], spare)
@@ -71,17 +72,17 @@ def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, be
 
 
 def _mirror(block: Tensor, spare: Tensor) -> None:
-    """Replace what lies below a block's diagonal by what lies above; ``spare`` is another one.
+    """Copy the part of a block above its diagonal to below it; ``spare`` is scratch of the same shape.
 
     A product of two matrices that only nearly commute is only nearly symmetric, and iterations on a Gram
-    matrix double what is not: on k^−2 the largest singular value came to 1.35 in place of 1.14.
+    matrix double the asymmetry: on k^−2 the largest singular value grew to 1.35 instead of 1.14.
     """
     spare.copy_(block.mT).tril_(-1)
     block.triu_().add_(spare)
 
 
 def block_width(n: int) -> int:
-    """Return how many columns of a symmetric n × n product are computed at once: all, where n is small.
+    """Return how many columns of a symmetric n × n product are computed at once: all if n is small.
 
     >>> block_width(768), block_width(3072), block_width(128)
     (128, 512, 128)
@@ -92,7 +93,7 @@ def block_width(n: int) -> int:
 
 
 def symmetric_share(n: int) -> float:
-    """Return which part of its operations a symmetric n × n product computes.
+    """Return the fraction of a full product's operations that a symmetric n × n product computes.
 
     >>> round(symmetric_share(768), 3), symmetric_share(128)
     (0.583, 1.0)

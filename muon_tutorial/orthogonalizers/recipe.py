@@ -1,4 +1,4 @@
-"""What one way of orthogonalizing consists of, as plain data; refuses what could explode."""
+"""A recipe, one way of orthogonalizing, as plain data; refuses a recipe that could explode."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..errors import UsageError
 from .squares import check_polynomial
 
 Polynomial: TypeAlias = tuple[float, ...]
-"""(a, b, c, …): what an iteration makes of a singular value x is ax + bx³ + cx⁵ + …"""
+"""(a, b, c, …): an iteration replaces each singular value x by ax + bx³ + cx⁵ + …"""
 
 Form = Literal["direct", "gram"]
 Scaling = Literal["frobenius", "schatten", "rows"]
 
 LARGEST = 1.45
-"""No recipe takes a singular value further than this."""
+"""No recipe may make a singular value larger than this."""
 
 MARGIN = 1.01
-"""Rounding to bf16 may leave a largest singular value this far above 1: polynomials must hold there."""
+"""Rounding to bf16 may leave a largest singular value of up to this: polynomials are checked up to here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A way to orthogonalize: coefficients, one polynomial a step, and how the steps are computed.
+    """A way to orthogonalize: coefficients, one polynomial per step, and how the steps are computed.
 
-    ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` on the small matrix XXᵀ, multiplying the large
-    one once at the end, where that takes fewer operations. ``dtype`` is that of products and iterates; the
-    input is rounded to bf16 first in any case, as ``torch.optim.Muon`` does, and so is the result.
-    ``scaling`` is what the matrix is divided by at first: its Frobenius norm; its Schatten 4-norm ‖XXᵀ‖^½,
-    closer to the largest singular value, and free, since XXᵀ is needed anyway; or each row by its own number
-    (the almost-orthogonal scaling of arXiv 2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which
-    changes the singular vectors too. In float32 the number of threads may change last bits, as it does for
-    any fp32 product of MKL; in bfloat16 it does not, as with stock. ``source`` says where the
-    coefficients were published.
+    ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` iterates on the small matrix XXᵀ and multiplies
+    the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and
+    iterates; in any case the input is first rounded to bf16, as in ``torch.optim.Muon``, and so is the
+    result. ``scaling``: what the matrix is divided by at first. ``"frobenius"``: its Frobenius norm.
+    ``"schatten"``: its Schatten 4-norm ‖XXᵀ‖^½, which is closer to the largest singular value, and free,
+    since XXᵀ is needed anyway. ``"rows"``: each row by its own number (the almost-orthogonal scaling of arXiv
+    2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which changes the singular vectors, too.
+    ``source``: where the coefficients were published. In float32 the number of threads may change the last
+    bits, as with any fp32 product of MKL; in bfloat16 it does not, as with stock.
 
     Raises:
-        UsageError: it could explode.
+        UsageError: the recipe could explode, or cannot be computed in its form and dtype.
     """
 
     name: str
@@ -76,9 +76,9 @@ class Recipe:
         return 2 * max((len(polynomial) for polynomial in self.coefficients), default=1) - 1
 
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
-        """Whether a matrix of this shape takes fewer operations by its Gram matrix, and the form allows it.
+        """Whether this shape is iterated on its Gram matrix: if the form allows it and it saves operations.
 
-        ``share`` is the part of its operations that a symmetric product computes.
+        ``share`` is the fraction of its operations that a symmetric product computes.
         """
         if self.form == "direct":
             return False
@@ -86,7 +86,7 @@ class Recipe:
 
 
 def flops(recipe: Recipe, rows: int, columns: int, form: Form, share: float = 1.0) -> float:
-    """Return the floating-point operations of all products of one matrix, in a given form."""
+    """Return the floating-point operations of all products for one matrix, in a given form."""
     n, steps = min(rows, columns), len(recipe.coefficients)
     square, long = 2 * n**3, 2 * n**2 * max(rows, columns)
     powers = sum(math.ceil(math.log2(len(polynomial) - 1)) for polynomial in recipe.coefficients)
@@ -96,7 +96,7 @@ def flops(recipe: Recipe, rows: int, columns: int, form: Form, share: float = 1.
 
 
 def peak(coefficients: tuple[Polynomial, ...], points: int = 20_000) -> float:
-    """Return the largest magnitude that the polynomials take any value in [0, 1.01] to."""
+    """Return the largest magnitude that the polynomials, applied in turn, give for values in [0, 1.01]."""
     values = torch.linspace(0, MARGIN, points, dtype=torch.float64)
     for polynomial in coefficients:
         values = sum((c * values ** (2 * i + 1) for i, c in enumerate(polynomial)), torch.zeros(()))

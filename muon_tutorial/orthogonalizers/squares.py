@@ -1,10 +1,10 @@
-"""A polynomial of a symmetric matrix as a few squarings: no pass over its elements beside the products.
+"""A polynomial of a symmetric matrix as a few squarings, with no pass over its elements besides the products.
 
     U₀ = A + s      U₁ = c₁U₀² + t₁      Uᵢ = cᵢUᵢ₋₁² + bᵢUᵢ₋₂ + tᵢ
 
-Every quadratic and every quartic polynomial of A can be written so, by completing squares, and of degree 8
-some. The products add to what is in memory already, and the constants go to the diagonal. In bfloat16 that
-would round the diagonal away: this is for float32.
+Every polynomial of A of degree 2 or 4 can be written this way, by completing squares, and some of degree 8.
+The products add to what is already in the buffer, and the constants are added to the diagonal. In bfloat16
+that would round the diagonal away, so this is for float32.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..errors import UsageError
 from .products import symmetric_multiply
 
 Coefficients = tuple[float, ...]
-"""Of a polynomial in A: the constant first."""
+"""Coefficients of a polynomial in A, the constant first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Squares:
-    """``shift`` is s; each of ``rounds`` is (c, b, t), where the first has no Uᵢ₋₂: its b is 0."""
+    """``shift`` is s; each of ``rounds`` is (c, b, t); the first has no Uᵢ₋₂, so its b is 0."""
 
     shift: float
     rounds: tuple[tuple[float, float, float], ...] = ()
 
     def polynomial(self) -> Coefficients:
-        """Return the coefficients of what it evaluates, the constant first.
+        """Return the coefficients of the polynomial that these squares evaluate, the constant first.
 
         >>> Squares(1.0, ((2.0, 0.0, 0.0), (1.0, 4.0, 0.5))).polynomial()  # (2(A + 1)²)² + 4(A + 1) + ½
         (8.5, 20.0, 24.0, 16.0, 4.0)
@@ -50,7 +50,7 @@ def completed_squares(polynomial: Coefficients) -> Squares:
     """Write a polynomial of A of degree 2, 4 or 8 as squares.
 
     Raises:
-        UsageError: one of degree 8 that is none.
+        UsageError: it has degree 8, and is no chain of squares.
 
     >>> completed_squares((1.0, 2.0, 1.0))
     Squares(shift=1.0, rounds=((1.0, 0.0, 0.0),))
@@ -73,10 +73,10 @@ def completed_squares(polynomial: Coefficients) -> Squares:
 
 
 def check_polynomial(polynomial: Coefficients) -> None:
-    """Refuse what ``evaluate`` cannot.
+    """Refuse a polynomial that ``evaluate`` cannot evaluate.
 
     Raises:
-        UsageError: the polynomial, without zeros at its end, is of degree 3, 5, 6 or 7, or none of squares.
+        UsageError: without zeros at its end, it has degree 3, 5, 6 or 7, or is no chain of squares.
     """
     kept = _without_zeros(polynomial)
     if len(kept) > 2:
@@ -129,7 +129,8 @@ def _times(p: Sequence[float], q: Sequence[float]) -> Coefficients:
 
 
 def _root(p: Sequence[float]) -> Coefficients:
-    """The polynomial led by 1 whose square has the upper half of ``p``'s coefficients, up to a factor."""
+    """The polynomial with leading coefficient 1 whose square has the upper half of ``p``'s coefficients, up
+    to a factor."""
     half = (len(p) - 1) // 2
     root = [0.0] * half + [1.0]
     for k in range(half - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""Memory that one iteration after another uses: it grows to the largest need, and is then kept."""
+"""Scratch memory that all iterations reuse: it grows to the largest need, and is kept."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Bytes. Every buffer starts at a multiple, so that a product's kernel sees the same alignment every time."""
+"""Bytes. Every buffer starts at a multiple of it, so that kernels always see the same alignment."""
 
 
 class Workspace:
-    """Scratch memory, one block a device. Whoever steps matrices holds one; two threads must not share it."""
+    """Scratch memory, one block per device. Two threads must not share it."""
 
     __slots__ = ("_blocks",)
 
@@ -21,13 +21,13 @@ class Workspace:
         self._blocks: dict[torch.device, Tensor] = {}
 
     def nbytes(self) -> int:
-        """Return how many bytes are kept, on all devices."""
+        """Return how many bytes are kept, over all devices."""
         return sum(block.numel() for block in self._blocks.values())
 
     def buffers(
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
-        """Return uninitialized tensors side by side in the block; those of the last call are given up."""
+        """Return uninitialized tensors in the block; those of the previous call must no longer be used."""
         sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
         block = self._block(sum(sizes), device)
         pieces = block[: sum(sizes)].split(sizes)
@@ -40,7 +40,7 @@ class Workspace:
         block = self._blocks.get(device)
         if block is None or block.numel() < nbytes:
             self._blocks.pop(device, None)
-            del block  # the smaller one goes before the larger one comes
+            del block  # free the smaller one before the larger one is allocated
             block = self._blocks[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return block
 

@@ -1,4 +1,4 @@
-"""From an optimizer's parameters to the matrices of a plan. Reads metadata; moves nothing."""
+"""Describes an optimizer's parameters as the matrices of a plan. Reads metadata; moves nothing."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
 
 
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
-    """The optimizer's parameters as the plan sees them, in order of groups.
+    """The matrices in the optimizer's parameters, in order of groups.
 
-    How tensor parallelism cut a parameter is read, in this order, from its DTensor placements, from its
-    attributes ``partition_dim`` (as Megatron sets it; a negative one means not cut) and ``partition_sizes``
-    (a length a position, where a cut by hand is uneven), and from ``tp_dim``.
+    A parameter's tensor-parallel cut is read, in this order, from its DTensor placements, from its attributes
+    ``partition_dim`` (as Megatron sets it; a negative one means not cut) and ``partition_sizes`` (one length
+    per position, for uneven cuts made by hand), and from ``tp_dim``.
 
     Raises:
         StrategyError: a parameter is sharded along another axis than ``tp``, or its cut does not fit its
-        shape.
+            shape.
     """
     matrices: list[Matrix] = []
     params = [
@@ -41,7 +41,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
 
 
 def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    """The parameters of an optimizer's group with their names, or with their places where they have none."""
+    """The parameters of an optimizer's group with their names, or with their positions if they have none."""
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
     return list(zip(names, group["params"], strict=True))
 

@@ -1,4 +1,4 @@
-"""A DTensor's placements become cuts of the plan."""
+"""Turns a DTensor's placements into cuts of the plan."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..plan.matrix import Cut
 
 
 def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) -> tuple[Cut, ...]:
-    """The axes that cut a DTensor, outermost first; by the mesh's own names unless told others.
+    """The axes that cut a DTensor, outermost first; ``names`` replace the mesh's own axis names.
 
-    Placements read from left to right, except that a strided shard (FSDP2 over tensor parallelism) lies
-    within shards of the same dimension that stand to its right: those whose sizes make up its
-    ``split_factor`` (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
+    Placements apply from left to right, except that a strided shard (FSDP2 over tensor parallelism) is nested
+    inside later shards of the same dimension, whose sizes multiply to its ``split_factor`` (PyTorch:
+    ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
-        StrategyError: a placement is partial, a strided shard cuts otherwise, such as each of a fused
-            matrix's parts, or the mesh has no axis names.
+        StrategyError: a placement is partial, a strided shard cuts differently, such as each part of a fused
+            matrix on its own, or the mesh has no axis names.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:

@@ -1,4 +1,4 @@
-"""Parameters by the mesh that they lie on; DTensors tell it themselves, by their placements."""
+"""Groups parameters by the mesh that they lie on, which DTensors know themselves."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshParameters:
-    """Parameters that lie on one mesh: the world there, and each one's matrix by parameter index.
+    """Parameters that lie on one mesh: the mesh's world, and each parameter's matrix by index.
 
-    ``assumed`` are the axes along which nobody said that plain parameters are the same on all ranks: among
-    DTensors they are taken to be, and may yet be each rank's own.
+    ``assumed`` are the axes along which plain parameters among DTensors are only presumed to be the same on
+    all ranks: each rank may have its own.
     """
 
     world: LiveWorld | LocalMesh
@@ -45,7 +45,7 @@ class MeshParameters:
         """The position of a global rank on the mesh.
 
         Raises:
-            ConfigError: it is not there.
+            ConfigError: the rank is not on the mesh.
         """
         if rank not in self.ranks:
             raise ConfigError(
@@ -60,13 +60,13 @@ ReadParameters = Callable[[Sequence[Tensor]], list[MeshParameters]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParametersOnMeshes:
-    """What was found out about these parameters."""
+    """Parameters, and the meshes that they lie on."""
 
     params: tuple[Tensor, ...]
     meshes: tuple[MeshParameters, ...]
 
     def find(self, index: object) -> tuple[MeshParameters, Matrix]:
-        """A parameter's share, and its matrix as if it were alone.
+        """The mesh of a parameter, and its matrix with index 0.
 
         Raises:
             ConfigError: there is no such parameter.
@@ -92,8 +92,8 @@ def global_rank() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ParameterReading:
-    """What one rank sees of one parameter. Plain ones say along which dimensions tp and fsdp cut them, and
-    get their matrix when all ranks' shapes are known."""
+    """One rank's view of one parameter. For plain ones it has the dimensions that tp and fsdp cut; their
+    matrix is made when all ranks' shapes are known."""
 
     index: int
     param: Tensor
@@ -102,7 +102,7 @@ class ParameterReading:
     fsdp_dim: int | None = None
 
     def __str__(self) -> str:
-        """What all ranks must see alike."""
+        """The text that must be the same on all ranks."""
         subject = f"{index_name(self.index)}: {_kind(self.param)}"
         if self.matrix is not None:
             return f"{subject}, shape {self.matrix.shape}, cut {cuts_text(self.matrix.cuts)}"
@@ -119,7 +119,7 @@ def compared(
 
 
 def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None:
-    """Hold what ranks really have of a parameter against what the groups or placements say."""
+    """Check the ranks' actual shapes of a parameter against its cuts."""
     for rank, shape in shapes.items():
         due = matrix.box(grid.at(rank)).shape
         if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece of (1, 0) as (0, 0)
@@ -153,7 +153,7 @@ def local_shape(param: Tensor) -> Shape:
 
 
 def with_names(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh, with a name for each dimension: ``fully_shard`` makes one without where it is given none."""
+    """The mesh, with a name for each dimension; a mesh that ``fully_shard`` makes by itself has none."""
     if mesh.mesh_dim_names is not None:
         return mesh
     groups, names = mesh.get_all_groups(), mesh_axes(mesh)
@@ -165,7 +165,7 @@ def alone() -> LocalMesh:
 
 
 def read_dtensor_meshes(params: Sequence[Tensor]) -> list[MeshParameters]:
-    """DTensors on their own meshes, and plain parameters as the same on all ranks of the largest.
+    """Put DTensors on their own meshes; plain parameters count as copies on all ranks of the largest mesh.
 
     Raises:
         StrategyError: a placement is partial.

@@ -1,7 +1,6 @@
-"""How parameters are cut over process groups that cross at this rank: read off shapes and placements.
+"""Finds out from shapes and placements how parameters are cut over process groups that cross at this rank.
 
-Ranks compare what they read, once: where they differ, or one of them cannot go on, all of them raise an
-error.
+Ranks compare their results once. If they differ, or one rank fails, all of them raise an error.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .mesh_parameters import (
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
-"""Whose ranks hold plain parameters alike, as whoever passes these groups says."""
+"""Groups in which all ranks hold the same plain parameters; passing such a group asserts this."""
 
 
 def read_process_groups(
@@ -44,14 +43,15 @@ def read_process_groups(
     params: Sequence[Tensor],
     tp_dim: TpDim,
 ) -> list[MeshParameters]:
-    """Parameters on the grid that ``crossing`` groups make: DTensors by placements, plain ones by their
-    shapes on all ranks.
+    """Locate parameters on the grid of the ``crossing`` groups: DTensors by their placements, plain ones by
+    their shapes on all ranks.
 
-    Along ``independent`` groups each rank has its own: a DTensor cut there is taken for its local part.
+    Along ``independent`` groups each rank has its own parameters: of a DTensor cut there, only the local part
+    counts.
 
     Raises:
         ConfigError: a DTensor is cut along a group that was not given, shapes do not fit the groups, or a
-            group of crossing ranks is one of independent ranks as well.
+            crossing and an independent group share more than one rank.
         PlanMismatchError: ranks have different parameters.
     """
     _refuse_two_roles(crossing, independent)
@@ -83,8 +83,8 @@ def read_process_groups(
 
 
 def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:
-    """Refuse an independent group of which two ranks share a crossing one: they cannot have parameters of
-    their own and the same ones, or pieces of the same ones, at once."""
+    """Refuse an independent group that shares two ranks with a crossing one: these ranks cannot have their
+    own parameters and also copies or pieces of the same ones."""
     for own, group in independent.items():
         mine = set(dist.get_process_group_ranks(group))
         for axis, other in crossing.items():
@@ -119,8 +119,7 @@ def _read_plain(
 
 
 def _plain_matrix(reading: ParameterReading, shapes: Sequence[Shape], grid: Grid) -> Matrix:
-    """A plain parameter's matrix, from its local shape at every rank: cut by tp, what is left of it by
-    fsdp."""
+    """A plain parameter's matrix, from its local shape at every rank: cut by tp first, then by fsdp."""
     whole, cuts = list(shapes[0]), []
     parts = range(grid.size("fsdp") if reading.fsdp_dim is not None else 1)
     rows = [
@@ -154,8 +153,7 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
 def _read_dtensor(
     world: LiveWorld | LocalMesh, independent: Mapping[str, ProcessGroup], index: int, param: DTensor
 ) -> ParameterReading:
-    """A DTensor's matrix with its mesh's dimensions replaced by the axes of the world that hold the same
-    ranks."""
+    """A DTensor's matrix, with its mesh's dimensions renamed to the world's axes with the same ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []
@@ -195,7 +193,7 @@ def _same_ranks(group: ProcessGroup, groups: Mapping[str, ProcessGroup]) -> str 
 
 
 def _outermost_first(groups: Mapping[str, ProcessGroup]) -> dict[str, ProcessGroup]:
-    """The groups in the order of a mesh whose ranks rise: those whose ranks lie furthest apart first."""
+    """The groups in row-major order of a mesh: those whose ranks are furthest apart come first."""
 
     def stride(group: ProcessGroup) -> int:
         ranks = dist.get_process_group_ranks(group)

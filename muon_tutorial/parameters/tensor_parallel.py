@@ -1,4 +1,4 @@
-"""How tensor parallelism cut plain parameters: from their attributes, and from what the user says of them."""
+"""How tensor parallelism cut plain parameters: from their attributes, and from the user's ``tp_dim``."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cut
 def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
     """The dimension along which tensor parallelism cut a plain parameter, or None.
 
-    The parameter's own ``partition_dim`` goes first, as Megatron sets it: a negative one means not cut. See
-    ``plain_tp_dim`` for parameters that lie among DTensors.
+    The parameter's own ``partition_dim``, as Megatron sets it, takes precedence: a negative one means not
+    cut. See ``plain_tp_dim`` for parameters among DTensors.
 
     Raises:
-        StrategyError: ``tp_dim`` leaves the parameter out, or counts from the end.
+        StrategyError: ``tp_dim`` has no entry for the parameter, or is negative.
     """
     own = getattr(param, "partition_dim", None)
     if own is not None:
@@ -49,10 +49,10 @@ def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
 
 
 def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
-    """What ``tp_dim`` means for the plain parameters among ``params``.
+    """The ``tp_dim`` that applies to the plain parameters among ``params``.
 
-    One number for all is meant for models cut by hand. Where some parameters are DTensors, PyTorch has done
-    the cutting, and what it left plain is whole; a mapping or a function is taken at its word.
+    One number for all is meant for models cut by hand. If some parameters are DTensors, PyTorch has cut the
+    model, and plain parameters are whole, so the number is ignored. A mapping or a function always applies.
     """
     if isinstance(tp_dim, int) and any(isinstance(param, DTensor) for param in params):
         return None

@@ -5,6 +5,7 @@
 ``matrix``       a matrix: its shape, and how axes cut it
 ``bucket``       matrices packed into a flat buffer; the master plan, ``DistMeta``
 ``exchange``     layouts of flat buffers, and the packed exchange between two of them
-``assign``       who orthogonalizes what
+``assign``       assigns matrices to ranks
+``rounds``       which matrices are worked on at the same time
 ``strategies``   builders that turn matrices and a grid into a plan
 """

@@ -1,4 +1,4 @@
-"""Who orthogonalizes what. Costs are floating-point operations of one Newton–Schulz iteration."""
+"""Assigns matrices to ranks. Costs are floating-point operations of one Newton–Schulz iteration."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def newton_schulz_cost(sides: tuple[int, int]) -> int:
 
 
 def gram_cost(side: int, elements: int) -> int:
-    """Operations of a fifth of five quintic iterations, at a rank that holds ``elements`` of a cut matrix.
+    """Operations per iteration, averaged over five, at a rank that holds ``elements`` of a cut matrix.
 
-    Its shard meets two products, of ``2·side·elements`` each; the iteration on the ``side`` × ``side`` Gram
-    matrix is 17 more, which every rank of the cut does.
+    All five together take two products with the shard, of ``2·side·elements`` each, and 17 products of
+    ``side`` × ``side`` matrices for the iteration on the Gram matrix, which every rank of the cut repeats.
     """
     return (4 * side * elements + 34 * side**3) // 5
 
@@ -24,9 +24,9 @@ def gram_cost(side: int, elements: int) -> int:
 def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     """Give each job to the position with the least work of this round, the costliest jobs first.
 
-    ``loads`` is what each position carries from earlier rounds: the largest share of this round goes to the
-    position with the least, so that rounds level out; between equals the lower position comes first. The
-    makespan of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on multiprocessing timing
+    ``loads`` is the work that each position has from earlier rounds. The largest share of this round goes to
+    the position with the smallest load, so that rounds even out; ties go to the lower position. The makespan
+    of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on multiprocessing timing
     anomalies").
 
     >>> longest_first([1, 4, 1, 1, 1], [0, 0])
@@ -35,8 +35,8 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
-    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # no others can be reached
-    work = [(0, loads[position], position) for position in least]  # sorted, so that it is a heap
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # jobs reach no others
+    work = [(0, loads[position], position) for position in least]  # sorted, so it is a heap
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         done, load, owner = work[0]
         owners[job] = owner
@@ -45,7 +45,7 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
 
 
 def _levelled(owners: Sequence[int], shares: Mapping[int, int], loads: Sequence[int]) -> list[int]:
-    """Deal whole shares again: the largest to the position that carries least. None moves between equals."""
+    """Reassign whole shares, the largest to the position with the smallest load, unless loads are equal."""
     if len({loads[position] for position in shares}) <= 1:
         return list(owners)
     largest = sorted(shares, key=lambda position: (-shares[position], position))

@@ -21,13 +21,13 @@ from .matrix import BucketEntry, Cut, Matrix, Part
 
 Interval = tuple[int, int]
 GRAM_DTYPE = torch.float32
-"""In which Gram matrices are summed: in bf16 the iteration on them explodes."""
+"""The dtype in which Gram matrices are summed: in bf16 the iteration on them diverges."""
 TpGather = Literal["matrix", "bucket"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """What one rank stores of a matrix: elements ``in_piece`` of its piece, ``in_buffer`` of its buffer."""
+    """One rank's stored part of a matrix: elements ``in_piece`` of its piece, ``in_buffer`` of its buffer."""
 
     entry: BucketEntry
     in_piece: Interval
@@ -41,12 +41,11 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan, as one rank reads it, by the names of Moonshot's proof of concept.
+    """A matrix's entry in the master plan for one rank, with the names of Moonshot's proof of concept.
 
-    Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in the
-    slice of it that this rank keeps (empty where the rank keeps nothing of the matrix). ``shape`` is this
-    rank's tensor-parallel piece of ``global_shape``; ``tp_dim`` is None where the axis does not cut the
-    matrix.
+    Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in this
+    rank's slice of it (empty if the rank keeps nothing of the matrix). ``shape`` is this rank's
+    tensor-parallel piece of ``global_shape``; ``tp_dim`` is None if tp does not cut the matrix.
     """
 
     name: str
@@ -65,12 +64,12 @@ class Bucket:
 
     ``model_layout`` is how the model holds gradients and parameters; ``storage_layout``, what each rank
     stores between steps; ``compute_layout``, where matrices are orthogonalized. The route ``gradient`` leads
-    from the model's layout to storage, ``compute`` from storage to where the work is done, ``parameter`` from
-    storage back to the model's layout. Workers of an entry are counted in the group over ``axes``.
-    ``summands`` is how many local gradients the gradient route adds up. Buckets of one ``round`` are walked
-    abreast, so that their owners work at the same time. ``phases`` name the compute route,
-    out and back. ``tp_gather`` says how matrices that tensor parallelism cut are put together: one all_gather
-    a ``"matrix"``, or one a ``"bucket"``, of all that a rank works on.
+    from the model's layout to storage, ``compute`` from storage to the compute layout, ``parameter`` from
+    storage back to the model's layout. An entry's workers are positions in the group over ``axes``.
+    ``summands`` is the number of local gradients that the gradient route sums. Buckets of one ``round`` run
+    abreast, so their owners work at the same time. ``phases`` name the compute route, there and back.
+    ``tp_gather``: matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per
+    ``"bucket"``.
     """
 
     index: int
@@ -89,21 +88,21 @@ class Bucket:
     tp_gather: TpGather = "matrix"
 
     def length(self, layout: Layout, at: Coordinate) -> int:
-        """Elements of this rank's flat buffer under a layout."""
+        """Elements in this rank's flat buffer under a layout."""
         return layout.length(self.entries, at)
 
     def buffer_slices(self, layout: Layout, at: Coordinate) -> tuple[BufferSlice, ...]:
-        """What this rank's flat buffer holds of each matrix under a layout, one slice an entry."""
+        """This rank's part of each matrix in its flat buffer under a layout, one slice per entry."""
         return tuple(layout.buffer_slices(self.entries, at))
 
     def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
-        """What this rank stores of each matrix between steps, one an entry, empty ones included."""
+        """This rank's stored part of each matrix between steps, one per entry, including empty ones."""
         return tuple(_stored_shard(self, piece) for piece in self.buffer_slices(self.storage_layout, at))
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """Where this rank works on each matrix, one an entry; None where it does not.
+        """Where this rank works on each matrix, one per entry; None for matrices it does not work on.
 
-        It follows from the coordinate, never from data. The box has the shape in which the matrix lies there.
+        This depends only on the coordinate, never on data. Each box has the shape of the matrix there.
         """
         pieces = self.buffer_slices(self.compute_layout, at)
         return tuple(
@@ -115,17 +114,17 @@ class Bucket:
         return at.position(*self.axes) in entry.workers
 
     def gram_bytes(self, at: Coordinate) -> int:
-        """Bytes, fp32, of the Gram matrices that this rank sums with the others of its tp group."""
+        """Bytes of the fp32 Gram matrices that this rank sums with the others of its tp group."""
         summed = (entry.gram.elements for entry in self.entries if entry.gram and self.works_on(entry, at))
         return sum(summed) * GRAM_DTYPE.itemsize
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
-        """The bucket's part of the master plan, as this rank reads it."""
+        """The bucket's part of the master plan for this rank."""
         pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
         return tuple(_dist_meta(self, piece, shard) for piece, shard in pairs)
 
     def padding(self, at: Coordinate) -> int:
-        """Elements of this rank's buffer, as the model holds it, that belong to no matrix."""
+        """Elements of this rank's buffer in the model's layout that belong to no matrix."""
         shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))
         return self.length(self.model_layout, at) - shard
 
@@ -161,7 +160,7 @@ def _dist_meta(bucket: Bucket, piece: BufferSlice, shard: StoredShard) -> DistMe
 
 
 def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """The rectangles of the whole matrix that a shard covers, rows by columns, in order of its elements."""
+    """The boxes of the whole matrix, [rows, columns], that a shard covers, in order of its elements."""
     offset, shape = flat_frame(shard.entry.matrix, at)
     return tuple(box.shifted(offset) for box in run_boxes(shape, *shard.in_piece))
 
@@ -176,7 +175,7 @@ def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
     """Offset and shape of the rank's piece, in rows and columns: further dimensions count as columns.
 
-    They are whole in every piece, so that a run of the second dimension is a run of columns.
+    Further dimensions are never cut, so a run of the second dimension is a run of columns.
     """
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
@@ -187,7 +186,7 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
 
 def leading(matrix: Matrix) -> int:
-    """How many of its dimensions come before rows and columns: those that count matrices."""
+    """The number of leading dimensions, before rows and columns, that count matrices."""
     return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
 
 
@@ -196,7 +195,7 @@ def largest_piece(matrix: Matrix, grid: Grid) -> int:
     return _largest_piece(matrix.shape, matrix.part, matrix.cuts, grid)
 
 
-@lru_cache(maxsize=1024)  # most layers of a model are alike
+@lru_cache(maxsize=1024)  # most layers of a model have equal shapes
 def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> int:
     alike = Matrix(0, "", shape, cuts, part=part)
     return max(alike.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
@@ -205,9 +204,9 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 def fill_buckets(
     run: Sequence[Matrix], weights: Sequence[int], round_bytes: int
 ) -> Iterator[tuple[Matrix, ...]]:
-    """Cut the matrices of a buffer, in order, into runs that weigh at most ``round_bytes``.
+    """Split the matrices of a buffer, in order, into runs of at most ``round_bytes``.
 
-    ``weights`` are the bytes of each matrix. One heavier than the cap gets a bucket of its own.
+    ``weights`` are the bytes of each matrix. A matrix that is larger gets its own bucket.
     """
     filled: list[Matrix] = []
     load = 0
@@ -236,5 +235,5 @@ def _order(matrix: Matrix) -> tuple[int, str, str, int]:
 
 
 def padded(size: int, multiple: int) -> int:
-    """``size`` rounded up to a multiple, at least one of them."""
+    """``size`` rounded up to a multiple of ``multiple``, at least ``multiple`` itself."""
     return max(1, math.ceil(size / multiple)) * multiple

@@ -1,9 +1,9 @@
 """Layouts of flat buffers, and the packed exchange of many matrices between two layouts.
 
 A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
-once between two layouts: a rank sends to another the intersection of the box it holds with the box that the
-other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never stored for
-all ranks.
+once between two layouts: each rank sends each other rank the intersection of the box it holds with the box
+that the other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never
+stored for all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .matrix import BucketEntry
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """Which box of a matrix a rank's flat buffer holds, and from which element on. The box may be empty."""
+    """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. The box may be empty."""
 
     entry: BucketEntry
     offset: int
@@ -36,24 +36,24 @@ class BufferSlice:
 
 @dataclass(frozen=True, slots=True)
 class VirtualBuffer:
-    """The virtual buffer, whole: every rank's own piece of each matrix at the entry's offset."""
+    """The whole virtual buffer: every rank holds its piece of each matrix at the entry's offset."""
 
     size: int
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """What the rank's buffer holds of each matrix, in order."""
+        """The part of each matrix in the rank's buffer, in order."""
         return (BufferSlice(entry, entry.offset, entry.matrix.box(at)) for entry in entries)
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """Elements of the rank's buffer."""
+        """The number of elements in the rank's buffer."""
         return self.size
 
 
-@dataclass(frozen=True)  # without slots: where uneven slices begin is added up once and kept
+@dataclass(frozen=True)  # without slots, to cache where uneven slices begin
 class SlicedBuffer:
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
-    Slices are of one length, unless ``sizes`` states each, or all of it is with the ``owner``.
+    Slices have equal lengths, unless ``sizes`` states each, or the ``owner`` holds everything.
     """
 
     axis: str
@@ -67,8 +67,7 @@ class SlicedBuffer:
         return Shard(0, self.sizes) if self.owner is None else Owned(self.owner)
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """What the rank's slice holds of each matrix: the slice intersected with the matrix's own
-        elements."""
+        """The rank's part of each matrix: the intersection of its slice with the matrix's elements."""
         start = self._slice(at).offset[0]
         for entry in entries:
             box = self.box(entry, at)
@@ -80,11 +79,11 @@ class SlicedBuffer:
         return self._slice(at).overlap(piece).seen_from(piece)
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """Elements of the rank's slice."""
+        """The number of elements in the rank's slice."""
         return self._slice(at).numel
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """SlicedBuffer are disjoint: everyone sends its own."""
+        """Slices are disjoint, so every rank sends its own."""
         return True
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
@@ -100,7 +99,7 @@ class SlicedBuffer:
         return range(first // step, last // step + 1)
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """Those of them that may send to a rank: all."""
+        """The holders that may send to a rank: all of them."""
         return self.holders(entry, axes, to)
 
     @cached_property
@@ -110,24 +109,24 @@ class SlicedBuffer:
 
     def _slice(self, at: Coordinate) -> Box:
         place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # thousands of them, not added up for each box
+        if self.sizes is not None and self.owner is None:  # there may be thousands: their sums are cached
             return Box((self._starts[place],), (self.sizes[place],))
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
 
 @dataclass(frozen=True, slots=True)
 class PiecesInSlices:
-    """Slices of the virtual buffer that cut no piece: each matrix's lies whole in one, in its own shape."""
+    """Slices of the virtual buffer that cut no piece: each piece lies in one slice, in its own shape."""
 
     slices: SlicedBuffer
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """What the rank's slice holds of each matrix, in order."""
+        """The part of each matrix in the rank's slice, in order."""
         for held in self.slices.buffer_slices(entries, at):
             yield BufferSlice(held.entry, held.offset, self.box(held.entry, at))
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """Elements of the rank's slice."""
+        """The number of elements in the rank's slice."""
         return self.slices.length(entries, at)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
@@ -136,7 +135,7 @@ class PiecesInSlices:
         return box if self.slices.box(entry, at).numel else Box(box.offset, (0,) * len(box.shape))
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """As of local shards: of ranks that hold the same piece, the one beside the receiver sends."""
+        """As in ``LocalShards``: of the ranks with the same piece, the one next to the receiver sends."""
         return LocalShards().sends(entry, at, to)
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
@@ -144,16 +143,16 @@ class PiecesInSlices:
         return range(at.size(*axes))
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """Those of them that may send to a rank: they differ from it along the matrix's axes alone."""
+        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
         return LocalShards().senders(entry, axes, to)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalShards:
-    """Every rank holds its own piece of each matrix, as the parameter is cut, one after the other."""
+    """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """What the rank's buffer holds of each matrix, in order."""
+        """The part of each matrix in the rank's buffer, in order."""
         return _in_line((entry, self.box(entry, at)) for entry in entries)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
@@ -161,12 +160,12 @@ class LocalShards:
         return entry.matrix.box(at)
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """Elements of the rank's buffer."""
+        """The number of elements in the rank's buffer."""
         return sum(entry.matrix.box(at).numel for entry in entries)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Of ranks that hold the same piece, the one that differs from the receiver in no other axis
-        sends."""
+        """Whether this rank sends: of the ranks with the same piece, only the one that has the receiver's
+        position along all axes that do not cut the matrix."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
@@ -174,7 +173,7 @@ class LocalShards:
         return range(at.size(*axes))
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """Those of them that may send to a rank: they differ from it along the matrix's axes alone."""
+        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
         cutting = [axis for axis in axes if axis in entry.matrix.axes]
         return (Coordinate(to.grid, rank).position(*axes) for rank in to.group(*cutting))
 
@@ -183,9 +182,9 @@ class LocalShards:
 class WholeMatrices:
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
-    ``frame`` says whole what: the ``"matrix"``, or the ``"piece"`` of it that tensor parallelism left, flat.
-    On the way back either the one ``"owner"`` sends to all, or each of the ``"holders"`` already has what it
-    needs.
+    ``frame``: they hold the whole ``"matrix"``, or the whole ``"piece"`` that tensor parallelism leaves,
+    flat. On the way back either the only ``"owner"`` sends to all, or each of the ``"holders"`` already has
+    what it needs.
     """
 
     axes: tuple[str, ...]
@@ -193,11 +192,11 @@ class WholeMatrices:
     workers: Literal["owner", "holders"]
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """What the rank's buffer holds of each matrix, in order."""
+        """The part of each matrix in the rank's buffer, in order."""
         return _in_line((entry, self.box(entry, at)) for entry in entries)
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """Elements of the rank's buffer."""
+        """The number of elements in the rank's buffer."""
         return sum(self.box(entry, at).numel for entry in entries)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
@@ -209,11 +208,11 @@ class WholeMatrices:
         return entry.workers if axes == self.axes else range(at.size(*axes))
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """Those of them that may send to a rank: all."""
+        """The holders that may send to a rank: all of them."""
         return self.holders(entry, axes, to)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The whole of it at a worker, nothing elsewhere."""
+        """The whole matrix or piece at a worker, an empty box elsewhere."""
         shape = entry.matrix.shape if self.frame == "matrix" else (entry.matrix.box(at).numel,)
         works = at.position(*self.axes) in entry.workers
         return Box((0,) * len(shape), shape if works else (0,) * len(shape))
@@ -221,23 +220,25 @@ class WholeMatrices:
 
 Layout = VirtualBuffer | SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
 End = SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
-"""What an exchange leads from and to."""
+"""The layouts that an exchange can lead from and to."""
 
 
 Index = tuple[slice, ...]
 Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
-"""Slices of a rank's own buffer and, of each, the part that moves or stays: an index into it, its shape."""
+"""Slices of a rank's own buffer, each with the index, in the slice, and the shape of the part that moves or
+stays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
-    ``leaving`` is packed once, whoever gets it: position p gets the ``sends[p]`` elements from ``starts[p]``
-    on, and those that get the same parts get the same elements. ``receives`` are the elements from each
-    position. What a rank keeps for itself does not travel: ``kept`` of its buffer is ``kept_as`` of the one
-    afterwards, part by part; ``kept_at`` is where such a part begins in what is packed, or None where nobody
-    else gets it. ``length`` is how many elements the rank's buffer holds afterwards.
+    ``leaving`` is packed once for all receivers: position p gets ``sends[p]`` elements beginning at
+    ``starts[p]``, and positions that get the same parts share the same elements. ``receives`` are the numbers
+    of elements from each position. Parts that a rank keeps do not travel: each part of ``kept``, in the old
+    buffer, becomes the corresponding part of ``kept_as`` in the new one. ``kept_at`` is where that part
+    begins among the packed elements, or None if no other rank gets it. ``length`` is the number of elements
+    in the new buffer.
     """
 
     leaving: Cargo
@@ -251,7 +252,7 @@ class Parcels:
     length: int
 
 
-@dataclass(frozen=True)  # without slots: the inverse and each rank's parcels are worked out once and kept
+@dataclass(frozen=True)  # without slots, to cache the inverse and each rank's parcels
 class Exchange:
     """A move of many matrices at once between two layouts, over the group of ``axes``."""
 
@@ -267,19 +268,19 @@ class Exchange:
 
     @cached_property
     def silent(self) -> bool:
-        """Whether every rank already holds what it needs, so that nothing has to be asked for."""
+        """Whether every rank already holds what it needs, so that no collective is needed."""
         if isinstance(self.src, WholeMatrices):
             return self.src.workers == "holders"
         cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
         return isinstance(self.src, LocalShards | PiecesInSlices) and not cut
 
     def passes_by(self, at: Coordinate) -> bool:
-        """Whether nobody in this rank's group has anything to send or to receive."""
+        """Whether no rank in this rank's group has anything to send or receive."""
         ends = (end.slices for end in (self.src, self.dst) if isinstance(end, PiecesInSlices))
         return any(it.owner not in (None, at[it.axis]) for it in ends)
 
     def parcels(self, at: Coordinate) -> Parcels:
-        """What one rank sends, receives and keeps; worked out once, for the few ranks of one process."""
+        """What one rank sends, receives and keeps; cached for a few ranks, enough for one process."""
         if at not in self._known:
             if len(self._known) == FEW_RANKS:
                 self._known.clear()
@@ -324,13 +325,13 @@ class Exchange:
                     yield position, held, self.src.box(held.entry, other)
 
     def _slices(self, layout: End, at: Coordinate) -> list[BufferSlice]:
-        """The slices that hold anything: of thousands of ranks, one shares few matrices with few others."""
+        """The non-empty slices: among thousands of ranks, one rank shares few matrices with few others."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 
     def _by_position(
         self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
     ) -> dict[int, list[_Part]]:
-        """What this rank shares with each position, itself among them, in their order."""
+        """The parts that this rank shares with each position, including its own, in order of position."""
         found: dict[int, list[_Part]] = {}
         for position, held, theirs in pairs:
             part = _Part(held, *_shared(held.box, theirs))
@@ -341,7 +342,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What two ranks have in common of a matrix: where the one holds it, and which box of it that is."""
+    """The part of a matrix that two ranks share: the slice in which one rank holds it, and its box."""
 
     held: BufferSlice
     box: Box
@@ -354,14 +355,14 @@ class _Part:
 
     @property
     def key(self) -> tuple[int, Box]:
-        """Equal where the same elements of the same matrix are meant."""
+        """Equal for the same elements of the same matrix."""
         return self.held.entry.matrix.index, self.box
 
 
 def _packed_once(
     parts: Mapping[int, Sequence[_Part]],
 ) -> tuple[Cargo, dict[int, int], dict[tuple[int, Box], int]]:
-    """What is packed for all positions, equal parcels once; where each one's begins; where each part does."""
+    """The packed parts for all positions, equal parcels once; where each position's and each part's begin."""
     cargo: list[_Part] = []
     starts: dict[int, int] = {}
     begins: dict[tuple[int, Box], int] = {}
@@ -379,7 +380,7 @@ def _packed_once(
 
 
 def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
-    """One number for each position: zero where there is none."""
+    """One number for each position, zero by default."""
     listed = [0] * positions
     for position, number in numbers.items():
         listed[position] = number
@@ -390,9 +391,9 @@ def _elements(parts: Iterable[_Part]) -> int:
     return sum(part.numel for part in parts)
 
 
-@lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes
+@lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
 def _shared(mine: Box, theirs: Box) -> tuple[Box, Index, int]:
-    """What two boxes have in common: that box, its index in the first, and its elements."""
+    """The intersection of two boxes, its index in the first, and its number of elements."""
     box = mine.overlap(theirs)
     return box, box.seen_from(mine).slices, box.numel
 

@@ -1,4 +1,4 @@
-"""Ranks arranged in named axes: arithmetic on ranks alone, without process groups or devices."""
+"""Ranks arranged in named axes: pure arithmetic on ranks, without process groups or devices."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class Grid:
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def stride(self, axis: str) -> int:
-        """How far apart in rank two neighbours along ``axis`` are."""
+        """The difference between the ranks of two neighbours along ``axis``."""
         return math.prod(self.sizes[self.axes.index(axis) + 1 :])
 
     def at(self, rank: int) -> Coordinate:
-        """Where ``rank`` stands."""
+        """The coordinate of ``rank``."""
         if rank not in self.ranks:
             raise GridError(f"rank {rank} is not on a grid of {self.world_size} ranks ({self})")
         return Coordinate(self, rank)
 
     def rank(self, positions: Mapping[str, int]) -> int:
-        """The rank that stands at ``positions``; axes left out stand at 0."""
+        """The rank at ``positions``; the position along missing axes is 0."""
         for axis, position in positions.items():
             if not 0 <= position < self.size(axis):
                 raise GridError(
@@ -118,7 +118,7 @@ class Coordinate(Mapping[str, int]):
         return place
 
     def group(self, *axes: str) -> tuple[int, ...]:
-        """The ranks that differ from this one in ``axes`` alone, itself included, in order of position."""
+        """The ranks that differ from this one only along ``axes``, including itself, in order of position."""
         ranks = [self.rank]  # axis by axis, since a group may have thousands of ranks
         for axis in axes:
             if axis in self.grid.axes:
@@ -128,7 +128,7 @@ class Coordinate(Mapping[str, int]):
         return tuple(ranks)
 
     def peer(self, position: int, *axes: str) -> Coordinate:
-        """The member of the group over the axes that stands at ``position`` in it.
+        """The member at ``position`` in the group over the axes.
 
         >>> Grid.of(dp=2, tp=3).at(4).peer(0, "dp").rank
         1

@@ -1,7 +1,7 @@
 """How an axis holds a tensor (placements), and how that changes (hops and routes).
 
-Knows shapes, offsets, cuts and coordinates. Knows neither data nor process groups. What a hop or a route
-prints is the notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
+Knows shapes, offsets, cuts and coordinates, but no data and no process groups. Hops and routes print in the
+notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..errors import GridError, OneWayError
 from .grid import Coordinate
 
 FEW_RANKS = 16
-"""For how many ranks geometry is kept: a plan may have thousands, a process works for a few at a time."""
+"""The number of ranks whose geometry is cached: a plan may have thousands, but a process serves a few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Shard:
     sizes: tuple[int, ...] | None = None
 
     def lengths(self, length: int, parts: int) -> tuple[int, ...]:
-        """How many indices each of ``parts`` positions holds of a dimension of ``length``."""
+        """The number of indices at each of ``parts`` positions, for a dimension of ``length``."""
         if self.sizes is None:
             step = -(-length // parts)
             return tuple(max(0, min(step, length - step * part)) for part in range(parts))
@@ -61,7 +61,7 @@ class Shard:
 
     def run(self, length: int, position: int, parts: int) -> tuple[int, int]:
         """Where the run of one position starts, and how many indices it holds."""
-        if self.sizes is None:  # without a list of all: a plan may have thousands of ranks
+        if self.sizes is None:  # no list of all positions: a plan may have thousands of ranks
             step = -(-length // parts)
             start = min(length, step * position)
             return start, min(step, length - start)
@@ -73,7 +73,7 @@ Placement = Shard | Replicate | Partial | Owned
 
 
 def layout_text(shape: Sequence[int], held: Mapping[str, Placement]) -> str:
-    """How the axes ``held`` names hold a tensor of ``shape``, in the notation of ``docs/notation.md``.
+    """How the axes in ``held`` hold a tensor of ``shape``, in the notation of ``docs/notation.md``.
 
     A flat buffer has one dimension, B; a matrix has I rows and J columns.
 
@@ -117,15 +117,15 @@ class Box:
         )
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
-        """The same box seen from a tensor in which this one's frame starts at ``offset``."""
+        """The same box in the coordinates of a larger tensor, in which its frame starts at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:
-        """The same box with its offset counted from where ``frame`` starts: the opposite of ``shifted``."""
+        """The same box with its offset relative to the start of ``frame``: the opposite of ``shifted``."""
         return self.shifted(tuple(-start for start in frame.offset))
 
     def overlap(self, other: Box) -> Box:
-        """What two boxes share: an empty box where they share nothing."""
+        """The intersection of two boxes, which may be empty."""
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         ends = (
             (a + n, b + m)
@@ -151,7 +151,7 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
 
 
 def run_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
-    """The boxes that elements ``start`` to ``stop`` of a row-major tensor make: of a matrix, at most three.
+    """The boxes that cover elements ``start`` to ``stop`` of a row-major tensor; for a matrix, at most three.
 
     >>> run_boxes((4, 3), 2, 10)
     (Box(offset=(0, 2), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 3)), Box(offset=(3, 0), shape=(1, 1)))
@@ -182,11 +182,11 @@ _Uneven: TypeAlias = tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class HopPieces:
-    """The pieces into which one end of a hop cuts its tensor, as one rank sees them.
+    """The pieces into which one end of a hop cuts its tensor, for one rank.
 
-    ``index`` and ``shape`` are this rank's piece; ``size`` is how many elements the largest of all ``parts``
-    has. ``uneven`` lists index and shape of every piece, by position, unless all are runs of as many rows:
-    then they lie one after the other in memory.
+    ``index`` and ``shape`` are this rank's piece; ``size`` is the number of elements in the largest of all
+    ``parts``. ``uneven`` lists index and shape of every piece, by position. It is empty if all pieces are
+    runs of equally many rows, because these lie one after the other in memory.
     """
 
     index: tuple[slice, ...]
@@ -196,13 +196,13 @@ class HopPieces:
     uneven: _Uneven = ()
 
 
-@dataclass(frozen=True)  # without slots: the pieces are worked out once and stay with the hop
+@dataclass(frozen=True)  # without slots, to cache the pieces
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
-    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. Every pair of
-    placements that has a hop has one for the opposite pair too, but for ``Partial`` → ``Shard``: nobody can
-    take a sum apart again.
+    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. Each hop has an
+    opposite hop, except ``Partial`` → ``Shard`` and ``Partial`` → ``Owned``, because a sum cannot be taken
+    apart again.
     """
 
     axis: str
@@ -215,7 +215,7 @@ class Hop:
         """The same change, the other way.
 
         Raises:
-            OneWayError: the hop is a reduce_scatter, which has no opposite.
+            OneWayError: the hop is a reduce_scatter or a reduce, which have no opposite.
         """
         if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
             done, kept, back = "reduce", "Owned", "a broadcast"
@@ -233,16 +233,16 @@ class Hop:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The one axis along which the hop leads."""
+        """The hop's only axis."""
         return (self.axis,)
 
     @cached_property
     def silent(self) -> bool:
-        """Whether every rank already holds what it needs, so that nothing has to be asked for."""
+        """Whether every rank already holds what it needs, so that no collective is needed."""
         return isinstance(self.src, Replicate)
 
     def pieces(self, at: Coordinate) -> HopPieces:
-        """The pieces of the end that cuts the tensor; worked out once, for the few ranks at hand."""
+        """The pieces at the end that cuts the tensor; cached for a few ranks."""
         if at not in self._known:
             if len(self._known) == FEW_RANKS:
                 self._known.clear()
@@ -258,7 +258,7 @@ class Hop:
         assert isinstance(cut, Shard)
         mine = shard_box(self.shape, cut, at[self.axis], parts)
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
-        if equal and cut.dim == 0:  # without a list of all: a plan may have thousands of ranks
+        if equal and cut.dim == 0:  # no list of all positions: a plan may have thousands of ranks
             return HopPieces(mine.slices, mine.shape, mine.numel, parts)
         if len(self.shape) == 1:
             longest, flat = self._runs(cut, parts)
@@ -273,7 +273,7 @@ class Hop:
         return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
 
     def _runs(self, cut: Shard, parts: int) -> tuple[int, _Uneven]:
-        """The longest of a flat buffer's pieces, and all of them: the same list for every rank."""
+        """The length of a flat buffer's longest piece, and all pieces: one list, shared by all ranks."""
         if parts not in self._known_runs:
             lengths = cut.lengths(self.shape[0], parts)
             runs = zip(accumulate(lengths, initial=0), lengths, strict=False)
@@ -287,30 +287,30 @@ class Hop:
 
 
 _EMPTY = (slice(0, 0),), (0,)
-"""The piece of most positions, where few of thousands hold a flat buffer."""
+"""An empty piece, shared: with thousands of positions, few hold any of a flat buffer."""
 
 
 class Move(Protocol):
-    """What a route is made of: a hop along one axis, or an exchange of many matrices over several."""
+    """An element of a route: a hop along one axis, or an exchange of many matrices over several."""
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes along which it leads."""
+        """The axes over which it communicates."""
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has to be asked for."""
+        """Whether no collective is needed."""
 
     @property
     def inverse(self) -> Move:
         """The same move, the other way."""
 
 
-@dataclass(frozen=True)  # without slots: the inverse is made once and stays with the route
+@dataclass(frozen=True)  # without slots, to cache the inverse
 class Route:
     """Hops in order, and the dtype that travels.
 
-    The inverse leads back: the same hops in opposite order, each the other way.
+    The inverse leads back: the inverse hops in reverse order.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
     >>> print(out)
@@ -323,7 +323,7 @@ class Route:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        """The layouts it leads through, and the dtype that travels; an exchange lists no matrices."""
+        """The layouts along the route, and the dtype that travels; exchanges list no matrices."""
         hops = [move for move in self.hops if isinstance(move, Hop)]
         held = {hop.axis: hop.src for hop in (*hops, *reversed(hops))}  # where each axis begins
         terms = []

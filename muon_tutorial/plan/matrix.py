@@ -1,6 +1,6 @@
 """One matrix as the plan sees it: its shape, how axes cut it, and where it lies in its parameter.
 
-Shapes and boxes alone: no data, no process groups.
+Knows only shapes and boxes: no data, no process groups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Cut = tuple[str, Shard]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Which lines along ``dim`` are a matrix's where its rows or columns alternate with others': the first
+    """The lines along ``dim`` that belong to a matrix whose rows or columns alternate with others': the first
     ``length`` of every ``stride``."""
 
     dim: int
@@ -33,18 +33,18 @@ class Runs:
     stride: int
 
     def line(self, index: int) -> int:
-        """Where the matrix's line of that index lies, counted from its first."""
+        """The position of the matrix's ``index``-th line, counted from its first line."""
         return index // self.length * self.stride + index % self.length
 
     def before(self, line: int) -> int:
-        """How many of the matrix's lines come before a line, which is counted from the matrix's first."""
+        """How many of the matrix's lines come before the position ``line``, counted from its first line."""
         runs, rest = divmod(line, self.stride)
         return runs * self.length + min(rest, self.length)
 
     def within(self, first: int, count: int, shift: int) -> slice | Tensor:
         """The index of ``count`` of the matrix's lines from ``first`` on, in a tensor ``shift`` lines away.
 
-        A slice where they make one, so that it is a view that is indexed; else each line's number.
+        A slice if possible, so that indexing gives a view; else the number of each line.
         """
         if not count:
             return slice(0, 0)
@@ -54,20 +54,20 @@ class Runs:
         return _line_numbers(self, first, count) + shift
 
 
-@lru_cache(maxsize=256)  # most layers of a model are alike, and a process alone asks at every step
+@lru_cache(maxsize=256)  # most layers have equal shapes, and a single process asks at every step
 def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
     return torch.tensor([runs.line(index) for index in range(first, first + count)])
 
 
 Index = tuple[slice | Tensor, ...]
-"""Where a box lies in a tensor: slices, and the numbers of lines that alternate with others in runs."""
+"""A box as an index into a tensor: slices, and the numbers of lines that alternate with others in runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a matrix lies in a parameter: the ``param``-th, of which shape, from which offset on.
+    """Where a matrix lies: in the ``param``-th parameter, with this shape, beginning at this offset.
 
-    ``single`` says that the parameter's leading dimensions only count matrices. Without ``runs`` it is a box.
+    ``single``: the parameter's leading dimensions only count matrices. Without ``runs`` the matrix is a box.
     """
 
     param: int
@@ -79,13 +79,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What Newton–Schulz is to orthogonalize at once.
+    """One matrix for Newton–Schulz to orthogonalize.
 
-    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions);
-    ``cuts`` say along which axes ranks hold runs of the *parameter*, outermost first; axes that are not
-    named hold it whole. ``group`` is the optimizer's parameter group; ``dtype`` is that of the parameter and
-    ``grad_dtype`` that of its gradient. ``part`` is None where the matrix is a whole parameter, the
-    ``index``-th.
+    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions).
+    ``cuts`` are the axes along which ranks hold runs of the *parameter*, outermost first; along other axes
+    ranks hold it whole. ``group`` is the number of the optimizer's parameter group; ``dtype`` is that of the
+    parameter and ``grad_dtype`` that of its gradient. ``part`` is None if the matrix is a whole parameter,
+    the ``index``-th.
     """
 
     index: int
@@ -111,7 +111,7 @@ class Matrix:
     def sides(self) -> tuple[int, int]:
         """Rows and columns, as Newton–Schulz sees them.
 
-        Further dimensions count as columns; leading ones that a part has of length 1 do not count.
+        Further dimensions count as columns; a part's leading dimensions of length 1 do not count.
         """
         shape = self.shape
         while self.part is not None and self.part.single and len(shape) > 2 and shape[0] == 1:
@@ -128,9 +128,9 @@ class Matrix:
         return dict(self.cuts).get(axis)
 
     def box(self, at: Coordinate) -> Box:
-        """The box of the matrix that the parameter on this rank holds; empty where it holds nothing of it.
+        """The box of the matrix that lies in this rank's part of the parameter; it may be empty.
 
-        A run of the parameter's rows or columns is one of the matrix's, whatever lies between those.
+        A run of the parameter's rows or columns is also a run of the matrix's, even if others lie in between.
         """
         held = self._held(at)
         if self.part is None:
@@ -143,7 +143,7 @@ class Matrix:
         return Box(_with(box.offset, runs.dim, first), _with(box.shape, runs.dim, stop - first))
 
     def slices(self, at: Coordinate) -> Index:
-        """Where that box lies in the parameter as this rank holds it."""
+        """The index of that box in this rank's part of the parameter."""
         held, box = self._held(at), self.box(at)
         if self.part is None:
             return box.seen_from(held).slices
@@ -155,9 +155,9 @@ class Matrix:
         return (*index[: runs.dim], lines, *index[runs.dim + 1 :])
 
     def in_parameter(self, box: Box) -> Iterator[Box]:
-        """Yield the boxes of the parameter that a box of the matrix is, in order of elements.
+        """Yield the boxes of the parameter that make up a box of the matrix, in order of elements.
 
-        Rows in runs are a box a run; columns in runs are one a row and run.
+        Rows in runs give one box per run; columns in runs give one per row and run.
         """
         if self.part is None or (runs := self.part.runs) is None:
             yield box if self.part is None else box.shifted(self.part.offset)
@@ -172,7 +172,7 @@ class Matrix:
                 yield Box(offset, shape).shifted(self.part.offset)
 
     def _span(self) -> tuple[int, ...]:
-        """How far the matrix reaches in its parameter, with what lies between its lines."""
+        """The matrix's extent in its parameter, including the lines between its own."""
         runs = None if self.part is None else self.part.runs
         if runs is None:
             return self.shape
@@ -186,22 +186,24 @@ Parts = Literal["stack", "flatten"] | int | tuple[int | str, ...] | None
 """How a parameter holds matrices: see ``part_boxes``."""
 
 Place = tuple[Box, Runs | None]
-"""A matrix in a parameter: where it begins and its own shape, and its runs where it is no box."""
+"""A matrix in a parameter: its offset and its own shape, and its runs if it is not a box."""
 
 
 def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Place] | None:
-    """Where the matrices of a parameter lie; None where the parameter is one matrix.
+    """Where the matrices of a parameter lie; None if the parameter is one matrix.
 
-    ``(2, 4)``: rows of each, one after the other (fused q, k and v; gate and up).
-    ``("interleaved", 2, 4)``: those sizes again and again, and all runs of one place are one matrix (q, k and
-    v head by head; with 1 and 1, gate and up row by row). ``("heads", 2, 4)``: the same sizes, every run a
-    matrix of its own; ``2`` is short for ``("heads", 2)``. ``"stack"``: leading dimensions count matrices
-    (experts); ``("stack", …)`` takes each of them apart by what follows. ``"flatten"``: one matrix,
-    dimensions after the first count as columns (convolutions). Of a parameter stored ``transposed``, (in,
-    out), numbers count columns.
+    - ``(2, 4)``: the rows of each matrix, one after the other (fused q, k and v; gate and up).
+    - ``("interleaved", 2, 4)``: runs of 2 and 4 rows alternate, and all runs of 2 form one matrix, all runs
+      of 4 another (q, k and v head by head; with 1 and 1, gate and up row by row).
+    - ``("heads", 2, 4)``: the same runs, each a matrix of its own; ``2`` is short for ``("heads", 2)``.
+    - ``"stack"``: leading dimensions count matrices (experts).
+    - ``("stack", …)``: the same, and each of them is split as the rest of the tuple says.
+    - ``"flatten"``: one matrix; dimensions after the first count as columns (convolutions).
+
+    For a parameter stored ``transposed``, (in, out), the numbers count columns.
 
     Raises:
-        UsageError: the parameter cannot be split so.
+        UsageError: the parameter cannot be split this way.
 
     >>> [box.offset for box, _ in part_boxes((6, 4), (2, 4))]
     [(0, 0), (2, 0)]
@@ -233,9 +235,9 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
 
 
 def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
-    """Where each matrix's rows, or columns, begin, how many they are, and in which runs, how far apart.
+    """For each matrix: its first line (row or column), the number of its lines, run length and stride.
 
-    None where that is not so many lines.
+    None if this does not fit ``length`` lines.
     """
     kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
@@ -252,11 +254,11 @@ def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int,
 
 
 def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = False) -> list[Matrix]:
-    """The matrices that a parameter holds, numbered from ``first`` on; ``whole.index`` is the parameter's.
+    """The matrices in a parameter, numbered from ``first`` on; ``whole.index`` is the parameter's index.
 
     Raises:
-        UsageError: the parameter cannot be split so.
-        StrategyError: a cut goes through the dimensions that become columns together.
+        UsageError: the parameter cannot be split this way.
+        StrategyError: a cut goes through a dimension that is merged into the columns.
     """
     places = part_boxes(whole.shape, parts, transposed)
     if places is None:
@@ -283,7 +285,7 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
 
 
 def _part_name(name: str, index: int, parts: int, runs: Runs | None) -> str:
-    """The name of a matrix, by which ranks also tell whether they split a parameter alike."""
+    """The name of a matrix; by comparing names, ranks also check that they split parameters the same way."""
     if runs is not None:
         return f"{name}[part {index}, {runs.length} of every {runs.stride}]"
     return name if parts == 1 else f"{name}[part {index}]"
@@ -299,9 +301,9 @@ def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SummedGram:
-    """A matrix that stays cut: what its shards' Gram matrices add up to, ``side`` × ``side``, is iterated on.
+    """A matrix that stays cut: the iteration runs on the sum of its shards' Gram matrices, [side, side].
 
-    Tensor parallelism cuts dimension ``cut`` of [rows, columns]; the other one is ``side`` long.
+    Tensor parallelism cuts dimension ``cut`` of [rows, columns]; the other one has length ``side``.
     """
 
     cut: int
@@ -309,11 +311,11 @@ class SummedGram:
 
     @property
     def elements(self) -> int:
-        """Elements of its upper triangle, which is what travels."""
+        """Elements of its upper triangle; only these travel."""
         return self.side * (self.side + 1) // 2
 
     def sides_of(self, numel: int) -> tuple[int, int]:
-        """Rows and columns of a shard of so many elements."""
+        """Rows and columns of a shard of ``numel`` elements."""
         along = numel // self.side
         return (along, self.side) if self.cut == 0 else (self.side, along)
 
@@ -322,11 +324,10 @@ class SummedGram:
 class BucketEntry:
     """A matrix in a bucket.
 
-    ``offset`` and ``size`` are elements of the virtual buffer, the same at every tensor-parallel position:
-    ``size`` is the largest piece that any of them holds. ``workers`` are the positions in the bucket's group
-    that orthogonalize the matrix. ``route`` leads from what a worker has after the bucket's own route to the
-    whole matrix. With ``gram`` there is no such route: the workers along tp keep their pieces and work on the
-    matrix together.
+    ``offset`` and ``size`` are in elements of the virtual buffer, the same at every tensor-parallel position:
+    ``size`` is that of the largest piece. ``workers`` are the positions in the bucket's group that
+    orthogonalize the matrix. After the bucket's own route, ``route`` leads from a worker's piece to the whole
+    matrix. With ``gram`` it is empty: the workers along tp keep their pieces and share the work.
     """
 
     matrix: Matrix
@@ -338,14 +339,14 @@ class BucketEntry:
 
     @property
     def cost(self) -> int:
-        """Operations of a Newton–Schulz iteration, the average of five, at each rank that works on it."""
+        """Operations per Newton–Schulz iteration, averaged over five, at each rank that works on it."""
         if self.gram is None:
             return newton_schulz_cost(self.matrix.sides)
         return gram_cost(self.gram.side, self.size)
 
 
 def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:
-    """The box of a tensor of ``shape`` that a rank holds after cuts one within the other.
+    """The box of a tensor of ``shape`` that a rank holds after nested cuts, outermost first.
 
     >>> from .grid import Grid
     >>> at = Grid.of(dp=2, tp=2).at(3)
@@ -355,7 +356,7 @@ def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> B
     return _cut_box(shape, cuts, tuple((at[axis], at.grid.size(axis)) for axis, _ in cuts))
 
 
-@lru_cache(maxsize=4096)  # of thousands of ranks, most hold the same few boxes
+@lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
 def _cut_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], places: tuple[tuple[int, int], ...]) -> Box:
     box = Box((0,) * len(shape), shape)
     for (_, shard), (position, parts) in zip(cuts, places, strict=True):

@@ -1,7 +1,7 @@
-"""Which matrices are worked on at the same time: rounds, in which every owner has work of its own.
+"""Divides matrices into rounds: those of one round are worked on at the same time, by all owners.
 
-A round is limited by what one rank holds, not by what travels: on N owners it has about N times the limit.
-Costs are operations, weights are bytes at each rank that works on the matrix.
+The limit of a round applies to each rank's memory, not to the bytes that travel: with N owners a round has
+about N times the limit. Costs are operations, weights are bytes at each rank that works on the matrix.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most bytes that a rank holds: of a round that takes ``all`` there is, or of ``each`` of several."""
+    """Most bytes of a round that a rank holds: if one takes ``all`` matrices, or for ``each`` of several."""
 
     all: int
     each: int
 
     @classmethod
     def of(cls, in_flight: int, buffers: int) -> Limit:
-        """The limits of rounds that hold ``in_flight`` bytes together while they are in flight."""
+        """The limits for rounds that together hold ``in_flight`` bytes while they are in flight."""
         each = in_flight // IN_FLIGHT
         return cls(in_flight if buffers == 1 else each, each)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A matrix, by its number in the list of all: its bytes, its operations, its workers' positions."""
+    """A matrix: its number in the list of all, its bytes, its operations, its workers' positions."""
 
     number: int
     weight: int
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Round:
-    """A round while it is filled: the most bytes and operations of a position, and what each has so far."""
+    """A round being filled: the limits for a position, and each position's bytes and work so far."""
 
     most_bytes: int
     most_work: int
@@ -65,15 +65,15 @@ class _Round:
 
 
 def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
-    """Deal jobs into rounds; returns the numbers of each round's jobs.
+    """Distribute jobs over rounds; returns the numbers of each round's jobs.
 
-    A round takes everything, or, where that is too much for a position, as much as the limit of each, but
-    always the largest job, or as much of small ones.
+    If every position can hold all its jobs within ``limit.all``, there is one round. Else each round takes up
+    to ``limit.each`` bytes per position, or as much as the largest job if that is more.
 
-    The costliest jobs go first, each into the first round that has room. The job that opens a round says how
-    much work its positions may have: as many such jobs as a round takes. So the other ranks have no more to
-    do than its owner. Rounds and jobs come out in the order of the jobs' numbers, since gradients become
-    complete in that order, backwards.
+    The costliest jobs go first, each into the first round that has room. The job that opens a round also
+    limits its work: a position may have the work of as many such jobs as fit into a round. So the other ranks
+    have no more work than the opening job's owner. Rounds and jobs are sorted by the jobs' numbers, because
+    gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))
@@ -88,7 +88,7 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     if max(weights.values(), default=0) <= limit.all:
         return [[job.number for job in jobs]] if jobs else []
     rounds: list[_Round] = []
-    first_open: dict[int, int] = {}  # of each position; those before are full
+    first_open: dict[int, int] = {}  # each position's first round with room; earlier ones are full
     least, most = min(job.weight for job in jobs), max(job.weight for job in jobs)
     room = max(limit.each, most)
     for job in sorted(jobs, key=lambda job: (-job.cost, job.number)):

@@ -1,17 +1,19 @@
 """Builders that turn matrices and a grid into a plan. Strategies differ in data, not in code.
 
 - ``replicated``: every rank orthogonalizes everything (DDP with ``torch.optim.Muon``): the baseline.
-- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; the answers are shared by an all_reduce of a
-buffer
-  that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt 2024).
+- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; owners share the updates by an all_reduce of a
+  buffer that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt
+  2024).
 - ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
   (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
-- ``layerwise``: each matrix lives at one dp position: gradients are summed there, parameters sent from
-  there, and momentum never moves (Megatron-LM's layer-wise optimizer; ``Owned`` parameters in torchtitan).
-- ``owner``: each matrix whole on exactly one rank and back, over any sharding, many in one exchange.
+- ``layerwise``: each matrix belongs to one dp position, which sums its gradients, keeps its momentum and
+  sends out its parameters (Megatron-LM's layer-wise optimizer; ``Owned`` parameters in torchtitan).
+- ``owner``: each matrix is gathered on exactly one rank and scattered back, over any sharding, many in one
+  exchange.
 - ``owner_per_replica``: the same within every replica, so that nothing travels between replicas.
-- ``gram``: layerwise, but a matrix whose long side tensor parallelism cuts is nowhere whole: one all_reduce
-  of its Gram matrix takes the place of the tp gather. Equal to one process within a bound, not bitwise.
+- ``gram``: layerwise, but a matrix whose long side is cut by tensor parallelism is never gathered: one
+  all_reduce of its Gram matrix replaces the tp gather. The result matches one process within a bound, not
+  bitwise.
 """
 
 from __future__ import annotations
@@ -60,10 +62,9 @@ ROUND_BYTES = 25_000_000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything a step does, as data: which buckets, held how, moved along which routes.
+    """Everything a step does, as data: its buckets, their layouts, and the routes between them.
 
-    ``expects`` is what a step must find in ``p.grad``: the rank's own gradient, or one already averaged over
-    dp.
+    ``expects`` says which gradients must be in ``p.grad``: the rank's own, or ones already averaged over dp.
     """
 
     strategy: str
@@ -72,11 +73,11 @@ class Plan:
     expects: Literal["local", "averaged"]
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
-        """The master plan as one rank reads it: one entry a matrix, in the order of the buckets."""
+        """The master plan for one rank: one entry per matrix, in the order of the buckets."""
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
 
     def __str__(self) -> str:
-        """What to choose a strategy by: buckets, the balance of the work, and the largest buffer."""
+        """Facts for choosing a strategy: buckets, the balance of the work, and the largest buffer."""
         matrices = sum(len(bucket.entries) for bucket in self.buckets)
         gradients = "each rank's own" if self.expects == "local" else "already averaged"
         peak = max((peak_buffer(self, self.grid.at(rank)) for rank in self.grid.ranks[:64]), default=0)
@@ -107,8 +108,8 @@ def replicated(
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
     Args:
-        round_bytes: most gradient bytes in the buckets in flight, per tensor-parallel rank; it matters for
-            ``tp_gather="bucket"``.
+        round_bytes: most gradient bytes in the buckets in flight, per tensor-parallel rank; it matters only
+            for ``tp_gather="bucket"``.
         tp_gather: as in ``zero1``.
     """
 
@@ -135,19 +136,19 @@ def round_robin(
     round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; everyone applies everything.
+    """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; all ranks apply all updates.
 
     Args:
-        order: which one is the ``i``-th: counted from the costliest on (by ``"size"``, as KellerJordan/Muon
-            sorts them), so that positions have about as much work; or as the optimizer lists them (by
-            ``"index"``, as the first distributed Muon did).
-        back: how owners share what they computed: by an ``"all_reduce"`` of a buffer that is zero where the
-            rank does not own (as published), or by an ``"all_gather"``, at half the bytes. Where a round is
-            larger than ``round_bytes``, each owner broadcasts its own.
+        order: ``"size"`` counts matrices from the costliest on, as KellerJordan/Muon sorts them, so that
+            positions have about the same work; ``"index"`` counts them in the optimizer's order, as the first
+            distributed Muon did.
+        back: how owners share their updates: by an ``"all_reduce"`` of a buffer that is zero for matrices of
+            other ranks (as published), or by an ``"all_gather"``, at half the bytes. If a round is larger
+            than ``round_bytes``, each owner broadcasts its own.
         round_bytes, tp_gather: as in ``zero1``.
 
     Raises:
-        StrategyError: ``back`` or ``order`` is not known.
+        StrategyError: ``back`` or ``order`` is unknown.
     """
     if back not in ("all_reduce", "all_gather"):
         raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
@@ -181,23 +182,24 @@ def zero1(
     round_bytes: int = ROUND_BYTES,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """Momentum cut over dp in flat buffers; each rank orthogonalizes the matrices its slice touches.
+    """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
     Args:
-        cut: what dp cuts into equal slices: one ``"list"`` of all matrices, as published, so that a matrix
-            lies on few ranks, with matrices of every shape spread over it, so that slices of as many elements
-            are about as much work; or every ``"bucket"`` by itself, as Megatron-LM's optimizer does, so that
-            where one matrix fills a bucket all ranks work on all matrices.
+        cut: what dp cuts into equal slices. ``"list"``: one list of all matrices, as published, so a matrix
+            lies on few ranks. Shapes are mixed along the list, so that equal slices are about equal work.
+            ``"bucket"``: each bucket by itself, as in Megatron-LM's optimizer. If one matrix fills a bucket,
+            all ranks then work on all matrices.
         gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
-            ``"boundary"`` only the matrices that straddle a slice boundary, to the ranks that keep a part.
-        round_bytes: most bytes of one owner's gradients that a rank holds of the ``rounds.IN_FLIGHT`` (3)
-            rounds that are in flight, or three of the largest matrices if those are more. A round's buckets
-            travel one after the other. Of ``cut="bucket"``, the size of a bucket.
-        tp_gather: over tp, one all_gather a ``"matrix"``, or one a ``"bucket"``: the same bytes in fewer
-            requests, while all whole matrices of a bucket that a rank works on are in memory at once.
+            ``"boundary"`` gathers only the matrices that cross a slice boundary, on the ranks that keep a
+            part of them.
+        round_bytes: most bytes of one owner's gradients that a rank holds in the ``rounds.IN_FLIGHT`` (3)
+            rounds in flight, or three of the largest matrices if those are more. A round's buckets travel one
+            after the other. For ``cut="bucket"``, the size of a bucket.
+        tp_gather: over tp, one all_gather per ``"matrix"``, or one per ``"bucket"``: the same bytes in fewer
+            requests, but all whole matrices of a bucket that a rank works on are in memory at once.
 
     Raises:
-        StrategyError: ``gather``, ``cut`` or ``tp_gather`` is not known.
+        StrategyError: ``gather``, ``cut`` or ``tp_gather`` is unknown.
     """
     if gather not in ("all", "boundary"):
         raise StrategyError(f'zero1 knows gather="all" and gather="boundary"; got {gather!r}')
@@ -232,20 +234,20 @@ def layerwise(
     tp: Literal["share", "repeat"] = "share",
     round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Each matrix at one dp position: its momentum is kept there, and Newton–Schulz runs there.
+    """Each matrix belongs to one dp position, which keeps its momentum and runs Newton–Schulz.
 
-    Gradients travel to the owners, summed, and stepped parameters from them to all: as many bytes as ZeRO-1
-    with AdamW, together over the ranks. Slices are as long as what their owners have, so that nothing is
-    padded but what tensor parallelism cut unevenly. Owners share the Newton–Schulz cost of all matrices,
-    longest first.
+    Gradients are reduced to the owners, and the owners send the stepped parameters to all ranks. Summed over
+    the ranks, this takes as many bytes as ZeRO-1 with AdamW. Slices are as long as the owners' matrices, so
+    only pieces that tensor parallelism cut unevenly are padded. Owners share the Newton–Schulz cost of all
+    matrices, longest first.
 
     Args:
-        tp: the ranks of a position ``"share"`` its matrices: each is gathered to one of them, and its update
-            scattered back; or they ``"repeat"`` the work: each gathers all of them, and nothing goes back.
+        tp: what the tp ranks at a dp position do. ``"share"``: each matrix is gathered to one of them, which
+            scatters its update back. ``"repeat"``: each rank gathers all matrices; nothing goes back.
         round_bytes: as in ``zero1``.
 
     Raises:
-        StrategyError: ``tp`` is not known.
+        StrategyError: ``tp`` is unknown.
 
     Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan, pull request 3719.
     """
@@ -262,36 +264,38 @@ def gram(
     least_aspect: float = 1.0,
     round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Newton–Schulz without a gather: where tp cuts a matrix's long side, its shards never meet.
+    """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
     For X, n × l, cut along l, each rank multiplies its own columns into an n × n matrix. One all_reduce over
-    tp adds these up to the Gram matrix XXᵀ: a bucket's together, fp32, upper triangles alone. Every rank of
-    tp iterates on it, and multiplies its own shard by the outcome. A tall matrix cut along its rows goes the
-    same way with XᵀX.
+    tp sums these to the Gram matrix XXᵀ, for a whole bucket at once, in fp32, and only upper triangles. Every
+    tp rank iterates on it, and multiplies its own shard by the result. A tall matrix that is cut along its
+    rows is treated the same way, with XᵀX.
 
-    Against a gather of the whole on T ranks, whose iterations each rank repeats (``zero1``, ``layerwise``): a
-    rank sends 2(n + 1)/l times the bytes, so less from 2:1 on, and its work is 4n²l/T + 34n³ operations for
-    five iterations in place of 20n²l + 10n³. ``owner`` divides all of that by T where there are at least T
-    matrices to share out, and sends l/(nT) times ``gram``'s bytes, there and back. So ``owner`` sends less up
-    to an aspect ratio of T, and computes less up to about 2T. ``scripts/gram.py`` measures.
+    Compared with gathering the matrix on T ranks, which all repeat the iterations (``zero1``, ``layerwise``),
+    a rank sends 2(n + 1)/l times the bytes, which is less from an aspect ratio of 2 on. Its work is
+    4n²l/T + 34n³ operations for five iterations instead of 20n²l + 10n³. ``owner`` divides all of the latter
+    by T if there are at least T matrices to share, and sends l/(nT) times ``gram``'s bytes, there and back.
+    So ``owner`` sends less up to an aspect ratio of T, and computes less up to about 2T. ``scripts/gram.py``
+    measures this.
 
-    Over dp it works like ``layerwise``, and not like ``replicated``: a matrix whose work is divided over tp
-    should not be worked on again at every dp position, nor its momentum kept at each. Gradients are local,
-    the step averages them. With dp=1 there is no difference.
+    Over dp it works like ``layerwise``, not like ``replicated``: dp positions should not repeat work that is
+    divided over tp, and should not all keep the momentum. Gradients are local, and the step averages them.
+    With dp=1 there is no difference.
 
-    A matrix that is cut along its short side, or through the numbers of a stack, is gathered by all ranks of
-    tp, and one that is not cut is worked on by all of them: their Gram matrix, l × l, would take more bytes
-    and operations than the gather. They meet the group's own recipe, to the bit. What stays cut meets the
-    Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or ``"minimax"``;
-    others are refused. It is *not* bitwise the single process's: the sum rounds otherwise, by one part in
-    10⁷ of the Gram matrix. An update is within 5 % of that of ``orthogonalize="gram"`` in one process, in
-    Frobenius norm (measured: 0.8 % with Keller Jordan's coefficients, 2 % with minimax's), and its quality,
-    error and largest singular value, within 0.05 of stock's: ``orthogonalizers/gram.py`` states these bounds,
-    and ``tests/step/test_gram.py`` holds them. All ranks of tp iterate on the same bits.
+    All tp ranks gather a matrix that is cut along its short side, or along a dimension that counts a stack,
+    because its Gram matrix, l × l, would take more bytes and operations than the gather. A matrix that is not
+    cut is orthogonalized by all tp ranks. Both use the group's own recipe, with the same bits. Matrices that
+    stay cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or
+    ``"minimax"``; other recipes are refused. The result is *not* bitwise that of a single process, because
+    the sum rounds differently, by one part in 10⁷ of the Gram matrix. An update is within 5 % of that of
+    ``orthogonalize="gram"`` in one process, in Frobenius norm (measured: 0.8 % with Keller Jordan's
+    coefficients, 2 % with minimax's). Its error and its largest singular value are within 0.05 of stock's.
+    ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them. All tp ranks
+    iterate on the same bits.
 
     Args:
-        least_aspect: the least length of the cut side over the other's that a matrix stays cut at: ``2.0``
-            gathers squares too; below 1, matrices cut along their short side may stay cut.
+        least_aspect: a matrix stays cut only if its cut side is at least this many times as long as the other
+            side. ``2.0`` gathers squares, too; below 1, matrices cut along their short side may stay cut.
 
     Raises:
         StrategyError: ``least_aspect`` is not positive.
@@ -314,29 +318,30 @@ def owner(
     assign: Literal["longest_first", "in_turn"] | Sequence[int] = "longest_first",
     round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Each matrix whole on exactly one rank and back, over any sharding; one exchange a round each way.
+    """Each matrix is gathered on exactly one rank and scattered back, over any sharding, in one exchange each
+    way per round.
 
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
         round_bytes: most bytes, in bf16 as they travel, of the whole matrices that a rank owns in the
-            ``rounds.IN_FLIGHT`` (3) rounds that are in flight, or three of the largest matrices if those are
-            more. Beside them a rank holds the pieces it sends, which are as much where the group cuts every
-            matrix. Where ranks hold copies of the parameters, each also receives every update of the rounds.
+            ``rounds.IN_FLIGHT`` (3) rounds in flight, or three of the largest matrices if those are more. A
+            rank also holds the pieces that it sends, which are as many bytes if the group cuts every matrix.
+            If ranks hold copies of the parameters, each also receives every update of these rounds.
 
     Raises:
-        StrategyError: ``assign`` is not known, or names ranks that are not on the grid.
+        StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
     """
     rounds = _owned_rounds(grid.axes, grid, assign)
     return _plan("owner", matrices, grid, "averaged", rounds, round_bytes, any_cut=True)
 
 
 def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
-    """Each matrix whole on exactly one rank of every replica: nothing travels between replicas.
+    """Each matrix is gathered on exactly one rank of every replica; nothing travels between replicas.
 
-    A replica is a group of ranks that hold every matrix once between them: the ranks along the axes that cut
-    any matrix (under HSDP, those of one shard group). ``owner`` orthogonalizes a matrix once and sends its
-    update to all replicas; here every replica does the work again, and slow links between them stay idle.
+    A replica is a group of ranks that together hold every matrix once: the ranks along the axes that cut any
+    matrix (under HSDP, those of one shard group). ``owner`` orthogonalizes a matrix once and sends its update
+    to all replicas. Here every replica repeats the work, and slow links between replicas stay idle.
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
     rounds = _owned_rounds(axes, grid, "longest_first")
@@ -356,7 +361,7 @@ STRATEGIES: dict[str, Builder] = {
 
 
 def find_builder(strategy: str | Builder) -> Builder:
-    """The builder of that name, or the builder itself.
+    """The builder of that name; a builder is returned as it is.
 
     Raises:
         StrategyError: no strategy has that name.
@@ -369,7 +374,7 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """What ranks must agree on before they step: how each bucket travels, and a line a matrix, in order."""
+    """Lines that ranks must agree on before they step: how each bucket travels, and one line per matrix."""
     routes = [_routes_text(bucket) for bucket in plan.buckets]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
@@ -382,7 +387,7 @@ def fingerprint(plan: Plan) -> list[str]:
 
 
 def _routes_text(bucket: Bucket) -> str:
-    """What tells apart two options of one strategy: who asks for which collectives, in which dtype."""
+    """Text that distinguishes options of one strategy: the collectives of each route, and their dtypes."""
     ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
     said = (f"{name} {_route_text(route)}" for name, route in ways.items())
     packed = ", tp gathers together" if bucket.tp_gather == "bucket" else ""
@@ -406,9 +411,9 @@ def _cut_text(matrix: Matrix) -> str:
 
 
 def plan_imbalance(plan: Plan) -> float:
-    """The most Newton–Schulz work of any rank over a fair share, all buckets together: 1.0 is perfect.
+    """The Newton–Schulz work of the busiest rank, as a multiple of a fair share: 1.0 is perfect balance.
 
-    Work that several ranks repeat counts for each; where all do everything, this is the number of ranks.
+    Work that several ranks repeat counts for each. If all ranks do everything, this is the number of ranks.
     """
     once = sum(newton_schulz_cost(entry.matrix.sides) for bucket in plan.buckets for entry in bucket.entries)
     return max(work_by_position(plan)) * plan.grid.world_size / once if once else 1.0
@@ -417,8 +422,8 @@ def plan_imbalance(plan: Plan) -> float:
 def work_by_position(plan: Plan) -> list[int]:
     """Newton–Schulz work of one iteration at each position of the buckets' group, in operations.
 
-    All buckets of a plan count their workers in one group: ``plan.buckets[0].axes``. Work is added at the
-    first worker and taken away after the last, so that thousands of them cost no more than one.
+    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. The work is added at the
+    first worker and subtracted after the last, so thousands of workers take no longer than one.
     """
     positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
     change = [0] * (positions + 1)
@@ -445,9 +450,9 @@ def peak_buffer(plan: Plan, at: Coordinate) -> int:
 
 
 Rounds: TypeAlias = Iterable[Sequence[Bucket]]
-"""Buckets that are walked abreast, round by round; ``_plan`` numbers them."""
+"""The buckets of each round, which run abreast; ``_plan`` numbers them."""
 RoundMaker: TypeAlias = Callable[[Sequence[Matrix], Limit], Rounds]
-"""Makes rounds of the matrices of a buffer."""
+"""Divides the matrices of a buffer into rounds."""
 
 
 def _plan(
@@ -460,7 +465,7 @@ def _plan(
     any_cut: bool = False,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """A plan of the rounds that ``rounds`` makes of the matrices of each buffer."""
+    """Build a plan: ``rounds`` divides the matrices of each buffer into rounds."""
     if tp_gather not in ("matrix", "bucket"):
         raise StrategyError(f'{name} knows tp_gather="matrix" and tp_gather="bucket"; got {tp_gather!r}')
     if not any_cut:
@@ -480,7 +485,7 @@ def _plan(
 
 
 def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
-    """Bytes of each matrix's gradient, of the largest piece that tensor parallelism leaves."""
+    """Bytes of each matrix's gradient, for its largest tensor-parallel piece."""
     return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
 
 
@@ -491,10 +496,10 @@ def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]
 def _in_rounds(
     jobs: Sequence[Job], limit: Limit, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
 ) -> Rounds:
-    """Rounds of jobs, and the buckets of each: one for all where that is within the limit, else one an owner.
+    """Rounds of jobs, and the buckets of each: one bucket if it is within the limit, else one per owner.
 
-    So no rank ever holds more than one owner's. ``sharing`` positions, one after the other, count as one
-    owner: each has that part of every weight.
+    So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner:
+    each holds ``1 / sharing`` of every weight.
     """
     fits = sum(job.weight for job in jobs) <= limit.all * sharing
     most = limit.all if fits else limit.each
@@ -531,7 +536,7 @@ def _check_only_dp_and_tp(name: str, grid: Grid) -> None:
 
 
 def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[BucketEntry, ...]:
-    """Entries one after the other in the virtual buffer, each with its tensor-parallel route."""
+    """Entries in sequence in the virtual buffer, each with its tensor-parallel route."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     return tuple(
         BucketEntry(matrix, sum(sizes[:i]), sizes[i], workers[i], _tp_route(matrix, grid))
@@ -540,7 +545,7 @@ def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]
 
 
 def _summed(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Out: every rank keeps the buffer, zeros where it is not the owner. Back: the sum over ranks."""
+    """There: every rank keeps the buffer, with zeros for others' matrices. Back: the sum over ranks."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _route(grid, "dp", Replicate(), Partial(), whole.size, WIRE)
@@ -549,7 +554,7 @@ def _summed(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
 
 
 def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """Out: every rank keeps its own segment of the buffer. Back: all segments, one after the other."""
+    """There: every rank keeps its own segment of the buffer. Back: an all_gather of the segments."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
     alone = len(set(owners)) == 1
@@ -573,7 +578,7 @@ def _averaged_bucket(
     compute: Route,
     phases: tuple[str, str],
 ) -> Bucket:
-    """Every rank keeps everything; only updates travel."""
+    """A bucket of which every rank keeps everything, so that only updates travel."""
     first = entries[0].matrix
     stay = Route((), first.grad_dtype), compute, Route((), first.dtype)
     return Bucket(0, 0, ("dp",), entries, whole, whole, worked, *stay, phases=phases)
@@ -581,7 +586,7 @@ def _averaged_bucket(
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """Matrices one after the other, cut over ``dp`` into slices of ``length``: where each ends, and the
+    """A sequence of matrices, cut over ``dp`` into slices of ``length``: where each matrix ends, and the
     positions whose slices hold a part of it. In elements."""
 
     matrices: Sequence[Matrix]
@@ -593,7 +598,7 @@ class _List:
 
     @classmethod
     def of(cls, run: Sequence[Matrix], grid: Grid) -> _List:
-        """The list of matrices in this order."""
+        """The list of these matrices, in this order."""
         sizes, dp = [largest_piece(matrix, grid) for matrix in run], grid.size("dp")
         length, ends = padded(sum(sizes), dp) // dp, [*accumulate(sizes)]
         runs = zip(ends, sizes, strict=True)
@@ -601,7 +606,7 @@ class _List:
         return cls(run, dp, length, sizes, ends, workers)
 
     def most_work(self) -> int:
-        """Operations of the position that has most to do."""
+        """Operations of the busiest position."""
         work = [0] * self.dp
         for matrix, places in zip(self.matrices, self.workers, strict=True):
             for place in places:
@@ -609,7 +614,7 @@ class _List:
         return max(work)
 
     def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
-        """How the slices cut a bucket of some of the matrices, by their numbers."""
+        """How the slices cut a bucket of the matrices with these numbers."""
         if len(its) == len(self.matrices):
             return SlicedBuffer("dp", self.dp * self.length)
         held = [0] * self.dp
@@ -617,18 +622,18 @@ class _List:
             start, end = self.ends[number] - self.sizes[number], self.ends[number]
             for place in self.workers[number]:
                 held[place] += min(end, (place + 1) * self.length) - max(start, place * self.length)
-        owner = min(self.workers[its[0]].start, self.dp - 1)  # of no elements, perhaps
+        owner = min(self.workers[its[0]].start, self.dp - 1)  # an empty matrix may come after the last slice
         if held[owner] == sum(held):
             return SlicedBuffer("dp", sum(held), owner=owner)
         return SlicedBuffer("dp", sum(held), tuple(held))
 
 
 def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
-    """The matrices in that order, of two, which gives the busiest position less to do.
+    """The matrices in the better of two orders: the one that leaves the busiest position less work.
 
-    In the one those of each shape are spread evenly, so that any run of the list has about its share of the
-    work. In the other each slice begins with the largest and goes on with the largest that fits, so that
-    few matrices lie in two slices, where two positions would work on them.
+    The first spreads the matrices of each shape evenly, so that any run of the list has about its share of
+    the work. The second fills each slice with the largest matrix that still fits, so that few matrices lie in
+    two slices, where two positions would work on them.
     """
     spread = _List.of(_spread(run), grid)
     filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
@@ -663,12 +668,12 @@ def _sliced(
     slices: SlicedBuffer,
     gather: Literal["all", "boundary"],
 ) -> Bucket:
-    """The virtual buffer, cut over dp between steps."""
+    """A bucket whose virtual buffer is cut over dp between steps."""
     first, size = entries[0].matrix, slices.size
     worked: Layout = VirtualBuffer(size)
     compute = _route(grid, "dp", slices.cut, Replicate(), size, WIRE)
     if slices.owner is not None and gather == "boundary":
-        worked, compute = slices, Route((), WIRE)  # its one worker has everything
+        worked, compute = slices, Route((), WIRE)  # its only worker has everything
     elif gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
@@ -688,10 +693,10 @@ def _sliced(
 
 
 def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None = None) -> RoundMaker:
-    """Makes rounds of matrices that live with owners over dp, the costliest of all given out first.
+    """Makes rounds of matrices that belong to owners over dp, assigned from the costliest on.
 
-    Ranks along tp share the matrices of their position: each is put together at one of them. Where
-    ``entry_of`` says how they come by a matrix, all of them work on it.
+    By default, the tp ranks of a position share its matrices: each is gathered on one of them. With
+    ``entry_of``, which gives each matrix's route, all of them work on all of its matrices.
     """
     dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
     loads = [0] * (dp * tp)
@@ -702,7 +707,7 @@ def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | Non
         shares = longest_first(costs, loads)
         for cost, share in zip(costs, shares, strict=True):
             loads[share] += cost
-        owners = [share % dp * tp + share // dp for share in shares]  # few matrices lie at many positions
+        owners = [share % dp * tp + share // dp for share in shares]  # spread few matrices over positions
         workers = [range(place, place + 1) for place in owners]
         jobs = _jobs(costs, workers, [tp * weight for weight in _weights(run, grid)])
 
@@ -715,14 +720,14 @@ def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | Non
 
 
 def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
-    """A matrix that tensor parallelism gathers, before it has a place in a buffer and a worker."""
+    """An entry with the tensor-parallel route, but without an offset in a buffer and without workers."""
     return BucketEntry(matrix, 0, largest_piece(matrix, grid), range(0), _tp_route(matrix, grid))
 
 
 def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
-    """The virtual buffer, one dp position's matrices after the other's, and cut between positions.
+    """A bucket whose virtual buffer is ordered by dp position, and cut between positions.
 
-    ``owners`` count dp positions, or, with ``tp`` ranks at each that share its matrices, ranks.
+    ``owners`` are dp positions, or ranks if ``tp`` ranks at each position share its matrices.
     """
     first, places = run[0].matrix, [owner // tp for owner in owners]
     slices = _slices_of([entry.size for entry in run], places, grid.size("dp"))
@@ -757,7 +762,7 @@ def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp:
 
 
 def _slices_of(sizes: Sequence[int], places: Sequence[int], positions: int) -> SlicedBuffer:
-    """Slices as long as what each position owns, or all with the one that owns everything."""
+    """One slice per position, as long as its matrices, or a single owner's buffer if one owns everything."""
     if len(set(places)) == 1:
         return SlicedBuffer("dp", sum(sizes), owner=places[0])
     filled = _filled(sizes, places, positions)
@@ -765,7 +770,7 @@ def _slices_of(sizes: Sequence[int], places: Sequence[int], positions: int) -> S
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list[int]:
-    """Elements that each position owns of a bucket."""
+    """The number of elements of a bucket that each position owns."""
     filled = [0] * positions
     for size, place in zip(sizes, owners, strict=True):
         filled[place] += size
@@ -777,7 +782,7 @@ def _owned_rounds(
     grid: Grid,
     assign: Literal["longest_first", "in_turn"] | Sequence[int],
 ) -> RoundMaker:
-    """Makes rounds of one bucket each: own pieces out to owners over ``axes``, whole matrices back."""
+    """Makes rounds of one bucket each: pieces are gathered to owners over ``axes``, and updates sent back."""
     loads = [0] * grid.at(0).size(*axes)
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
@@ -815,7 +820,7 @@ def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
 
 
 def one_by_one(plan: Plan) -> Plan:
-    """An ``owner`` plan of one matrix a round, whose phases say which: owners do not work side by side."""
+    """An ``owner`` plan with one matrix per round, named in its phases: owners work one after the other."""
     entries = sorted((e for b in plan.buckets for e in b.entries), key=lambda entry: entry.matrix.index)
     alone = [(entry, _owned(plan.buckets[0].axes, (entry,))) for entry in entries]
     buffers = {e.matrix.index: bucket.buffer for bucket in plan.buckets for e in bucket.entries}
@@ -853,12 +858,12 @@ def _owners(
 
 
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
-    """From one rank's tensor-parallel piece to the whole matrix. A matrix that is part of a parameter may be
-    cut unevenly by an even cut of the parameter, so the lengths are stated."""
+    """The route from a tensor-parallel piece to the whole matrix. It states all lengths, because an even cut
+    of a parameter may cut the matrices in it unevenly."""
     return _tp_route_of(matrix.shape, matrix.part, matrix.cuts, grid)
 
 
-@lru_cache(maxsize=1024)  # most layers of a model are alike
+@lru_cache(maxsize=1024)  # most layers of a model have equal shapes
 def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...], grid: Grid) -> Route:
     alike = Matrix(0, "", shape, cuts, part=part)
     cut = alike.cut("tp")
@@ -880,6 +885,6 @@ def _summed_gram(matrix: Matrix, least_aspect: float) -> SummedGram | None:
 
 
 def _route(grid: Grid, axis: str, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:
-    """The route of a flat buffer along one axis: one hop, or none where nothing changes."""
+    """The route of a flat buffer along one axis: one hop, or none if nothing changes."""
     moves = grid.size(axis) > 1 and src != dst
     return Route((Hop(axis, src, dst, (size,)),) if moves else (), dtype)

@@ -1,8 +1,8 @@
-"""All ranks agree, before anything changes, on gradients, hyperparameters and the step's number.
+"""All ranks agree on gradients, hyperparameters and the step's number before anything changes.
 
-Each rank sends nine numbers, whatever it holds: so ranks that hold different things can still read each
-other's, and the error says what differs. Only where the sums show a problem do they exchange a number a
-gradient, which is safe then, because they are known to hold as many.
+Each rank sends nine numbers, whatever it holds, so even ranks that hold different things can compare, and the
+error says what differs. Only if the sums show a problem do ranks exchange a few numbers per gradient. That is
+safe then, because they are known to have the same number of gradients.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import GradientError, MismatchError, NotFiniteError, TutorialError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """The ranks that step together: this one's number, how many they are, and how they add up numbers.
+    """The ranks that step together: this one's number, how many there are, and how to sum numbers over them.
 
     Numbers lie on ``device``. ``total(numbers, phase)`` is a generator that returns their sum over all
-    ranks, on each to the same bits.
+    ranks, with the same bits on each.
     """
 
     rank: int
@@ -40,14 +40,14 @@ def _keep(numbers: Tensor, phase: str) -> Walk:
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
-"""A process alone."""
+"""A single process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What ranks must have alike in a step, as text: hyperparameters, the step's number. All have these keys.
+    """Texts that must be the same on all ranks in a step, such as hyperparameters. Ranks have the same keys.
 
-    An ``error`` keeps this rank from stepping, and so all of them: it is raised once all know of it.
+    An ``error`` keeps this rank from stepping, and so all of them: it is raised once all ranks know of it.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class Fingerprint:
 
     @property
     def texts(self) -> dict[str, str]:
-        """All there is to compare; the error last."""
+        """All texts to compare; the error comes last."""
         return {**self.values, _ERROR: str(self.error or "")}
 
     def raise_error(self, rank: int) -> None:
-        """Raise the error, if there is one, as that of a rank.
+        """Raise the error, if there is one, with the rank's number.
 
         Raises:
             TutorialError: of the error's class.
@@ -70,11 +70,11 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OwnGradients:
-    """One rank's gradients, as ranks compare them before a step.
+    """One rank's gradients, for ranks to compare before a step.
 
-    ``remedy`` says what to do about a gradient that only some ranks have; None where that is allowed, since
-    local gradients are averaged and a missing one counts as zero. ``limits`` are the largest numbers that the
-    sum of each gradient may hold, where the step will sum them.
+    ``remedy`` says what to do about a gradient that only some ranks have. It is None if that is allowed:
+    local gradients are averaged, and a missing one counts as zero. If the step sums gradients, ``limits`` are
+    the largest numbers that the sum of each can hold.
     """
 
     tensors: Sequence[Tensor | None] = ()
@@ -90,13 +90,13 @@ _ERROR = "what keeps this rank from stepping"
 def agree_on_gradients(
     own: OwnGradients, ranks: Ranks, fingerprint: Fingerprint = NOTHING_TO_COMPARE
 ) -> Walk:
-    """Which gradients any rank has, [gradients], the same answer on every rank. All ranks must walk it.
+    """Find out which gradients exist on any rank, [gradients]; the same on every rank. All ranks must run it.
 
-    On the meta device there are no values: nothing is wrong, and all gradients are taken to be there.
+    The meta device has no values, so there nothing is wrong, and all gradients are assumed to exist.
 
     Raises:
         GradientError: on every rank: a gradient is not finite, or would not be once summed, or is missing on
-            some ranks where that is not allowed.
+            some ranks although that is not allowed.
         MismatchError: on every rank: their fingerprints differ.
     """
     there = [grad is not None for grad in own.tensors]
@@ -114,7 +114,7 @@ def agree_on_gradients(
 
 
 def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
-    """Compare fingerprints alone, by the message that a step begins with. All ranks must walk it.
+    """Compare only fingerprints, with the first message of a step. All ranks must run it.
 
     Raises:
         MismatchError: on every rank: they differ.
@@ -125,8 +125,8 @@ def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
 def _summary(
     fingerprint: Fingerprint, there: Sequence[bool], largest: Tensor, limits: Sequence[float] | None
 ) -> Tensor:
-    """One rank's numbers, to be summed: hashes of its fingerprint and of which gradients it has, [8], and how
-    much of its limit the largest element takes up, [1]: infinite where one is not finite."""
+    """One rank's numbers, to be summed: hashes of its fingerprint and of which gradients it has, [8], and the
+    largest share of a limit that any element takes up, [1]: infinite if an element is not finite."""
     texts = str(fingerprint.texts).encode(), bytes(there)
     halves = [half for text in texts for half in divmod(zlib.crc32(text), 1 << 16)]
     hashes = [number for half in halves for number in (half, half * half)]
@@ -136,9 +136,9 @@ def _summary(
 
 
 def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
-    """Each gradient's largest absolute value, [gradients], float64: 0 of a missing one.
+    """Each gradient's largest absolute value, [gradients], float64; 0 for a missing one.
 
-    By ``aminmax``: a norm of infinite order reads a gradient thirty times more slowly on a CPU.
+    It uses ``aminmax``, because a norm of infinite order takes thirty times as long on a CPU.
     """
     peaks = torch.zeros(len(own.tensors), dtype=torch.float64, device=device)
     held: dict[torch.dtype, list[int]] = {}
@@ -154,7 +154,7 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
-    """Which gradients any rank has, where not all have the same, or some may not be finite once summed."""
+    """Find out which gradients exist on any rank, when ranks differ or a sum may not be finite."""
     count = len(own.tensors)
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
@@ -182,7 +182,7 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
 
 
 def _ranks_where(here: bool, ranks: Ranks) -> Walk:
-    """Say on which ranks something is so. All ranks must walk it."""
+    """Text that says on which ranks ``here`` is true. All ranks must run it."""
     column = (yield from rank_table([float(here)], ranks))[:, 0]
     guilty = [rank for rank, found in enumerate(column.tolist()) if found]
     return f"on {len(guilty)} of {ranks.size} ranks ({_say_ranks(guilty)})"
@@ -198,14 +198,14 @@ def _refuse_overflow(name: str, here: float, total: float, limit: float, ranks: 
 
 
 def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
-    """Every rank's row of numbers, [ranks, numbers], on each of them. All ranks must walk it."""
+    """Gather every rank's row of numbers, [ranks, numbers], on all ranks. All ranks must run it."""
     table = torch.zeros(ranks.size, len(row), dtype=torch.float64, device=ranks.device)
     table[ranks.rank] = table.new_tensor(row)
     return (yield from ranks.total(table.view(-1), "which rank")).view_as(table)
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
-    """Say what differs and on which rank, from all ranks' hashes of each text.
+    """Raise an error that says what differs on which rank, from all ranks' hashes of each text.
 
     Raises:
         TutorialError: this rank's own error.
@@ -233,7 +233,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
 
 
 def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
-    """Which ranks differ from the rest, by what each of them holds; ``ranks`` are their numbers.
+    """Text that says which ranks' values differ from the rest; ``ranks`` are their numbers.
 
     >>> say_outliers([7, 7, 3, 7])
     'rank 2 differs from the others'
@@ -255,13 +255,13 @@ def _say_ranks(ranks: Sequence[int]) -> str:
 
 
 HASHES = (1 << 19) - 1
-"""How many hashes there are: so few that float64 holds the sum of their squares over 16,384 ranks exactly.
+"""The number of hashes, small enough for float64 to hold the sum of 16,384 ranks' squares exactly.
 
-A prime: modulo a power of two, a flip of one of an element's high bits (a sign's, an exponent's) adds zero.
+It is a prime: modulo a power of two, flipping a high bit of an element (sign, exponent) would change nothing.
 """
 
 _COLUMNS = 1021
-_ROWS = 256  # at once, 2 MB of int64
+_ROWS = 256  # per pass: 2 MB of int64
 _WEIGHTS = 1 + torch.arange(_COLUMNS, dtype=torch.int64)
 
 
@@ -270,11 +270,11 @@ def _hash(text: str) -> int:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A hash of a tensor's bits and where they stand, [], int64: other bits give another, but for one case in
-    half a million, and any single flipped bit does."""
+    """A hash of a tensor's bits and their positions, [], int64. Any single flipped bit changes it; other
+    changes go unnoticed once in half a million."""
     words = _bits(tensor)
     whole = len(words) // _COLUMNS * _COLUMNS
-    sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)  # a word counts by its column
+    sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)  # one sum per column
     for rows in words[:whole].view(-1, _COLUMNS).split(_ROWS):  # sum(dtype=…) takes twelve times as long
         sums += rows.to(torch.int64).sum(0)
     sums[: len(words) - whole] += words[whole:]
@@ -282,23 +282,23 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    words = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # of 64 bits, sums wrap
+    words = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # 64-bit sums wrap
     return tensor.detach().contiguous().reshape(-1).view(words)
 
 
 def differ(sums: Tensor, ranks: int) -> bool:
-    """Whether numbers that were summed with their squares, [2 × numbers], were not the same on all ranks.
+    """Whether ranks' numbers differ, given the sums of the numbers and of their squares, [2 × numbers].
 
-    n·Σv² = (Σv)² where all v are equal, and only there.
+    n·Σv² = (Σv)² if and only if all v are equal.
     """
     pairs = sums.view(-1, 2).tolist()
     return any(ranks * int(squares) != int(total) ** 2 for total, squares in pairs)
 
 
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
-    """Whether ``GradScaler`` found infinity in this step's gradients, the same answer on every rank.
+    """Whether ``GradScaler`` found infinity in this step's gradients; the same answer on every rank.
 
-    All ranks must walk it.
+    All ranks must run it.
 
     Raises:
         GradientError: on every rank: only some found it.

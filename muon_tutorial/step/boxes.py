@@ -1,4 +1,4 @@
-"""What a rank works on of a matrix, taken from a flat buffer or from one by one, and its update put back."""
+"""Takes a rank's box of a matrix out of a flat buffer or ``Pieces``, and puts its update back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .rank_bucket import RankBucket, RankMatrix
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """The box that this rank works on, in its own shape; ``Pieces`` give it up."""
+    """The box that this rank works on, in its own shape; it is removed from ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """The opposite of ``take_box``. A slice is copied: it would keep the whole matrix.
+    """The opposite of ``take_box``. A slice is copied, because a view would keep the whole matrix alive.
 
-    A member of a stack keeps that, which is no more than some megabytes.
+    A member of a stack does keep the stack alive, but that is only a few megabytes.
     """
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
@@ -28,14 +28,14 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def kept_for_work(bucket: RankBucket, boxes: Tensor | Pieces) -> Tensor | Pieces:
-    """What a rank keeps while its round computes: where it works on nothing of the bucket, no flat buffer."""
+    """What a rank keeps while its round computes: no flat buffer if it works on nothing in the bucket."""
     if isinstance(boxes, Pieces) or bucket.works:
         return boxes
     return boxes.new_empty(0)
 
 
 def ready_to_return(bucket: RankBucket, boxes: Tensor | Pieces) -> Tensor | Pieces:
-    """The opposite of ``kept_for_work``: the buffer that the way back wants, zeros where nothing was done."""
+    """The opposite of ``kept_for_work``: the buffer for the way back, zeros if the rank did no work."""
     if isinstance(boxes, Pieces) or bucket.works:
         return boxes
     return boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))

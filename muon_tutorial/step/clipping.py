@@ -1,4 +1,4 @@
-"""Gradients are clipped by their common norm: every element counts once, however many ranks hold it."""
+"""Clips gradients by their common norm: every element counts once, even if several ranks hold it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def clip_gradients(
 ) -> Walk:
     """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before.
 
-    ``averaged`` are the flat gradients of buckets, by index; those of the other buckets stay as the model
-    holds them, and are not written to: the scale is returned beside the norm, for the step to multiply them
-    by. ``rest`` are the parameters that another optimizer steps. Must be walked by all ranks of the grid.
+    ``averaged`` are the flat gradients of buckets, by index. Those of the other buckets stay in the model and
+    are not changed here, so the scale is returned with the norm, and the step multiplies them by it. ``rest``
+    are the parameters that another optimizer steps. All ranks of the grid must run it.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part, copies in (*_bucket_shares(buckets, averaged), *_rest_shares(rest, at)):
@@ -75,5 +75,5 @@ def _sharded_axes(param: Tensor) -> tuple[str, ...]:
         cut = getattr(param, "partition_dim", None)
         return () if cut is None or cut < 0 else ("tp",)
     pairs = zip(mesh_axes(param.device_mesh), param.placements, strict=True)
-    # What FSDP2 does to a parameter that tensor parallelism has cut is a shard that denies it.
+    # FSDP2 on top of tensor parallelism makes a _StridedShard, whose is_shard() is False.
     return tuple(axis for axis, it in pairs if it.is_shard() or isinstance(it, _StridedShard))

@@ -1,9 +1,9 @@
-"""Phase 1 while backward still runs: a bucket's gradients set out as soon as all of them are there.
+"""Phase 1 during backward: a bucket's gradients are sent as soon as all of them exist.
 
-Buckets go in the opposite order of the plan's, as backward goes through a model, and each after the one
-before it, however early it is complete; and over a process group of their own. So all ranks ask for the same
-collectives in the same order, whatever order their gradients come in and whatever else they ask. Nothing is
-waited for during backward. Knows hooks and buckets; what a step does with the result is ``step/``'s.
+Buckets are sent strictly in the plan's reverse order, as backward goes through a model, and over a process
+group of their own. So all ranks issue the same collectives in the same order, whatever order their gradients
+appear in and whatever else they communicate. Nothing is waited for during backward. Knows hooks and buckets;
+``step.py`` uses the result.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .step import PlanStep
 
 @dataclass(eq=False)
 class EarlyReduction:
-    """The buckets of one step on their way; ``run`` walks a generator in a world with groups of its own.
+    """The buckets of one step in flight; ``run`` runs a generator in a world with its own process groups.
 
-    ``paused``: gradients are being accumulated, and stay where they are. ``begun`` buckets have set out, and
-    ``sent`` holds a checksum of what each of them was. ``finished``: all have arrived, and wait for the step.
-    ``error`` is what keeps this rank from stepping.
+    ``paused``: gradients are being accumulated, and none is sent. ``begun`` is the number of buckets sent,
+    and ``sent`` holds a checksum of each. ``finished``: all have arrived, and wait for the step. ``error``
+    keeps this rank from stepping.
     """
 
     step: PlanStep
@@ -49,12 +49,12 @@ class EarlyReduction:
 
     @property
     def on_its_way(self) -> bool:
-        """Whether some gradients have set out, and not all have arrived."""
+        """Whether some gradients have been sent, and not all have arrived."""
         return self.begun > 0 and not self.finished
 
     @torch.no_grad()
     def arrive(self, index: int) -> None:
-        """Take note that backward has left a parameter's gradient, and send what is complete.
+        """Record that backward has produced a parameter's gradient, and send complete buckets.
 
         Raises:
             GradientError: that gradient is already on its way.
@@ -72,7 +72,7 @@ class EarlyReduction:
             self._begin()
 
     def _begin(self) -> None:
-        """Let the next bucket set out. A gradient that cannot be sent goes as zeros, and the step refuses."""
+        """Send the next bucket. If a gradient cannot be sent, zeros are sent, and the step is refused."""
         bucket = self.buckets[self.begun]
         try:
             flat = pack_gradients(bucket)
@@ -87,10 +87,10 @@ class EarlyReduction:
 
     @torch.no_grad()
     def finish(self) -> TutorialError | None:
-        """Send what is left and leave the averaged gradients in the step, as ``PlanStep.ready`` would.
+        """Send the remaining buckets and give the averaged gradients to the step, like ``PlanStep.ready``.
 
-        All ranks must call, as often: a second time it does nothing. Returns what keeps this rank from
-        stepping: a gradient that could not be sent, or that was written to since.
+        All ranks must call it equally often; a second call does nothing. Returns the error that keeps this
+        rank from stepping: a gradient could not be sent, or was written to since.
         """
         if self.finished:
             return self.error
@@ -113,11 +113,11 @@ class EarlyReduction:
         return self.error
 
     def _has_changed(self, place: int) -> bool:
-        """Whether a bucket's gradients are others than were sent; by their bits, for not all writes count."""
+        """Whether a bucket's bits have changed since it was sent; version counters do not show all writes."""
         return not torch.equal(checksum(pack_gradients(self.buckets[place])), self.sent[place])
 
     def drop(self) -> None:
-        """Forget gradients that have arrived, and begin anew.
+        """Forget gradients that have arrived, and start over.
 
         Raises:
             GradientError: some are still on their way, and other ranks may have sent more or fewer.

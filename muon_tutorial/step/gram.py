@@ -1,7 +1,7 @@
-"""Phases 3 to 5 of matrices that stay cut: their Gram matrices are summed over tp, and iterated on.
+"""Phases 3 to 5 for matrices that stay cut: their Gram matrices are summed over tp, and iterated on.
 
-In place of a gather and a slice for each there is one all_reduce for all of a bucket. It leaves the same bits
-on every rank, and the iterations on those are the same products on each.
+Instead of a gather and a slice for each matrix, one all_reduce serves a whole bucket. It leaves the same
+bits on every rank, and the iterations on those are the same products on each.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Cut = tuple[RankMatrix, SummedGram]
 
 
 def orthogonalize_cut(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Orthogonalize the bucket's matrices that stay cut: their updates take their inputs' places.
+    """Orthogonalize the bucket's matrices that stay cut: their updates replace their inputs.
 
-    Must be walked by all ranks of the grid. Ranks that work on none of a bucket's stand by.
+    All ranks of the grid must run it. Ranks that work on none of them yield an empty turn.
     """
     if not any(matrix.entry.gram for matrix in bucket.matrices):
         return
@@ -47,7 +47,7 @@ def own_grams(
     cut: Sequence[Cut],
     inputs: Sequence[Tensor],  # each [rows / T, columns] or [rows, columns / T]
 ) -> Tensor:  # [sum of side · (side + 1) / 2], fp32
-    """The Gram matrix of this rank's shard of each matrix, packed, one after the other."""
+    """The Gram matrices of this rank's shards, packed, one after the other."""
     packed = inputs[0].new_empty(sum(gram.elements for _, gram in cut), dtype=GRAM_DTYPE)
     for (matrix, gram), box, own in zip(cut, inputs, _each(packed, cut), strict=True):
         with record_function(f"Gram matrix of {matrix.name}"):
@@ -62,7 +62,7 @@ def multiply_shard(
     box: Tensor,  # [rows / T, columns] or [rows, columns / T]
     summed: Tensor,  # [side · (side + 1) / 2], fp32
 ) -> Tensor:  # as box
-    """Iterate on a matrix's summed Gram matrix, and multiply this rank's box by the outcome."""
+    """Iterate on a matrix's summed Gram matrix, and multiply this rank's box by the result."""
     group = matrix.parameter.group
     with record_function(f"Newton-Schulz of {matrix.name}"):
         update = orthogonalize_shard(
@@ -76,5 +76,5 @@ def _each(packed: Tensor, cut: Sequence[Cut]) -> tuple[Tensor, ...]:
 
 
 def _shard(box: Tensor, gram: SummedGram) -> Tensor:
-    """This rank's box of a matrix as a shard, [rows, columns]; perhaps of none."""
+    """This rank's box of a matrix as a shard, [rows, columns], which may be empty."""
     return box.reshape(gram.sides_of(box.numel()))

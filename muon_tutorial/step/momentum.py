@@ -1,4 +1,4 @@
-"""Momentum is updated here; and which part of each parameter's momentum a rank stores between steps."""
+"""Updates the momentum, and says which part of each parameter's momentum a rank stores between steps."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def update_momentum(
 ) -> Tensor | Pieces:  # [stored]
     """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` is flat, what this rank stores of the bucket, or None where gradients stay as the model holds
-    them; those are read there, and multiplied by ``scale``. The inputs are flat as well, or one by one where
-    they travel so, and only those that some rank needs are made. ``present`` are the parameters
-    that have a gradient: the inputs of the others are zero.
+    ``gradient`` is this rank's stored part of the bucket, flat, or None if gradients stay in the model; then
+    they are read there and multiplied by ``scale``. The inputs are flat as well, or ``Pieces`` if they travel
+    one by one. Only those that some rank needs are made. ``present`` are the parameters that have a gradient;
+    the inputs of the others are zero.
     """
     inputs = _no_inputs(bucket)
     for matrix in bucket.matrices:
@@ -63,7 +63,7 @@ def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
 
 
 def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor:
-    """Move one matrix's momentum; returns the Newton–Schulz input, if it is needed."""
+    """Update one matrix's momentum; returns the Newton–Schulz input, if it is needed."""
     group, stored = matrix.parameter.group, matrix.parameter.momentum
     momentum = stored[matrix.momentum_index]
     nesterov = group["nesterov"] and is_needed
@@ -73,7 +73,7 @@ def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor
 
 
 def _keep(inputs: Tensor | Pieces, matrix: RankMatrix, ns_input: Tensor | None) -> None:
-    """Keep a Newton–Schulz input, apart from the momentum; zeros where there is none."""
+    """Copy a Newton–Schulz input, so that the momentum is not overwritten; zeros if there is none."""
     if isinstance(inputs, Pieces):
         make = torch.zeros if ns_input is None else torch.empty
         box = make(matrix.held.box.shape, dtype=inputs.dtype, device=inputs.device)
@@ -91,7 +91,7 @@ def momentum_update(
     """Move the momentum towards the gradient, in place, and return the input of Newton–Schulz.
 
     The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. Without Nesterov the
-    buffer itself is returned: read it, do not write to it. A gradient of another dtype takes the buffer's.
+    buffer itself is returned: read it, do not write to it. The gradient is cast to the buffer's dtype.
 
     >>> import torch
     >>> buffer, grad = torch.zeros(1, 2), torch.ones(1, 2)
@@ -107,11 +107,11 @@ def momentum_update(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MomentumShard:
-    """What one rank stores of one parameter's momentum.
+    """The part of one parameter's momentum that one rank stores.
 
-    ``flat``: a run of elements, all matrices of the parameter one after the other, where storage is sliced;
-    else a tensor of the shape in which this rank holds the parameter, and a DTensor where that is one: hosts
-    that save a state by ``torch.distributed.checkpoint`` take a plain tensor for a replica.
+    ``flat``: storage is sliced, so the part is a run of elements, all matrices of the parameter one after the
+    other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is one,
+    because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
     """
 
     parameter: ParameterState
@@ -125,7 +125,7 @@ class MomentumShard:
         return (numel,) if self.flat else tuple(self.parameter.data.shape)
 
     def index(self, shard: StoredShard, at: Coordinate) -> MomentumIndex:
-        """Where one matrix's elements lie in the momentum."""
+        """The index of one matrix's elements in the momentum."""
         matrix = shard.entry.matrix
         if not self.flat:
             return matrix.slices(at)
@@ -133,13 +133,13 @@ class MomentumShard:
         return slice(start, start + shard.numel)
 
     def fill(self, at: Coordinate) -> None:
-        """Give the parameter's state its momentum: zeros, or this rank's part of one that was loaded.
+        """Put the momentum into the parameter's state: zeros, or this rank's part of a loaded momentum.
 
-        Where storage is sliced, the state also says which elements those are, and how often they moved, so
-        that another rank's momentum of the same size, or one of another step, is not taken for this one's.
+        If storage is sliced, the state also records which elements these are, and how many steps they have
+        taken. This prevents mix-ups with another rank's momentum of the same size, or one from another step.
 
         Raises:
-            UsageError: a loaded momentum is neither what this rank stores nor the whole parameter's.
+            UsageError: a loaded momentum fits neither this rank's part nor the whole parameter.
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")
@@ -151,17 +151,17 @@ class MomentumShard:
             state.setdefault("steps", 0)
 
     def count_step(self) -> None:
-        """Note in the state that the momentum has moved, where it says whose slice it is."""
+        """Count a step in the state, if storage is sliced."""
         if self.flat:
             self.parameter.state["steps"] += 1
 
     def elements(self, at: Coordinate) -> Elements:
-        """The elements of a flat momentum."""
+        """The runs of elements in a flat momentum, one per non-empty matrix."""
         frames = [(flat_frame(shard.entry.matrix, at), shard) for shard in self.shards if shard.numel]
         return tuple((*frame, shard.in_piece) for frame, shard in frames)
 
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
-        """A loaded momentum as this rank stores it; a DTensor cut otherwise is gathered first."""
+        """This rank's part of a loaded momentum; a DTensor with other placements is gathered first."""
         if isinstance(saved, DTensor):
             saved = saved.to_local() if self._lies_as_stored(saved) else saved.full_tensor()
         matrix = self.shards[0].entry.matrix
@@ -199,7 +199,7 @@ class MomentumShard:
 def momentum_shards(
     plan: Plan, at: Coordinate, parameters: Sequence[ParameterState]
 ) -> dict[int, MomentumShard]:
-    """What a rank stores of each parameter's momentum, by the parameter's index.
+    """The part of each parameter's momentum that a rank stores, by the parameter's index.
 
     A parameter's matrices may lie in several buckets.
     """
@@ -215,6 +215,6 @@ def momentum_shards(
 
 
 def _say(elements: Elements) -> str:
-    """Each run of elements, in the piece it belongs to."""
+    """Text for each run of elements and the piece it belongs to."""
     runs = [f"{run[0]} to {run[1]} of a {h} x {w} piece at {offset}" for offset, (h, w), run in elements]
     return "elements " + ", ".join(runs) if runs else "nothing"

@@ -1,4 +1,4 @@
-"""Phases 2 to 6: every matrix travels to where it is whole, meets Newton–Schulz there, and travels back."""
+"""Phases 2 to 6: every matrix is gathered, orthogonalized by Newton–Schulz, and its update is sent back."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from .boxes import keep_box, kept_for_work, ready_to_return, take_box
 from .rank_bucket import RankBucket, RankMatrix
 
 Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
-"""What puts each whole matrix together, by its index."""
+"""Functions that put each whole matrix together, by its index."""
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""Called in place of Newton–Schulz, with the matrix, its group, and what iterates: an audit counts, and a
-planner iterates each shape once."""
+"""Called instead of Newton–Schulz, with the matrix, its group, and the function that iterates: an audit
+counts calls, and a planner iterates each shape once."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """From the Newton–Schulz inputs that this rank stores to the updates that it stores: flat, or one by one.
+    """Turn this rank's stored Newton–Schulz inputs into its stored updates: both flat, or both ``Pieces``.
 
-    ``boxes`` is given up: an update takes its input's place. Must be walked by all ranks of the grid. A rank
-    that does not work on a matrix stands by.
+    ``boxes`` is consumed: an update replaces its input. All ranks of the grid must run it. A rank that does
+    not work on a matrix yields empty turns.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     boxes = kept_for_work(bucket, boxes)
-    yield ABREAST  # until the other owners of the round have theirs
+    yield ABREAST  # wait until the round's other owners have theirs
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
 
-        yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 of matrices that are nowhere whole
+        yield from orthogonalize_cut(bucket, boxes)  # 3 to 5 for matrices that stay cut
     wholes = (yield from gather_bucket(bucket, boxes)) if bucket.plan.tp_gather == "bucket" else None
     stacked = orthogonalize_stacks(bucket, boxes)
     for matrix in bucket.matrices:
@@ -55,10 +55,10 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         if matrix.work is not None:
             update = yield from orthogonalize_one(bucket, matrix, boxes, wholes or {})
             keep_box(update, boxes, matrix)
-            del update  # where it is kept decides how long
+            del update  # only ``boxes`` keeps it alive
         elif wholes is None:
             yield from stand_by(matrix.entry.route)
-    yield ABREAST  # until they have computed: from here on they wait for each other
+    yield ABREAST  # wait until they have computed, as the way back needs all of them
     boxes = ready_to_return(bucket, boxes)
     return (
         yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back)
@@ -66,9 +66,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
-    """Orthogonalize small matrices of equal shape together, where their bits are those of one by one.
+    """Orthogonalize small matrices of equal shape together, if the bits are the same as one by one.
 
-    Those that this rank has whole already. Returns their indices.
+    It takes only matrices that are already whole on this rank. Returns their indices.
     """
     whole = [
         matrix
@@ -97,7 +97,7 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 
 
 def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pieces, wholes: Wholes) -> Walk:
-    """One matrix's update, from this rank's box of its Newton–Schulz input to the same box of the update."""
+    """Orthogonalize one matrix; returns this rank's box of the update. Takes the same box of the input."""
     route, name = matrix.entry.route, matrix.name
     if matrix.index in wholes:
         whole = wholes.pop(matrix.index)()
@@ -111,10 +111,10 @@ def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pi
 
 
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Phase 3 of all matrices that this rank works on at once: one all_gather over tp.
+    """Phase 3 for all matrices that this rank works on together: one all_gather over tp.
 
-    Ranks along tp work on the same matrices; where they work on none that is cut, and others do, they have an
-    empty turn. Must be walked by all ranks of the grid. Returns what puts each whole matrix together.
+    Ranks along tp work on the same matrices. If these work on no cut matrix but others do, they yield an
+    empty turn. All ranks of the grid must run it. Returns functions that put each whole matrix together.
     """
     cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
     mine = [matrix for matrix in cut if matrix.work is not None]
@@ -129,9 +129,9 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """How many equal matrices [rows, columns] a group's recipe takes together, to the bits of one by one.
+    """How many equal matrices [rows, columns] a group's recipe can stack without changing their bits.
 
-    1 where it takes them alone.
+    1 if it takes them only one by one.
     """
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:
@@ -146,10 +146,10 @@ def newton_schulz_update(
     group: Mapping[str, Any],
     workspace: Workspace | None = None,
 ) -> Tensor:  # as whole
-    """Newton–Schulz with a group's settings, on a whole matrix seen as ``sides``; the shape is kept.
+    """Newton–Schulz with a group's settings, on a whole matrix reshaped to ``sides``; the shape is kept.
 
-    ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack of them. A ``workspace`` keeps the
-    memory of a recipe between steps.
+    ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack. A ``workspace`` keeps a recipe's
+    memory between steps.
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])

@@ -1,4 +1,4 @@
-"""A parameter as a step meets it: the tensor, its group and its state; this rank's own part of each."""
+"""A parameter in a step: the tensor, its group and its state, and this rank's part of each."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class ParameterState:
 
     @property
     def data(self) -> Tensor:
-        """This rank's own part of the parameter, sharing its memory."""
+        """This rank's part of the parameter, sharing its memory."""
         return local_part(self.param.detach())
 
     @property
     def grad(self) -> Tensor | None:
-        """This rank's own part of the gradient, or None."""
+        """This rank's part of the gradient, or None."""
         return local_gradient(self.param)
 
     @property
     def momentum(self) -> Tensor:
-        """What this rank stores of the momentum."""
+        """The part of the momentum that this rank stores."""
         return local_part(self.state["momentum_buffer"])
 
 
 def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
     """How the parameters of an optimizer's group hold matrices: ``parts`` and ``transposed``.
 
-    A group that a stock ``torch.optim.Muon`` saved says neither.
+    A group saved by the stock ``torch.optim.Muon`` has neither key.
     """
     return group.get("parts"), group.get("transposed", False)
 
 
 def local_gradient(param: Tensor) -> Tensor | None:
-    """This rank's own part of a parameter's gradient, or None.
+    """This rank's part of a parameter's gradient, or None.
 
     Raises:
         GradientError: the gradient is a DTensor whose placements are not its parameter's.
@@ -68,10 +68,10 @@ def local_gradient(param: Tensor) -> Tensor | None:
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradient: its own, unless its ``grad_dtype`` says otherwise.
+    """The dtype of a parameter's gradient: the parameter's, unless its ``grad_dtype`` says otherwise.
 
     Raises:
-        StrategyError: it says that any will do, and ranks are to agree on one.
+        StrategyError: ``grad_dtype`` is None, which allows any dtype, but all ranks must use the same.
     """
     dtype = getattr(param, "grad_dtype", param.dtype)
     if dtype is None:
@@ -83,25 +83,25 @@ def gradient_dtype(param: Tensor) -> torch.dtype:
 
 
 def write_back(tensor: Tensor, index: MomentumIndex, here: Tensor) -> None:
-    """Put ``tensor[index]`` back after it was changed, where that index copied: rows that lie in runs."""
+    """Write a changed ``tensor[index]`` back if the index made a copy, as it does for rows in runs."""
     if isinstance(index, tuple) and any(isinstance(along, Tensor) for along in index):
         tensor[index] = here
 
 
 def place_gradient(param: Tensor) -> None:
-    """Lay a parameter's gradient as the parameter lies: tensor parallelism leaves some whole, or partial."""
+    """Give a gradient its parameter's placements: tensor parallelism leaves some replicated, or partial."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         param.grad = grad.redistribute(placements=param.placements)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a DTensor; a plain tensor itself."""
+    """This rank's part of a DTensor; a plain tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_as(local: Tensor, param: Tensor) -> Tensor:
-    """This rank's part of something shaped like a parameter, as the parameter's kind: DTensor or plain."""
+    """Wrap this rank's part of a tensor shaped like ``param`` as a DTensor, if ``param`` is one."""
     if not isinstance(param, DTensor):
         return local
     where = param.device_mesh, param.placements
@@ -109,12 +109,12 @@ def placed_as(local: Tensor, param: Tensor) -> Tensor:
 
 
 def mesh_axes(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The names of a mesh's dimensions. ``fully_shard`` makes meshes without: those get numbers."""
+    """The names of a mesh's dimensions. ``fully_shard`` makes meshes without names: those get numbers."""
     return mesh.mesh_dim_names or tuple(f"axis {dim}" for dim in range(mesh.ndim))
 
 
 def placed_alike(one: DTensor, other: DTensor) -> bool:
-    """Whether two DTensors are cut alike, on meshes of one shape."""
+    """Whether two DTensors have the same placements, on meshes of the same shape."""
     if one.device_mesh.shape != other.device_mesh.shape:
         return False
     pairs = zip(one.device_mesh.shape, one.placements, other.placements, strict=True)

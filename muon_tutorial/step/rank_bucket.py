@@ -1,4 +1,4 @@
-"""One bucket on one rank: its parameters beside the plan's geometry for this coordinate, worked out once."""
+"""One bucket on one rank: its parameters with the plan's geometry for this coordinate, computed once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .parameter_state import MomentumIndex, ParameterState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankMatrix:
-    """One matrix of a bucket on one rank: its name, its parameter's index, [rows, columns] of the whole.
+    """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
     ``place`` is the index of this rank's piece within its part of the parameter, ``held`` the same piece in a
-    flat buffer laid out as the model holds it. ``stored`` are the elements of the bucket's buffer that the
-    rank stores of the matrix, ``in_piece`` the same elements within the piece, ``shard_range`` the same
-    within the whole matrix, and ``momentum_index`` within the parameter's momentum. ``work`` is where the
-    rank orthogonalizes the matrix, or None.
+    flat buffer with the model's layout. The rank's stored elements of the matrix are ``stored`` in the
+    bucket's buffer, ``in_piece`` within the piece, ``shard_range`` within the whole matrix, and
+    ``momentum_index`` within the parameter's momentum. ``work`` is the box that the rank orthogonalizes, or
+    None.
     """
 
     entry: BucketEntry
@@ -56,8 +56,8 @@ class RankMatrix:
 class RankBucket:
     """A bucket of the plan, with its matrices as this rank holds, stores and works on them.
 
-    ``held`` is how many elements a flat buffer has that is laid out as the model holds the matrices. All
-    buckets of a rank share the ``workspace``.
+    ``held`` is the number of elements in a flat buffer with the model's layout. All buckets of a rank share
+    the ``workspace``.
     """
 
     plan: Bucket
@@ -69,22 +69,22 @@ class RankBucket:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where the parameters lie."""
+        """The parameters' device."""
         return self.matrices[0].parameter.param.device
 
     @cached_property
     def gradients_stay(self) -> bool:
-        """Whether a step reads gradients where the model holds them: the gradient route is empty."""
+        """Whether a step reads gradients directly from the model: the gradient route is empty."""
         return not self.plan.gradient.hops
 
     @cached_property
     def parameters_stay(self) -> bool:
-        """Whether a step writes parameters where the model holds them: the parameter route is empty."""
+        """Whether a step updates the model's parameters in place: the parameter route is empty."""
         return not self.plan.parameter.hops
 
     @property
     def is_owned(self) -> bool:
-        """Whether one dp position stores all of it: gradients are reduced to it, parameters broadcast."""
+        """Whether one dp position stores all of it, receives its gradients and broadcasts its parameters."""
         storage = self.plan.storage_layout
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
 
@@ -100,9 +100,9 @@ class RankBucket:
 
     @cached_property
     def contributing(self) -> frozenset[int]:
-        """The matrices of whose Newton–Schulz input somebody needs this rank's part, by index.
+        """The matrices for whose Newton–Schulz input some rank needs this rank's part, by index.
 
-        Found out when first asked: over thousands of ranks that takes long, and predictions walk few buckets.
+        Computed on first use: with thousands of ranks it takes long, and predictions use few buckets.
         """
         first = next(iter(self.plan.compute.hops), None)
         if isinstance(first, Exchange):
@@ -128,7 +128,7 @@ class RankBucket:
         momentum_index: dict[int, MomentumIndex],
         workspace: Workspace,
     ) -> RankBucket:
-        """Join a bucket to a rank's parameters; ``momentum_index`` goes by the matrix's index."""
+        """Join a bucket to a rank's parameters; the keys of ``momentum_index`` are the matrices' indices."""
         held = bucket.buffer_slices(bucket.model_layout, at)
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(

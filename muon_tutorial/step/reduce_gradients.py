@@ -1,4 +1,4 @@
-"""Phase 1: gradients are averaged over dp, and each rank is left with the part that it stores."""
+"""Phase 1: gradients are averaged over dp, and each rank keeps the part that it stores."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .unreduced_gradient import unmark_gradients
 
 
 def reduce_gradients(bucket: RankBucket) -> Walk:
-    """From this rank's own gradients to the averaged ones that it stores, flat.
+    """Average this rank's gradients with the others'; returns the part that it stores, flat.
 
-    For ``zero1`` the bucket's route is a reduce_scatter over dp. Where gradients come averaged it is empty:
-    they stay as the model holds them, and what is returned is None. Must be walked by all ranks of the grid.
+    For ``zero1`` the bucket's route is a reduce_scatter over dp. If gradients are already averaged, the route
+    is empty: they stay in the model, and the result is None. All ranks of the grid must run it.
     """
     if bucket.gradients_stay:
         return None
@@ -29,14 +29,14 @@ def reduce_gradients(bucket: RankBucket) -> Walk:
 
 
 def send_gradients(bucket: RankBucket, flat: Tensor) -> Walk:
-    """``reduce_gradients`` of what ``pack_gradients`` packed."""
+    """``reduce_gradients`` for gradients that ``pack_gradients`` has packed."""
     phase = "gradient reduce" if bucket.is_owned else "gradient reduce_scatter"
     summed = yield from travel(flat, bucket.plan.gradient, bucket.at, Label(phase, bucket.name))
     return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
 
 
 def pack_gradients(bucket: RankBucket) -> Tensor:
-    """This rank's gradients, flat, [bucket.held]; zeros where there is none."""
+    """This rank's gradients, flat, [bucket.held]; zeros for missing ones."""
     flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
     for matrix in bucket.matrices:
         grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.held)
@@ -48,10 +48,10 @@ def pack_gradients(bucket: RankBucket) -> Tensor:
 def stored_gradient(
     bucket: RankBucket, matrix: RankMatrix, flat: Tensor | None, scale: Tensor | None = None
 ) -> Tensor:
-    """A matrix's averaged gradient as this rank stores it, one run of elements; zeros where there is none.
+    """A matrix's averaged gradient as this rank stores it, one run of elements; zeros if there is none.
 
-    ``flat`` is what phase 1 left. Where that is None the model's own gradient is read, which is not written
-    to, and multiplied by ``scale``. All but multiplying shares memory where it can.
+    ``flat`` is the result of phase 1. If it is None, the model's own gradient is read, multiplied by
+    ``scale``, and never written to. Without ``scale`` the result is a view if possible.
     """
     if flat is not None:
         return flat[matrix.stored]
@@ -67,7 +67,7 @@ def average_others(
 ) -> Walk:
     """Average the gradients of other parameters over dp in place, in flat buffers of at most 25 MB.
 
-    A missing one counts as zero. Must be walked by all ranks of the grid.
+    A missing one counts as zero. All ranks of the grid must run it.
     """
     for run in _runs(params):
         for param in run:
@@ -83,7 +83,7 @@ def average_others(
 
 
 def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    """Cut a sequence into runs of one dtype of gradients and at most 25 MB."""
+    """Cut a sequence into runs with one gradient dtype and at most 25 MB."""
     run: list[Tensor] = []
     weight = 0
     for param in sorted(params, key=lambda param: str(gradient_dtype(param))):

@@ -1,4 +1,4 @@
-"""The step of one process without a plan: every matrix is whole here, and nothing travels."""
+"""The step of a single process without a plan: every matrix is whole, and nothing travels."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _HERE = Grid((), ()).at(0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AloneStep:
-    """Steps an optimizer's groups in this process alone: ``torch.optim.Muon`` to the bit."""
+    """Steps an optimizer's groups in this process alone, bitwise like ``torch.optim.Muon``."""
 
     groups: Sequence[dict[str, Any]]
     state: Mapping[Tensor, dict[str, Any]]
     workspace: Workspace = field(default_factory=Workspace)
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
-        """Refuse to step, before anything has changed.
+        """Raise the fingerprint's error, if there is one, before anything has changed.
 
         Raises:
-            TutorialError: what keeps this process from stepping.
+            TutorialError: that error.
         """
         if fingerprint.error is not None:
             raise fingerprint.error
@@ -47,11 +47,11 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def step(self) -> Walk:
-        """One optimizer step, group by group; equal small matrices together where bits are the same."""
+        """One optimizer step, group by group; equal small matrices together if that keeps the bits."""
         for group in self.groups:
             present = [param for param in group["params"] if param.grad is not None]
             for param in present:
-                if "momentum_buffer" not in (state := self.state[param]):  # as the stock optimizer makes it
+                if "momentum_buffer" not in (state := self.state[param]):  # as in the stock optimizer
                     assert param.grad is not None
                     state["momentum_buffer"] = torch.zeros_like(param.grad)
             parts, transposed = group_parts(group)
@@ -64,7 +64,7 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Step parameters that are one matrix each: equal ones in one go, a few at a time."""
+        """Step parameters that are one matrix each; equal ones are stepped together, a few at a time."""
         lr, momentum = group["lr"], group["momentum"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
@@ -86,7 +86,7 @@ class AloneStep:
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
     ) -> list[Tensor]:
-        """The updates of equal matrices, in the parameters' shape; as one stack where bits are the same."""
+        """The updates of equal matrices, in the parameters' shape; as one stack if that keeps the bits."""
         if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
             stack = torch.stack([each.reshape(sides) for each in inputs])
             stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
@@ -94,9 +94,9 @@ class AloneStep:
         return [newton_schulz_update(each, sides, group, self.workspace) for each in inputs]
 
     def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
-        """Step each matrix within a parameter to the bits of a parameter of its own.
+        """Step each matrix within a parameter, with the same bits as if it were its own parameter.
 
-        A run of columns does not lie in one run of memory, and torch would round it otherwise.
+        Columns are copied first: torch rounds differently on memory that is not contiguous.
         """
         stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
         assert grad is not None
@@ -118,21 +118,21 @@ class AloneStep:
             check_orthogonalize(group)
 
     def trust(self) -> None:
-        """There are no other ranks to ask."""
+        """Do nothing: there are no other ranks."""
 
     ranks = ALONE
 
     averages = False
-    """Gradients are taken as they are."""
+    """Gradients are used as they are."""
 
     def forget(self) -> None:
-        """Nothing is kept between steps."""
+        """Do nothing: nothing is kept between steps."""
 
 
 def matrices_in(
     shape: tuple[int, ...], parts: Parts, transposed: bool
 ) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
-    """Where each matrix lies in a parameter, and its rows and columns."""
+    """The index of each matrix in a parameter, and its rows and columns."""
     if parts in (None, "flatten"):
         yield ..., _sides(shape)
     else:
@@ -146,10 +146,10 @@ def _sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 AT_ONCE = 2**18
-"""Elements of equal matrices whose momentum is moved in one call: more would only take memory."""
+"""Most elements of equal matrices whose momentum is updated in one call: more would only take memory."""
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """How many equal parameters are stepped in one go: a stack of them, or as many as are small together."""
+    """How many equal parameters to step together: a stack, or as many as fit into ``AT_ONCE`` elements."""
     stacked = stack_size(_sides(shape), group, device)
     return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

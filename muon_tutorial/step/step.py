@@ -1,7 +1,7 @@
-"""The heart: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
+"""The core: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
 
-Everything is a generator that asks for collectives and is answered by whatever world walks it: real
-processes, all ranks in one process, or none.
+Everything is a generator that yields requests for collectives. The world that runs it answers them: real
+processes, all ranks in one process, or one rank without data.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def step_bucket(
 ) -> Walk:
     """One step of the matrices in a bucket, in the blueprint's seven phases.
 
-    ``present`` are the parameters that have a gradient; ``gradient`` is what phase 1 left, where it has been
-    walked before, and ``scale`` what gradients that stay in the model are multiplied by. All flat buffers but
-    phase 1's and phase 7's hold what this rank stores of the bucket; where a route is empty there is none.
+    ``present`` are the parameters that have a gradient. ``gradient`` is the result of phase 1 if it has run
+    already, and ``scale`` multiplies gradients that stay in the model. Flat buffers hold this rank's stored
+    part of the bucket, except those that phase 1 sends and phase 7 receives; empty routes need no buffer.
     """
     if gradient is None:
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
-    del gradient  # what is dropped here is free for what follows
+    del gradient  # frees memory for the next phases
     updates = yield from orthogonalize(
         bucket, inputs
     )  # 2 to 6: dp gather, tp gather, Newton–Schulz, and back
@@ -66,11 +66,11 @@ def step_bucket(
 
 @dataclass(eq=False)
 class PlanStep:
-    """One rank's step over a plan. ``parameters`` go by their index, as the plan's matrices name them.
+    """One rank's step over a plan. ``parameters`` are in the order of the plan's parameter indices.
 
-    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer a bucket, or
-    where the model holds them, to be multiplied by ``scale`` if they were clipped. ``present`` are the
-    parameters that have one. ``sent_early``: they were averaged during backward.
+    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer per bucket, or
+    in the model, to be multiplied by ``scale`` if they were clipped. ``present`` are the parameters that have
+    a gradient. ``sent_early``: gradients were averaged during backward.
     """
 
     plan: Plan
@@ -84,12 +84,12 @@ class PlanStep:
 
     @cached_property
     def momentum_shards(self) -> dict[int, MomentumShard]:
-        """What this rank stores of each parameter's momentum."""
+        """The part of each parameter's momentum that this rank stores."""
         return momentum_shards(self.plan, self.at, self.parameters)
 
     @cached_property
     def buckets(self) -> tuple[RankBucket, ...]:
-        """The plan's buckets as this rank holds them: geometry is worked out here, once."""
+        """The plan's buckets on this rank, with their geometry, computed once."""
         index = {
             shard.entry.matrix.index: momentum.index(shard, self.at)
             for momentum in self.momentum_shards.values()
@@ -104,18 +104,18 @@ class PlanStep:
         """Give every parameter its momentum: the part that this rank stores, which may be empty.
 
         Raises:
-            UsageError: a loaded momentum is neither what this rank stores nor the whole parameter's.
+            UsageError: a loaded momentum fits neither this rank's part nor the whole parameter.
         """
         for shard in self.momentum_shards.values():
             shard.fill(self.at)
 
     def forget(self) -> None:
-        """Drop the gradients that were readied: they have been used, or have changed since."""
+        """Drop readied gradients: they have been used, or have changed."""
         self.readied.clear()
         self.present, self.scale, self.sent_early = None, None, False
 
     def readied_gradient(self, index: int) -> Tensor:
-        """The readied gradients of a bucket as this rank stores them, flat: to look at, not to write to."""
+        """The readied gradients of a bucket as this rank stores them, flat; do not write to them."""
         if index in self.readied:
             return self.readied[index]
         bucket = next(it for it in self.buckets if it.plan.index == index)
@@ -129,10 +129,10 @@ class PlanStep:
         self.readied, self.sent_early = averaged, True
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
-        """Find out which gradients there are, before anything changes, unless they are readied already.
+        """Find out which parameters have gradients before anything changes, unless they are readied already.
 
         Ranks compare their fingerprints in any case. Returns those of ``rest`` that have a gradient on any
-        rank. Must be walked by all ranks of the grid.
+        rank. All ranks of the grid must run it.
         """
         if self.present is not None or fingerprint.error is not None:
             yield from compare_fingerprints(self.ranks, fingerprint)
@@ -145,16 +145,16 @@ class PlanStep:
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
 
     def trust(self) -> None:
-        """Take the gradients that this rank has for those that all ranks have."""
+        """Assume that all ranks have gradients for the same parameters as this rank."""
         if self.present is None:
             here = (i for i, each in enumerate(self.parameters) if each.param.grad is not None)
             self.present = frozenset(here)
 
     def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a recipe that is unknown, or has no Gram form where a matrix stays cut.
+        """Refuse an unknown recipe, or one without a Gram form if a matrix stays cut.
 
         Raises:
-            UsageError: saying which have one.
+            UsageError: it lists the recipes that have one.
         """
         for group in groups:
             check_orthogonalize(group)
@@ -162,7 +162,7 @@ class PlanStep:
 
     @cached_property
     def ranks(self) -> Ranks:
-        """The ranks of the grid, and how they add up a few numbers."""
+        """The ranks of the grid, and how they sum a few numbers."""
         at = self.at
         return Ranks(
             at.rank, at.grid.world_size, self._device, lambda x, phase: sum_over_grid(x, at, Label(phase))
@@ -174,7 +174,7 @@ class PlanStep:
         return self.plan.expects == "local" and self.at.size("dp") > 1
 
     def step(self) -> Walk:
-        """One optimizer step. Must be walked by all ranks of the grid."""
+        """One optimizer step. All ranks of the grid must run it."""
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
@@ -194,10 +194,10 @@ class PlanStep:
         max_norm: float | None = None,
         fingerprint: Fingerprint = NOTHING_TO_COMPARE,
     ) -> Walk:
-        """Reduce gradients ahead of ``step``, and average those of ``rest`` in place. Clips if told to.
+        """Reduce gradients before ``step``, and average those of ``rest`` in place.
 
-        Must be walked by all ranks of the grid. Returns the norm of all gradients together if ``max_norm`` is
-        given, else None.
+        If ``max_norm`` is given, it clips and returns the norm of all gradients together, else None. All
+        ranks of the grid must run it.
         """
         found = yield from self.agree(fingerprint, rest)
         if not self.sent_early:
@@ -213,7 +213,7 @@ class PlanStep:
         return norm
 
     def _own_gradients(self, rest: Sequence[Tensor]) -> OwnGradients:
-        """This rank's gradients of the matrices and of ``rest``, as ranks compare them."""
+        """This rank's gradients of the matrices and of ``rest``, for ranks to compare."""
         tensors = [local_gradient(it) for it in (*(each.param for each in self.parameters), *rest)]
         names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
         remedy = None
@@ -227,7 +227,7 @@ class PlanStep:
 
     @cached_property
     def _names(self) -> list[str]:
-        """A parameter's name is that of its first matrix."""
+        """Each parameter's name, which is that of its first matrix."""
         matrices = [entry.matrix for bucket in self.plan.buckets for entry in bucket.entries]
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]
@@ -250,10 +250,10 @@ class PlanStep:
 
 
 def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a recipe that has no Gram form for a matrix that stays cut.
+    """Refuse a recipe without a Gram form if a matrix stays cut.
 
     Raises:
-        UsageError: saying which have one.
+        UsageError: it lists the recipes that have one.
     """
     if plan.strategy == "gram":
         from ..orthogonalizers.gram import gram_recipe

@@ -1,8 +1,8 @@
-"""Gradients of one rank alone, which the step will average, say so when they are asked for a norm.
+"""Gradients that the step has yet to average refuse to be clipped, and warn when their norm is taken.
 
-``torch.nn.utils.clip_grad_norm_`` would take the norm of this rank's gradients and scale them by a factor of
-its own, another on every rank, before they are averaged: a wrong step without a word. A loop that asks each
-gradient for its norm may clip by it, or only write it down: it is warned.
+``torch.nn.utils.clip_grad_norm_`` would take the norm of this rank's gradients and scale them by a different
+factor on every rank before they are averaged, which makes a wrong step without any error. A loop that asks
+each gradient for its norm may clip by it or may only log it, so it gets a warning instead of an error.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CLIPPING = frozenset(
         Tensor.clamp_,
     }
 )
-"""What ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients, in a loop or for all at once."""
+"""Functions that ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients, one by one or together."""
 
 _NORMS = frozenset({Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.matrix_norm})
 
 
 class UnreducedGradient(Tensor):
-    """A gradient that has yet to be averaged over dp: a tensor like any other, but for clipping."""
+    """A gradient that has yet to be averaged over dp: an ordinary tensor, except that it refuses clipping."""
 
     @classmethod
     def __torch_function__(
@@ -46,7 +46,7 @@ class UnreducedGradient(Tensor):
         """Call the function as on any tensor.
 
         Raises:
-            GradientError: it is one of those that clip gradients.
+            GradientError: the function is used for clipping.
         """
         if func in _CLIPPING:
             raise GradientError(
@@ -70,18 +70,18 @@ class UnreducedGradient(Tensor):
 
 
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
-    """Have every gradient that ``backward()`` leaves on these parameters marked, while ``owner`` lives.
+    """Mark every gradient that ``backward()`` produces for these parameters, as long as ``owner`` lives.
 
-    Returns the handles by which the hooks are removed earlier.
+    Returns the handles, to remove the hooks earlier.
     """
     return hook_gradients(params, lambda _, param: _mark(param), owner)
 
 
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
-    """Have ``hook(index, parameter)`` called when ``backward()`` has left a gradient, while ``owner`` lives.
+    """Call ``hook(index, parameter)`` when ``backward()`` has produced a gradient, while ``owner`` lives.
 
-    Also on parameters that are frozen now: they may train by the next ``backward()``. Returns the handles by
-    which the hooks are removed earlier.
+    This includes frozen parameters, which may be unfrozen before the next ``backward()``. Returns the
+    handles, to remove the hooks earlier.
     """
     leaves = [(index, param) for index, param in enumerate(params) if param.is_leaf and _can_train(param)]
     handles = [_hooked(param, partial(hook, index)) for index, param in leaves]
@@ -94,7 +94,7 @@ def _can_train(param: Tensor) -> bool:
 
 
 def _hooked(param: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """The handle of a hook: torch takes one only while a gradient is required, and keeps it ever after."""
+    """Register a hook; torch accepts it only while the parameter requires a gradient, but then keeps it."""
     trains = param.requires_grad
     try:
         return param.requires_grad_(True).register_post_accumulate_grad_hook(hook)
@@ -103,12 +103,12 @@ def _hooked(param: Tensor, hook: Callable[[Tensor], None]) -> Any:
 
 
 def _mark(param: Tensor) -> None:
-    if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses any other
+    if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses all others
         param.grad = param.grad.as_subclass(UnreducedGradient)
 
 
 def unmark_gradients(params: Iterable[Tensor]) -> None:
-    """Let gradients that have been averaged be tensors like any other again."""
+    """Turn averaged gradients back into ordinary tensors."""
     for param in params:
         if isinstance(param.grad, UnreducedGradient):
             param.grad = param.grad.as_subclass(Tensor)

@@ -1,4 +1,4 @@
-"""Parameters decay, step against the update and (phase 7) are written back to where the model holds them."""
+"""Weight decay and the step on parameters, and phase 7: stepped parameters are sent back into the model."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .rank_bucket import RankBucket, RankMatrix
 def update_parameters(
     bucket: RankBucket, updates: Tensor | Pieces, present: Collection[int]
 ) -> Tensor | None:
-    """Decay and step the elements that this rank stores; returns them, flat, to be published.
+    """Decay and step the elements that this rank stores; returns them, flat, for ``publish_parameters``.
 
-    Where parameters stay as the model holds them they are stepped there, and what is returned is None.
-    ``present`` are the parameters that have a gradient: the others stay as they are.
+    If the parameter route is empty, parameters are stepped in place, and the result is None. ``present`` are
+    the parameters that have a gradient; the others stay as they are.
     """
     if bucket.parameters_stay:
         _step_in_place(bucket, updates, present)
@@ -40,7 +40,7 @@ def step_copies(
     updates: Tensor,  # [stored], bf16
     present: Collection[int],
 ) -> Tensor:  # [stored], the parameters' dtype
-    """Decay and step copies of the elements that this rank stores; returns them, flat, as ``updates`` is."""
+    """Decay and step copies of the elements that this rank stores; returns them, flat like ``updates``."""
     stepped = torch.zeros_like(updates, dtype=bucket.plan.parameter.dtype)
     for matrix in bucket.matrices:
         if matrix.numel:
@@ -57,7 +57,7 @@ def _step_in_place(bucket: RankBucket, updates: Tensor | Pieces, present: Collec
             continue
         update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
         here = matrix.parameter.data[matrix.place]
-        stepped = here.contiguous()  # one run of elements: torch would round another otherwise
+        stepped = here.contiguous()  # torch rounds differently on strided memory
         _step_run(matrix, stepped, update)
         if not here.is_contiguous():
             here.copy_(stepped)
@@ -65,7 +65,7 @@ def _step_in_place(bucket: RankBucket, updates: Tensor | Pieces, present: Collec
 
 
 def _step_run(matrix: RankMatrix, run: Tensor, update: Tensor) -> None:
-    """Step what this rank stores of a matrix: one run of elements, in any shape."""
+    """Step the elements of a matrix that this rank stores: one run, in any shape."""
     apply_update(run, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
 
 
@@ -76,10 +76,10 @@ def apply_update(
     sides: Sequence[int],
     shard: ShardRange | None = None,
 ) -> None:
-    """Decay a matrix, or the ``shard`` of it that is given, and step it, with a group's settings.
+    """Decay and step a matrix, or a ``shard`` of it, with a group's settings.
 
-    ``sides`` are [rows, columns] of the full matrix as it is stored: they scale the learning rate, which goes
-    by outputs and inputs, so that a group that stores its weights ``transposed``, (in, out), swaps them.
+    ``sides`` are [rows, columns] of the full matrix as it is stored. They scale the learning rate as outputs
+    and inputs, so they are swapped if the group stores its weights ``transposed``, (in, out).
     """
     lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
     by_rows = name_for(group.get("orthogonalize", STOCK), *sides[-2:]) != STOCK
@@ -89,10 +89,10 @@ def apply_update(
 
 
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
-    """From the stepped parameters that this rank stores to the parameters as the model holds them.
+    """Send the stepped parameters that this rank stores to all ranks that need them in their model.
 
-    For ``zero1`` the bucket's route is an all_gather over dp; where it is empty, they are there already. Must
-    be walked by all ranks of the grid.
+    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, they are in the model already.
+    All ranks of the grid must run it.
     """
     if stepped is None:
         return

@@ -1,9 +1,9 @@
-"""Measures this machine in some seconds: products, copies, what an operation costs, and what Gloo does.
+"""Measures this machine in half a minute: products, copies, the cost of an operation, and Gloo's collectives.
 
-A process a core computes, up to eight, all at once; then a few ranks send each other tensors of several sizes
-over the loopback. What sending costs is fitted to those, in relative terms, as seconds a byte, a message, a
-round and a request. Copies, operations and collectives begin with cold caches, as whatever a step does
-follows something else.
+First one process per core, up to eight, compute at the same time. Then a few ranks send each other tensors of
+several sizes over the loopback. A fit of relative errors turns their times into seconds per byte, message,
+round and request. Copies, operations and collectives begin with cold caches, because in a step, too, each of
+them follows other work.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .work import Work
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
 BYTES = (4_096, 65_536, 1_048_576, 8_388_608, 50_331_648)
 COLD = 256_000_000
-"""Bytes of tensors that take turns in being added, on all cores together: more than caches hold."""
+"""Bytes of the tensors that are added in turn, on all cores together: more than caches hold."""
 SWEPT = 64_000_000
-"""Bytes that are written before an operation or a collective begins, on all ranks together."""
+"""Bytes that are written before each operation or collective, on all ranks together."""
 MOST_PAIRS = 10_000
 SENT = (256, 65_536, 1_048_576, 8_388_608)
 KINDS: tuple[Kind, ...] = (
@@ -55,25 +55,23 @@ KINDS: tuple[Kind, ...] = (
 )
 MOST_RANKS = 8
 WARM, ROUNDS, SWEEPS = 2, 12, 60
-ENDLESS = 1e12  # bytes a second
-BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # of a rank on a loopback, to 2e8
+ENDLESS = 1e12  # bytes per second
+BANDWIDTHS = (ENDLESS, *(2e10 / 1.05**i for i in range(95)))  # tried for a rank on a loopback, down to 2e8
 REFITS, NO_BETTER = 8, 1e-6
 REPEATED = (256,)
 BUSY_LOAD, BUSY_SPREAD = 0.5, 1.3
-"""A machine is called busy above so many waiting processes a core, or where equal work differs by so much."""
+"""A machine is called busy above this load per core, or if times of equal work differ by this factor."""
 _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
 )
-"""For what a rank does in a collective: how much, whatever it takes."""
+"""A machine without costs, for the bytes and messages of a rank in a collective: only its algorithm counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """One collective as one rank saw it: what kept it busy, the bytes that it moved both ways, and when it
-    asked and was answered each time.
-
-    Seconds on the machine's clock, which its processes share.
+    """One collective as one rank saw it: what kept it busy, the bytes that it sent and received together, and
+    the times at which it asked and was answered, in seconds on the clock that the machine's processes share.
     """
 
     busy: GlooTraffic
@@ -84,8 +82,8 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True)
 class GlooSample:
-    """One collective on all its ranks: what kept each busy, the most bytes that one moved both ways, and the
-    seconds that it took."""
+    """One collective on all its ranks: what kept each busy, the most bytes that one rank sent and received
+    together, and the seconds that it took."""
 
     busy: tuple[GlooTraffic, ...]
     moved: int
@@ -93,7 +91,7 @@ class GlooSample:
 
     @classmethod
     def of(cls, by_rank: Sequence[RankSample]) -> GlooSample:
-        """From when the last rank asked until the last was answered: the median of all times."""
+        """The seconds are the median time from the last rank's request to the last rank's answer."""
         asked = map(max, zip(*(one.asked for one in by_rank), strict=True))
         answered = map(max, zip(*(one.answered for one in by_rank), strict=True))
         took = [end - begin for begin, end in zip(asked, answered, strict=True)]
@@ -106,16 +104,16 @@ def calibrate(
     dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32),
     limit: float = 28.0,
 ) -> Machine:
-    """This machine, measured with one thread a rank, in ``limit`` seconds at most.
+    """This machine, measured with one thread per rank, in at most ``limit`` seconds.
 
-    Nothing else should run meanwhile. Where something does, ``sources["busy"]`` says how it was noticed.
+    Nothing else should run meanwhile. If something does, ``sources["busy"]`` says how it was noticed.
 
     Raises:
         UsageError: the machine is too busy to be measured in that time.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load, computing, end = os.getloadavg()[0], min(cores, MOST_RANKS), time.perf_counter() + limit
-    # With a core for each rank, a message's work and a round's delay look alike: more ranks tell them apart.
+    # With a core per rank, a message's work and a round's delay look the same: more ranks separate them.
     counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
     samples: list[GlooSample] = []
     try:
@@ -126,7 +124,7 @@ def calibrate(
             by_rank = zip(*launch(sample_gloo, ranks, args=(until,), limit=left), strict=True)
             samples += map(GlooSample.of, by_rank)
     except LaunchTimeoutError:
-        pass  # what was sampled before may be enough
+        pass  # the samples so far may be enough
     each = len(KINDS) * len(SENT)
     if len(samples) < each:
         raise UsageError(
@@ -156,10 +154,10 @@ def calibrate(
 
 
 def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 0) -> str:
-    """What shows that a machine did something else while it was measured; empty where nothing does.
+    """The signs that a machine did something else while it was measured; empty if there are none.
 
-    ``load`` is the average number of processes before. ``repeated`` are rates of one product, from each core,
-    before and after all else. ``missing`` collectives were left out for lack of time.
+    ``load``: the load average before. ``repeated``: rates of one product, from each core, before and after
+    all other measurements. ``missing``: how many collectives were left out for lack of time.
 
     >>> say_busy(0.1, 2, [5e10, 4.8e10]), say_busy(1.9, 2, [5e10, 2e10])[:74]
     ('', 'This machine was busy: load average 1.9 on 2 cores before, and the same pr')
@@ -176,7 +174,7 @@ def say_busy(load: float, cores: int, repeated: Sequence[float], missing: int = 
 
 
 def average_machines(one: Machine, other: Machine) -> Machine:
-    """The machine between two calibrations of it: the mean of each number; of links, of a byte's seconds."""
+    """The mean of two calibrations of a machine, number by number; for bandwidths, the harmonic mean."""
 
     def rates(first: Rates, second: Rates) -> Rates:
         return tuple(
@@ -201,8 +199,8 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """What a core computes while the others do the same, as ``Machine`` has it; ``repeated`` is the rate of
-    one product before and after all else."""
+    """A core's rates while the others compute, too, as in ``Machine``; ``repeated`` are the rates of one
+    product before and after all other measurements."""
 
     gemm: dict[str, Rates]
     copy: Rates
@@ -211,7 +209,7 @@ class ComputeRates:
 
 
 def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
-    """One core's rates. All cores measure at once, as they compute in a step: they share the memory."""
+    """One core's rates. All cores measure at the same time, because they share the memory in a step, too."""
     torch.set_num_threads(1)
     gemm = {}
     before = measure_products(torch.float32, REPEATED)[0][1]
@@ -227,7 +225,7 @@ def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
 
 
 def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
-    """The median of the cores, number by number."""
+    """The median over the cores, number by number."""
 
     def middle(tables: Iterable[Rates]) -> Rates:
         rows = zip(*tables, strict=True)
@@ -241,9 +239,9 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
-    """Operations a second of square products, by side: those of Newton–Schulz, each with memory of its own.
+    """Operations per second of Newton–Schulz's square products, by side, each into new memory.
 
-    A plain product of one matrix, again and again into the same memory, is a fifth faster.
+    A plain product of one matrix that is repeated into the same memory is a fifth faster.
     """
     rates: list[tuple[float, float]] = []
     for side in sides:
@@ -261,10 +259,10 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
 
 
 def measure_copies(sizes: Sequence[int] = BYTES, cold: int = COLD) -> Rates:
-    """Bytes read and written a second by adding one tensor to another, by the bytes of an operation.
+    """Bytes read and written per second when one tensor is added to another, by the bytes of the operation.
 
-    The tensors of a size take turns, up to ``cold`` bytes of them: a step meets its gradients, momentum and
-    parameters where the steps and the backward before have left them.
+    Up to ``cold`` bytes of tensors of each size take turns, so that caches are cold, as they are when a step
+    reads its gradients, momentum and parameters.
     """
     there, added = torch.ones(2, max(cold // 8, max(sizes) // 12)).unbind()
     rates: list[tuple[float, float]] = []
@@ -282,10 +280,10 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds of an operation beside its data: a step over one small matrix, divided by its operations.
+    """Seconds of an operation apart from its data: a step over one small matrix, divided by its operations.
 
-    Before each, other data sweeps the caches, as large products do in a step: where operations follow each
-    other at once, on data and code that is near, they start several times as fast.
+    Before each step other data sweeps the caches, as large products do in a real step. Operations that follow
+    each other at once, with data and code in the caches, start several times as fast.
     """
     plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
@@ -303,21 +301,21 @@ def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
 
 
 def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
-    """Collectives of several kinds and sizes over all ranks, all of which must call; none after ``until``."""
+    """Collectives of several kinds and sizes, none after ``until``. Must be called by all ranks."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     swept, samples = torch.ones(SWEPT // 4 // dist.get_world_size()), []
     for kind, size in product(KINDS, SENT):
         late = torch.tensor([float(time.perf_counter() > until)])
-        if world.run(sum_over_grid(late, world.at, Label("time is up"))):  # for one is for all
+        if world.run(sum_over_grid(late, world.at, Label("time is up"))):  # if it is up for any rank
             break
         samples.append(_sample(world, kind, size, swept))
     return samples
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
-    """Some rounds of a collective. Each comes when other data has swept the caches, as in a step: as much of
-    it on all ranks together, however many they are. A barrier before each would leave ranks apart, too."""
+    """Some rounds of a collective, each after other data has swept the caches, as in a step. The bytes of all
+    ranks together are the same, however many they are. A barrier would not help: ranks leave it apart, too."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -336,7 +334,7 @@ def _once(request: Collective) -> Walk:
 
 
 def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
-    """A collective that moves about ``size`` bytes of fp32: as the engine asks for it."""
+    """A collective that moves about ``size`` bytes of fp32, as the engine would request it."""
     parts, here, each = at.size("dp"), at.position("dp"), size // 4 // at.size("dp")
     whole, label = each * parts, Label(kind)
     if kind == "all_to_all":  # a rank sends nothing to itself
@@ -352,8 +350,8 @@ def gloo_request(kind: Kind, at: Coordinate, size: int) -> Collective:
 
 @dataclass(frozen=True, slots=True)
 class GlooCosts:
-    """What a collective's parts take: seconds a ``byte``, a ``message``, a round (``latency``) and a request
-    (``turn``), and the bytes a second that one rank moves at most, both ways (``bandwidth``)."""
+    """The costs of a collective: seconds per ``byte``, ``message``, round (``latency``) and request
+    (``turn``), and a rank's largest ``bandwidth``, sent and received together, in bytes per second."""
 
     byte: float
     message: float
@@ -363,11 +361,11 @@ class GlooCosts:
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
-    """By least squares, each weighed by one over its seconds, none below zero: long ones count for more.
+    """Fit non-negative costs by least squares; squared errors are divided by seconds, so long samples count more.
 
-    Ranks share the cores: what the processor does takes as long as all of it on all cores, and no less than
-    the busiest rank's part; and a rank's bytes, no less than its link. Where there were never more ranks than
-    cores, a message's seconds are a round's.
+    Ranks share the cores. The processors' work takes as long as all of it spread over all cores, and at least
+    as long as the busiest rank's part; a rank's bytes take at least as long as on its link. If no sample had
+    more ranks than cores, a message's seconds are counted as a round's.
     """
 
     def shared(work: Sequence[int]) -> float:
@@ -394,12 +392,12 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
 
 def _takes(table: Tensor, link: Tensor, costs: Tensor) -> Tensor:
-    """Seconds of each sample: its rounds and requests, and the longer of what processors and link take."""
+    """Seconds of each sample: its rounds and requests, plus the processors' or the link's time if longer."""
     return table[:, 2:] @ costs[2:] + torch.maximum(table[:, :2] @ costs[:2], link)
 
 
 def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
-    """The costs, where it is known what the link takes: who waits for it says nothing of processors."""
+    """The costs for known seconds of the link; samples that wait for the link do not count for processors."""
     waits = torch.zeros(len(table), dtype=torch.bool)
     costs = torch.zeros(table.shape[1], dtype=table.dtype)
     for _ in range(REFITS):
@@ -414,8 +412,8 @@ def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
 
 
 def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
-    """What the columns must be taken times for the sums that are due: the best of all fits that leave some
-    columns out and whose others are not below zero."""
+    """Coefficients of the columns, none below zero, whose sums are closest to ``due``: the best of the fits
+    to each subset of columns."""
     columns = range(rows.shape[1])
     filled = [column for column in columns if bool(rows[:, column].any())]
     best, least = [0.0 for _ in columns], float("inf")
@@ -430,7 +428,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """The median of five runs or more, which fill ``at_least`` seconds; of fewer where five take too long."""
+    """The median of at least five runs that fill ``at_least`` seconds, or of fewer if five take too long."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

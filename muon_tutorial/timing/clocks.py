@@ -1,11 +1,11 @@
-"""A clock for every rank of a grid, over the rounds of a step: who computes, and who waits for whom.
+"""Keeps a clock for every rank of a grid over the rounds of a step: which rank computes, and which waits.
 
-What each kind of rank does is known turn by turn. Here all positions go through the same turns together, in
-the order in which a window admits rounds: a collective begins when the last of its group has asked, its
-group is through with the one before, and its links are free. Positions that see the same in all rounds share
-a clock, and links of several speeds are tried at once. What differs from ``TimedWorld``:
-collectives of two groups on one link go one after the other, not side by side; ranks that share cores with
-others share them all the time; and Gloo's exchanges begin when all have asked.
+The turns of each kind of rank are known. Here all positions go through the same turns together, in the order
+in which a window admits rounds. A collective begins when the last rank of its group has asked, the group's
+previous collective is done, and its links are free. Positions that see the same in all rounds share a clock,
+and several speeds of the links are computed at once. Three things differ from ``TimedWorld``: collectives of
+two groups on one link run one after the other, not side by side; ranks that share cores with others share
+them all the time; and Gloo's exchanges begin when all ranks have asked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rank_walks import Trace, WalkedBucket, WalkedPlan, WalkedTurn
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Links ``factor`` times as fast; collectives whose phase begins as one of ``free`` take no time."""
+    """Links ``factor`` times as fast; collectives whose phase starts with one of ``free`` take no time."""
 
     factor: float = 1.0
     free: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ class Speed:
         return 0.0 if self._is_free(turn) else max(turn.moving / self.factor, turn.sending)
 
     def latency(self, turn: WalkedTurn) -> float:
-        """Seconds of a turn's collective that no bandwidth shortens."""
+        """Seconds of a turn's collective that do not depend on bandwidth."""
         return 0.0 if turn.flight is None or self._is_free(turn) else turn.flight.latency
 
     def _is_free(self, turn: WalkedTurn) -> bool:
@@ -43,10 +43,10 @@ AS_IT_IS = Speed()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """When the last position is through, at each speed of the links, and the most that any of them held.
+    """When the last position ends, at each speed of the links, and the most bytes that any position holds.
 
-    At the first speed, one position is watched: ``ended`` is when it was through; until then it spent
-    ``others`` waiting for ranks that come later, and ``exposed`` waiting for bytes.
+    At the first speed one position is watched: it ended at ``ended``, and until then it waited ``others``
+    seconds for ranks that came later, and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]
@@ -58,7 +58,7 @@ class Timed:
 
 @dataclass(slots=True, eq=False)
 class _Clocks:
-    """Of each speed and position of a walked plan, ``now``; beside it what was seen until then."""
+    """The clock ``now`` of each speed and position of a walked plan, and what was counted until then."""
 
     plan: WalkedPlan
     watched: tuple[int, ...]
@@ -69,21 +69,21 @@ class _Clocks:
     free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The largest of each group over some axes, which keep one place."""
+        """The maximum over each group along some axes, which keep the length 1."""
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
         return np.maximum.reduce(each, axis=along, keepdims=True) if along else each
 
     def watch(self, each: np.ndarray) -> float:
-        """The watched position's, at the first speed; places along an axis may be one."""
+        """The watched position's value at the first speed; an axis may have length 1."""
         index = (min(i, n - 1) for i, n in zip(self.watched, each.shape[1:], strict=True))
         return float(each[(0, *index)])
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
-    """A round in flight: its turns, and when what was asked for last is done.
+    """A round in flight: its turns, and when its last requested collective is ``done``.
 
-    ``asked`` is when all of the watched position's group had asked; ``held``, what the whole round holds.
+    ``asked``: when all of the watched position's group had asked. ``held``: the bytes that the round holds.
     """
 
     turns: Iterator[_Turn]
@@ -94,11 +94,11 @@ class _Task:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Turn:
-    """One turn of one of a round's buckets, on all positions; where they are alike, on one.
+    """One turn of one of a round's buckets on all positions, or on one if all positions are the same.
 
-    ``moving`` and ``latency`` have an axis of speeds in front. ``asked`` is what some positions ask for, None
-    where none does, and ``asks`` says which, None for all. ``root`` is where a broadcast's first copy is
-    made. ``beside`` is what the round's other buckets hold.
+    ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
+    request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
+    copy is made. ``beside``: the bytes that the round's other buckets hold.
     """
 
     busy: np.ndarray
@@ -153,7 +153,7 @@ def _wait(clocks: _Clocks, task: _Task) -> None:
 
 
 def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
-    """A collective of every group in which positions ask: when it begins, and when it is done."""
+    """Begin a collective in every group in which positions ask, and note when it is done."""
     assert asked.flight is not None
     if turn.root is not None:
         makes_it = 1.0 if turn.asks is None else turn.asks[turn.root]
@@ -173,9 +173,9 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
 
 
 def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn]:
-    """The turns of a round's buckets: of each to where they meet, one after the other, and on from there."""
+    """The turns of a round's buckets: each bucket in turn up to where they meet, and then on from there."""
     held: list[Any] = [0.0] * len(buckets)
-    total: Any = 0.0  # of held: whole bytes, so adding and taking away loses nothing
+    total: Any = 0.0  # the sum of held: whole bytes, so sums and differences are exact
     going = {place: iter(range(len(one.traces[0]))) for place, one in enumerate(buckets)}
     while going:
         for place, numbers in list(going.items()):
@@ -194,14 +194,14 @@ def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn
 
 @dataclass(slots=True, eq=False)
 class _Tables:
-    """What all kinds of a bucket do in each turn. Buckets that look alike have the same traces."""
+    """What each kind of rank does in each turn of a bucket. Buckets that look the same share their traces."""
 
     plan: WalkedPlan
     speeds: Sequence[Speed]
     known: dict[tuple[int, ...], list[_Row]] = field(default_factory=dict)
 
     def turn(self, one: WalkedBucket, number: int, beside: Any, is_last: bool) -> _Turn:
-        """A turn of a bucket on all positions."""
+        """One turn of a bucket on all positions."""
         key = tuple(map(id, one.traces))
         if key not in self.known:
             self.known[key] = [self._row(row) for row in zip(*one.traces, strict=True)]
@@ -217,7 +217,7 @@ class _Tables:
         return _Turn(busy, held, peak, moving, latency, asked, asks, root, beside, is_last)
 
     def _row(self, row: Sequence[WalkedTurn]) -> _Row:
-        """All kinds in a turn. All take as many: those that take no part have empty ones."""
+        """One turn of all kinds. All have the same number of turns: empty ones if they take no part."""
         values = (
             np.array([turn.product + turn.copy for turn in row]),
             np.array([turn.now for turn in row], dtype=float),
@@ -231,7 +231,7 @@ class _Tables:
         return _Row(thin, asked, None if asks.all() else asks)
 
     def _thin(self, each: np.ndarray) -> np.ndarray:
-        """What all kinds have alike once, with a place for each axis."""
+        """A value that is the same for all kinds is kept once, with an axis of length 1 for each axis."""
         first = each[..., :1]
         ones = (1,) * len(self.plan.axes)
         return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each
@@ -239,7 +239,8 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Row:
-    """A turn of all kinds: busy, held, peak, moving, latency; what is asked for, and by which, if not all."""
+    """One turn of all kinds: ``values`` are busy, held, peak, moving and latency; ``asked`` is what kinds
+    request, and ``asks`` says which do, None if all."""
 
     values: tuple[np.ndarray, ...]
     asked: WalkedTurn | None
@@ -248,7 +249,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """Walks that are the same on all ranks, one after the other: a rank's seconds at a speed of the links."""
+    """A rank's seconds in walks that are the same on all ranks, one after the other, at one speed of links."""
 
     product: float = 0.0
     copy: float = 0.0
@@ -258,12 +259,12 @@ class Alone:
 
     @property
     def seconds(self) -> float:
-        """All of them."""
+        """All seconds together."""
         return self.product + self.copy + self.exposed
 
 
 def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> Alone:
-    """Walks that are the same on all ranks, and how often each comes: none waits for another rank."""
+    """Time walks that are the same on all ranks, each with how often it comes; no rank waits for another."""
     found = Alone()
     for trace, times in traces:
         for turn in trace:

@@ -1,4 +1,4 @@
-"""The commands ``plan`` and ``calibrate``: what they take, and what they print."""
+"""The commands ``plan`` and ``calibrate``: their options, and what they print."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def machine_names() -> list[str]:
-    """The machines whose files come with the package."""
+    """The names of the machines whose files come with the package."""
     return sorted(path.stem for path in MACHINES.glob("*.json"))
 
 
 def find_machine(name: str) -> Machine:
-    """A machine of the package by name, or a file.
+    """The machine in the package's file of this name, or in the file at this path.
 
     Raises:
         UsageError: there is none, or its file is wrong.
@@ -158,7 +158,7 @@ def plan(options: argparse.Namespace) -> int:
     )
     choices = search(found)
     if options.map is not None:
-        from .regime_map import draw_map, survey  # matplotlib, which no other command waits for
+        from .regime_map import draw_map, survey  # here, so that no other command waits for matplotlib
 
         _write(options.map, draw_map(survey(found)))
     if options.json:
@@ -183,7 +183,7 @@ def _check_map(path: Path) -> None:
 
 
 def _check_file(path: Path) -> None:
-    """Refuse a file that cannot be written, before half a minute is spent on what it is to hold."""
+    """Refuse a file that cannot be written, before half a minute is spent on its content."""
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}")
     if path.is_dir():

@@ -1,7 +1,7 @@
-"""A machine: how fast it multiplies, copies and sends. A small file that a person can read and edit.
+"""A machine: how fast it multiplies, copies and sends, as a small file that you can read and edit.
 
-Rates are tables by size, since small matrices and short copies are slower; between two sizes they are read
-off a straight line through logarithms, and outside they stay as at the last size.
+Rates are tables by size, because small matrices and short copies are slower. Between two sizes they are
+interpolated linearly in logarithms; outside, the rate of the nearest size is used.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from ..engine.collective import Kind
 from ..errors import UsageError
 
 Rates = tuple[tuple[float, float], ...]
-"""Pairs (size, rate), by rising size."""
+"""Pairs (size, rate), in ascending order of size."""
 
 
 SHAPED_BURST = 131_072.0
-"""Bytes that the token bucket of ``scripts/shaped.sh`` holds."""
+"""The size of the token bucket of ``scripts/shaped.sh``, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What ranks send over. ``bandwidth`` in bytes a second, ``latency`` in seconds a message.
+    """The connection over which ranks send. ``bandwidth`` is in bytes per second, ``latency`` in seconds per
+    message.
 
-    ``shared``: one bus that all ranks share, as a namespace's loopback is; else every rank has its own. While
-    nobody sends, a bus saves up to ``burst`` bytes, which then travel at once: a token bucket's size. A
-    ``duplex`` link carries so much each way, others both ways together: on a loopback one thread of a rank
-    sends and receives.
+    ``shared``: all ranks share one bus, such as a network namespace's loopback; otherwise every rank has its
+    own link. While no rank sends, a bus saves up to ``burst`` bytes (a token bucket's size), which then take
+    no time. A ``duplex`` link has its bandwidth in each direction, any other link for both together: on a
+    loopback, one thread of a rank sends and receives.
     """
 
     bandwidth: float
@@ -50,17 +51,16 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a rank's work costs on nodes of one kind.
+    """The costs of a rank's work on nodes of one kind.
 
-    ``ranks_per_node`` ranks stand on a node, one after the other, and share its ``cores``; None where each
-    computes on a GPU of its own. ``gemm`` holds, by dtype, floating-point operations a second by the smallest
-    of a product's three sizes; ``copy`` bytes read and written a second by bytes. ``operation`` is what any
-    operation costs before it does anything; a GPU is given its work ahead, and pays that only where the work
-    takes less. ``turn`` is what a request costs, in seconds. ``algorithm`` says how collectives run: as
-    rings, or as Gloo runs them; ``byte`` and ``message`` are the processor's seconds for each that it sends:
-    none where a network card works alone. A rank with several collectives under way pays ``message`` once for
-    all of them. ``memory`` is what a rank has, in bytes.
-    ``sources`` say where the numbers come from.
+    ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
+    computes on its own GPU. ``gemm``: floating-point operations per second for each dtype, by the smallest of
+    a product's three sizes. ``copy``: bytes read and written per second, by bytes. ``operation``: seconds
+    that any operation costs before it does anything; on a GPU, launches overlap with execution, so that only
+    the part beyond the operation's own time counts. ``turn``: seconds of a request. ``algorithm``: how
+    collectives run, as rings or as in Gloo. ``byte``, ``message``: the processor's seconds for each that it
+    sends; 0 if a network card does the work. A rank with several collectives in flight pays ``message`` once
+    for all of them. ``memory``: a rank's memory in bytes. ``sources``: where the numbers come from.
     """
 
     name: str
@@ -82,28 +82,28 @@ class Machine:
         _check(self)
 
     def gemm_seconds(self, dtype: torch.dtype, sizes: Sequence[int], batch: int = 1) -> float:
-        """Seconds for products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
+        """Seconds of products of [m, k] and [k, n] matrices; ``sizes`` are (m, k, n)."""
         name = str(dtype).removeprefix("torch.")
         rates = self.gemm.get(name) or self.gemm["float32"]  # fp16 and fp64: as fp32
         return 2 * batch * math.prod(sizes) / _at(rates, min(sizes)) if all(sizes) else 0.0
 
     def copy_seconds(self, moved: int) -> float:
-        """Seconds for an operation that reads and writes so many bytes, element by element."""
+        """Seconds of an element-wise operation that reads and writes ``moved`` bytes."""
         return moved / _at(self.copy, moved) if moved else 0.0
 
     def on_bus(self, bytes_a_second: float) -> Machine:
-        """The machine, whose ranks share a loopback that ``scripts/shaped.sh`` limits to so much."""
+        """This machine, where all ranks share a loopback that ``scripts/shaped.sh`` limits to this rate."""
         return replace(self, inside=Link(bytes_a_second, self.inside.latency, True, SHAPED_BURST))
 
     def node(self, rank: int) -> int:
-        """The node on which a rank stands."""
+        """The node that a rank is on."""
         return rank // self.ranks_per_node
 
     def link(self, ranks: Sequence[int], kind: Kind) -> Link:
-        """What one member of a group sends over in a collective of this kind.
+        """The link that one member of a group uses in a collective of this kind.
 
-        A ring or a chain leaves each node once, over the cards of all members there; in an exchange between
-        all, every rank sends through its own.
+        A ring or a chain leaves each node once, through the network cards of all members there. In an
+        exchange between all ranks, every rank sends through its own card.
         """
         if self.between is None or self.node(ranks[0]) == self.node(ranks[-1]):
             return self.inside
@@ -122,14 +122,14 @@ class Machine:
 
 
 LARGEST = 64 * 10**6
-"""Bytes of the largest file that is read: a config or a machine has thousands."""
+"""Bytes of the largest file that is read; the file of a config or a machine has a few thousand."""
 
 
 def read_json(path: str | Path, what: str) -> Any:
-    """What a JSON file holds; ``what`` is how an error calls it.
+    """The content of a JSON file; errors call it ``what``.
 
     Raises:
-        UsageError: it is no plain file, a pipe or a device for example, too large, or no JSON.
+        UsageError: it is too large, not JSON, or not a plain file (a pipe or a device, for example).
     """
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
@@ -142,19 +142,19 @@ def read_json(path: str | Path, what: str) -> Any:
         raise UsageError(f"{what} cannot be read: it is larger than {LARGEST:,} bytes")
     try:
         return json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:  # no text, no JSON, a number too long, too deeply nested
+    except (ValueError, RecursionError) as error:  # not text, not JSON, too long a number, too deeply nested
         raise UsageError(f"{what} is no JSON: {error}") from None
 
 
 LEAST, MOST = 1e-6, 1e24
-"""Between these lie all rates, sizes and counts of a machine: others make seconds that are no number."""
+"""The bounds of a machine's rates, sizes and counts: beyond them, seconds could be infinite or NaN."""
 
 
 def read_machine(path: str | Path) -> Machine:
     """Read a machine's file.
 
     Raises:
-        UsageError: it cannot be read, lacks a number, or has one that no machine has.
+        UsageError: it cannot be read, lacks a number, or has an impossible one.
     """
     held = read_json(path, f"the machine {path}")
     try:
@@ -164,10 +164,10 @@ def read_machine(path: str | Path) -> Machine:
 
 
 def machine_from(held: Any) -> Machine:
-    """A machine from what its file holds.
+    """The machine that its file's content describes.
 
     Raises:
-        UsageError: it lacks a number, or has one that no machine has.
+        UsageError: a number is missing, or impossible.
     """
     values = _named(Machine, held, "")
     for name in ("inside", "between"):
@@ -180,7 +180,7 @@ def machine_from(held: Any) -> Machine:
 
 
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
-    """A record's fields by name: all that it needs, and none that it does not know."""
+    """A record's fields by name, checked: none that it needs is missing, and none is unknown."""
     if not isinstance(held, dict):
         raise UsageError(f"{where.rstrip('.') or 'it'} holds no table of numbers by name")
     known = {one.name: one for one in fields(kind)}

@@ -1,12 +1,12 @@
-"""A model's shape from its ``config.json``: by hand for the types of the public models, else by transformers.
+"""Reads a model's shape from its ``config.json``: by hand for the public models' types, else by transformers.
 
-Every linear layer is a family, and those that a model stores fused (q, k and v; gate and up) are listed
-apart, as ``module_shapes`` lists them. Counts are those of transformers' own models. Layers for predicting
-further tokens (DeepSeek-V3, GLM-4.5) are not counted, since transformers builds none; a note says so.
+Every linear layer is a family. Layers that a model stores fused (q, k and v; gate and up) are listed
+separately, as in ``module_shapes``. Counts equal those of transformers' own models. Layers for predicting
+further tokens (DeepSeek-V3, GLM-4.5) are not counted, because transformers builds none; a note says so.
 
 Tensor parallelism cuts as Megatron-LM does: q, k, v, gate and up by rows (column parallel), o and down by
-columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the projections
-down to a rank are whole everywhere, and those up from it are cut by rows
+columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the
+down-projections are whole on every rank, and the up-projections are cut by rows
 (megatron/core/transformer/multi_latent_attention.py). Experts are whole.
 """
 
@@ -24,7 +24,7 @@ from .transformers_models import shape_from_transformers
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
 Flag = bool | tuple[str, bool]
-"""Whether a model has something: always or never, or as a key says, with what it is without the key."""
+"""Whether a model has something: always, never, or as a key says, with the default without the key."""
 
 ATTENTION_BIAS: Flag = ("attention_bias", False)
 MLP_BIAS: Flag = ("mlp_bias", False)
@@ -32,10 +32,10 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Where a model type with experts states their sizes.
+    """Where the config of a model type with experts has their sizes.
 
-    ``width`` is the key of their inner size. ``shared`` says whether some experts see all tokens, ``dense``
-    which layers have none: the first ones, or those that ``decoder_sparse_step`` and ``mlp_only_layers``
+    ``width``: the key of their inner size. ``shared``: whether some experts see all tokens. ``dense``: which
+    layers have no experts; the first ones, or those that ``decoder_sparse_step`` and ``mlp_only_layers``
     leave out.
     """
 
@@ -47,11 +47,11 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What a model type has that its ``config.json`` does not say.
+    """The properties of a model type that its ``config.json`` does not state.
 
-    ``head_norms`` are those of q and k, over one head.
-    ``kv_heads`` and ``head`` say whether the config must state how many heads of keys and values there are,
-    and how wide a head is; without that they are as many as heads, and as wide as an even cut makes them.
+    ``head_norms``: whether q and k have norms over one head. ``kv_heads`` and ``head``: whether the config
+    must state the number of key-value heads and the width of a head. If it states none, their number is that
+    of the heads, and a head's width is the model's width divided by the heads.
     """
 
     attention: Literal["grouped", "latent"] = "grouped"
@@ -101,10 +101,10 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "phi3": Architecture(kv_heads="heads"),
 }
-"""Model types that are read without transformers, but for ``gpt2``, whose keys have other names."""
+"""Model types that are read without transformers; so is ``gpt2``, whose keys have other names."""
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
-"""Model types with another's layout: Kimi K2's card says so of its own."""
+"""Model types with the layout of another one (for Kimi K2, its model card says so)."""
 
 MODEL_TYPES = tuple(sorted({"gpt2", *ARCHITECTURES, *SAME_AS}))
 
@@ -112,21 +112,21 @@ Family = MatrixFamily | OtherFamily
 
 
 LARGEST = 10**8
-"""The largest size in a config: beyond it, a matrix has more elements than torch can count."""
+"""The largest size in a config: with larger ones, a matrix can have more elements than torch can count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigKeys:
-    """The keys of a ``config.json``, read with an error that names the file and the key."""
+    """The keys of a ``config.json``; errors name the file and the key."""
 
     where: str
     held: Mapping[str, Any]
 
     def size(self, *keys: str, least: int = 1) -> int:
-        """The number under the first key that is there.
+        """The number under the first of these keys that the config has.
 
         Raises:
-            UsageError: none is there, or it is no number of at least ``least``.
+            UsageError: it has none of them, or the value is not a whole number of at least ``least``.
         """
         found = self.size_or(None, *keys, least=least)
         if found is None:
@@ -134,7 +134,7 @@ class ConfigKeys:
         return found
 
     def size_or(self, otherwise: Any, *keys: str, least: int = 1) -> Any:
-        """The number under the first key that is there, or ``otherwise``."""
+        """The number under the first of these keys that the config has, or ``otherwise``."""
         for key in keys:
             value = self.held.get(key)
             if value is None:
@@ -147,7 +147,7 @@ class ConfigKeys:
         return otherwise
 
     def flag(self, flag: Flag) -> bool:
-        """What a flag says."""
+        """The value of a flag for this config."""
         if isinstance(flag, bool):
             return flag
         key, otherwise = flag
@@ -160,11 +160,11 @@ class ConfigKeys:
 def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelShape:
     """The shape of the model that a ``config.json`` describes; ``where`` names the file in errors.
 
-    Types that are not in ``MODEL_TYPES`` are built by transformers, where it is installed. Of a model that
-    sees or hears, the language model in ``text_config`` is read alone, and the shape's notes say so.
+    Types that are not in ``MODEL_TYPES`` are built by transformers, if it is installed. For a multimodal
+    model, only the language model in ``text_config`` is read, and the shape's notes say so.
 
     Raises:
-        UsageError: the model type cannot be read, a size is missing, or is no size.
+        UsageError: the model type cannot be read, or a size is missing or wrong.
 
     >>> sizes = {"n_layer": 2, "n_embd": 8, "n_head": 2, "n_positions": 4, "vocab_size": 9}
     >>> shape = shape_from_config({"model_type": "gpt2", **sizes}, "tiny", "written here", "the config")
@@ -182,7 +182,7 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
         shape = _decoder(keys, architecture, name, source) if architecture else _gpt2(keys, name, source)
         return replace(shape, notes=_notes(keys))
     if isinstance(inner, dict) and inner.get("model_type"):
-        # Inside another, a config leaves out what is transformers' default.
+        # An inner config leaves out the values that are transformers' defaults.
         read = shape_from_config if "num_hidden_layers" in inner else shape_from_transformers
         shape = read(inner, name, source, f"{where}: text_config")
         said = f"Only the language model is planned: 'text_config' of the {model_type} config."
@@ -192,7 +192,7 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
 
 
 def _notes(keys: ConfigKeys) -> tuple[str, ...]:
-    """What a plan should say of a config: layers that it does not count."""
+    """Notes about a config: which layers the plan does not count."""
     further = keys.size_or(0, "num_nextn_predict_layers", least=0)
     layers = "1 layer" if further == 1 else f"{further} layers"
     said = f"{layers} for predicting further tokens ('num_nextn_predict_layers') not counted."
@@ -229,7 +229,7 @@ def _shape(
 
 
 def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
-    """GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
+    """GPT-2's shape: it has biases and gains everywhere, a table of positions, and a plain MLP."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not known; module:function takes any model"
@@ -268,7 +268,7 @@ def _norms(width: int, layers: int) -> Iterator[Family]:
 def _linear(
     name: str, out: int, into: int, cut: Cut, layers: tuple[int, ...], bias: bool = False, experts: int = 0
 ) -> Iterator[Family]:
-    """A layer's matrix, and its bias, which is cut where rows are."""
+    """A layer's matrix and its bias, which is cut if rows are."""
     yield MatrixFamily(name, (out, into), cut, layers, experts)
     if bias:
         rows = cut if cut == ROWS else WHOLE
@@ -276,7 +276,7 @@ def _linear(
 
 
 def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator[Family]:
-    """Heads of queries that share fewer heads of keys and values."""
+    """Grouped-query attention: heads of queries that share fewer heads of keys and values."""
     width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
     kv_heads, head = _kv_heads(keys, architecture), _head(keys, architecture)
     if heads % kv_heads:
@@ -295,7 +295,7 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
 
 
 def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to a rank, and up."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to low rank, and up."""
     width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
     rank, value = keys.size("kv_lora_rank"), keys.size("v_head_dim")
@@ -314,7 +314,7 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
 
 
 def _q_rank(keys: ConfigKeys) -> int | None:
-    """The rank that queries go through; None where the config says null."""
+    """The rank of the queries' projections; None if the config says null."""
     says_null = "q_lora_rank" in keys.held and keys.held["q_lora_rank"] is None
     return None if says_null else keys.size("q_lora_rank")
 
@@ -327,7 +327,7 @@ def _mlp(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) 
 
 
 def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
-    """Experts of which a token sees some, the one that it always sees, and the router."""
+    """The experts of which each token uses some, the shared expert that all tokens use, and the router."""
     mixture = architecture.mixture
     if mixture is None or not layers:
         return
@@ -376,7 +376,7 @@ def _head(keys: ConfigKeys, architecture: Architecture) -> int:
 
 
 def _even_head(keys: ConfigKeys, key: str, width: int, heads: int) -> int:
-    """The width of a head, where heads cut the model's width."""
+    """The width of a head if the heads divide the model's width."""
     if width % heads:
         raise UsageError(f"{keys.where}: {key!r} {width} gives {heads} heads no even width")
     return width // heads

@@ -1,4 +1,4 @@
-"""A model as the planner sees it: families of equal matrices, and what one pipeline stage holds of them.
+"""A model as the planner sees it: families of equal matrices, and those that one pipeline stage holds.
 
 Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read them from
 configuration files and modules.
@@ -18,7 +18,7 @@ from ..plan.layout import Replicate, Shard
 from ..plan.matrix import Matrix
 
 Cut = Shard | Replicate | None
-"""How tensor parallelism holds something; None where nobody says."""
+"""How tensor parallelism cuts a matrix; None if that is unknown."""
 
 FUSED_APART = (
     "Several matrices share one weight in {}. The plan counts q, k, v, gate, up and experts separately; Muon "
@@ -28,14 +28,14 @@ FUSED_WHOLE = (
     "Several matrices may share one weight in {}. The plan counts each weight as one matrix, as Muon does "
     "unless parts= in its group splits it."
 )
-"""Notes on fused weights, whose names go into the braces."""
+"""Notes on fused weights; their names go into the braces."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixFamily:
-    """Matrices of one kind and shape, one in each of ``layers``, or ``experts`` in each if that is not 0.
+    """Matrices of one kind and shape: one in each of ``layers``, or ``experts`` in each if that is not 0.
 
-    The stars of ``name`` stand for the layer and the expert. ``shape`` is (out, in), of one matrix.
+    The stars in ``name`` stand for the layer and the expert. ``shape`` is (out, in) of one matrix.
     """
 
     name: str
@@ -46,7 +46,7 @@ class MatrixFamily:
 
     @property
     def count(self) -> int:
-        """Matrices in the whole model."""
+        """The number of these matrices in the whole model."""
         return len(self.layers) * max(1, self.experts)
 
     @property
@@ -61,16 +61,16 @@ class MatrixFamily:
         'layers.1.experts.7.up'
         """
         name, numbers = self.name, (layer, expert) if self.experts else (layer,)
-        for number in numbers[len(numbers) - name.count("*") :]:  # without a star for the layer: not in one
+        for number in numbers[len(numbers) - name.count("*") :]:  # no star for the layer: outside of layers
             name = name.replace("*", str(number), 1)
         return name
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFamily:
-    """What AdamW steps: ``size`` elements in each of ``layers``, of ``experts`` together if that is not 0.
+    """Parameters that AdamW steps: ``size`` elements in each of ``layers`` (all ``experts`` together).
 
-    Embeddings lie in the first layer, the head and the last norm in the last.
+    Embeddings count to the first layer, the head and the last norm to the last.
     """
 
     name: str
@@ -89,9 +89,9 @@ class OtherFamily:
 class ModelShape:
     """A model's sizes, and where they come from.
 
-    ``heads`` and ``kv_heads`` are None where nobody says; ``experts`` is how many a layer has, 0 in a dense
-    model, ``experts_met`` how many of them a token meets, None where nobody says. ``families`` go to Muon,
-    ``others`` to AdamW. ``notes`` are whole sentences that belong beside any plan of the model.
+    ``heads`` and ``kv_heads`` are None if unknown. ``experts``: how many a layer has, 0 in a dense model.
+    ``experts_met``: how many of them a token uses, None if unknown. ``families`` go to Muon, ``others`` to
+    AdamW. ``notes`` are sentences to print with any plan of the model.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ModelShape:
 
     @property
     def active(self) -> int | None:
-        """Elements of the matrices that a token meets; None where nobody says how many experts that are.
+        """Elements of the matrices that a token uses; None if the number of its experts is unknown.
 
         >>> from .models import find_model
         >>> find_model("kimi-k2").active, find_model("gpt2").active == find_model("gpt2").hidden
@@ -130,15 +130,15 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        """Elements of the whole model, those of tied weights once."""
+        """Elements of the whole model; tied weights count once."""
         return self.hidden + self.rest
 
 
 def stage_layers(shape: ModelShape, pp: int, stage: int = 0) -> range:
-    """The layers of one pipeline stage. Where they cannot be even, the first stages hold one more.
+    """The layers of one pipeline stage. If they do not divide evenly, the first stages have one more.
 
     Raises:
-        GridError: there are fewer layers than stages, or no such stage.
+        GridError: there are fewer layers than stages, or the stage does not exist.
     """
     if pp > shape.layers:
         raise GridError(f"{shape.name} has {shape.layers} layers: pp={pp} would leave stages without any")
@@ -160,11 +160,11 @@ def stage_matrices(
     dtype: torch.dtype = torch.bfloat16,
     grad_dtype: torch.dtype = torch.float32,
 ) -> tuple[list[Matrix], list[Matrix]]:
-    """What the ranks of one pipeline stage hold for Muon: dense matrices, then experts'.
+    """The matrices that the ranks of one pipeline stage hold for Muon: the dense ones, and those of experts.
 
-    Dense ones are cut over the axis "tp" as Megatron-LM cuts them. Experts' are those of one expert-parallel
-    position, each whole: every position has as many. With ``dp_shard``, FSDP2 cuts the rows of what is left
-    of each along that axis. Both lists count from 0, since each gets its own plan.
+    Dense matrices are cut over the axis "tp" as in Megatron-LM. Experts' matrices are those of one
+    expert-parallel position, each whole; every position has the same number. With ``dp_shard``, FSDP2 then
+    cuts the rows of each along that axis. Indices of both lists start at 0, because each gets its own plan.
 
     Raises:
         GridError: the sizes do not divide the model.
@@ -197,14 +197,14 @@ def stage_matrices(
 
 
 def check_grid(shape: ModelShape, *, tp: int, ep: int, pp: int) -> None:
-    """Check that a model can be cut so.
+    """Check that a model can be cut over this grid.
 
-    Heads are cut whole. With fewer heads of keys and values than tp, Megatron-LM cuts their projections
-    evenly all the same, and gathers what they give (megatron/core/transformer/attention.py,
+    tp must not cut through heads. If there are fewer key-value heads than tp ranks, Megatron-LM still cuts
+    their projections evenly, and gathers the outputs (megatron/core/transformer/attention.py,
     ``SelfAttention.get_query_key_value_tensors``).
 
     Raises:
-        GridError: it cannot.
+        GridError: it cannot be cut.
     """
     Grid.of(tp=tp, ep=ep, pp=pp)
     stage_layers(shape, pp)

@@ -1,6 +1,6 @@
-"""Finds the model that a plan is asked for: a public one by name, a ``config.json``, or a function of yours.
+"""Finds the model to plan for: a public one by name, a ``config.json``, or a function of yours.
 
-``public_models.json`` holds, for each public model, the sizes in its ``config.json`` and where that stands.
+``public_models.json`` holds the sizes in each public model's ``config.json``, and where that file is.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def find_model(name: str) -> ModelShape:
     """The shape of a model.
 
     ``name`` is one of ``public_names()``, a ``config.json`` as Hugging Face's libraries write it, a folder
-    with one, or ``module:function``. The function takes nothing and returns an ``nn.Module``. It is called
-    with the meta device as default, so that a model of any size costs no memory; where it insists on another
-    device, the sizes are the same. What it prints goes to standard error.
+    with one, or ``module:function``. The function takes no arguments and returns an ``nn.Module``. It is
+    called with the meta device as default, so that a model of any size takes no memory; if it uses another
+    device, the sizes are the same. Its output goes to standard error.
 
     Raises:
-        UsageError: there is no such model, or it cannot be read; one line that says why.
+        UsageError: there is no such model, or it cannot be read; the error says why in one line.
 
     >>> shape = find_model("llama-3.1-8b")
     >>> shape.parameters, shape.layers, [family.name for family in shape.families][-1]
@@ -68,7 +68,7 @@ def public_names() -> tuple[str, ...]:
 
 
 def _near(name: str, public: Collection[str]) -> str | None:
-    """The public name that begins so, or else the most similar one."""
+    """The first public name that starts with ``name``, or else the most similar one."""
     begins = [one for one in public if name and one.startswith(name)]
     return next(iter(begins or difflib.get_close_matches(name, public, n=1)), None)
 

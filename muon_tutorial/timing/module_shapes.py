@@ -1,8 +1,8 @@
-"""A model's shape from its module: hidden matrices as ``split_parameters`` finds them.
+"""Reads a model's shape from its module: hidden matrices as ``split_parameters`` finds them.
 
-Reads names and shapes alone, so that a module on the meta device will do. A weight that holds several
-matrices is counted as those wherever names and shapes tell their sizes, so that a module and its config give
-the same plan; a note names such weights. Refuses to guess how tensor parallelism would cut.
+It reads only names and shapes, so a module on the meta device is enough. A weight that holds several matrices
+is counted as these if names and shapes show their sizes, so that a module and its config give the same plan;
+a note names such weights. It does not guess how tensor parallelism would cut.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .model_shape import FUSED_APART, FUSED_WHOLE, Cut, MatrixFamily, ModelShape
 GATE_UP = ("gate_up_proj", "gate_up", "fused_w1w3", "w13")
 QKV = ("qkv_proj", "qkv", "Wqkv", "query_key_value", "c_attn")
 TALL = 32
-"""Times as many rows as columns as no weight of one expert has."""
+"""A ratio of rows to columns that no weight of a single expert has."""
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "num_routed_experts", "n_routed_experts")
-"""What modules call the number of experts that they fold into a weight's rows, as xtuner's do."""
+"""Attributes with the number of experts in modules that stack experts in a weight's rows (xtuner's do)."""
 
 
 def shape_from_module(
     model: nn.Module, name: str, source: str, styles: Mapping[str, str] | None = None
 ) -> ModelShape:
-    """The shape of a module. Experts go to Muon; frozen parameters count nowhere, since nobody steps them.
+    """The shape of a module. Experts go to Muon; frozen parameters, which no optimizer steps, do not count.
 
-    A layer's number is the first in a parameter's name that is not an expert's. What lies outside numbered
-    layers counts to the first of them if it comes before them, to the last otherwise. ``styles`` say how
-    tensor parallelism cuts, in the words of transformers' ``tp_plan``.
+    A layer's number is the first number in a parameter's name that is not an expert's. Parameters outside of
+    numbered layers count to the first layer if they come before all layers, and to the last otherwise.
+    ``styles`` say how tensor parallelism cuts, in the terms of transformers' ``tp_plan``.
 
     Raises:
         UsageError: a parameter has no shape yet, as in ``nn.LazyLinear``.
@@ -82,7 +82,7 @@ def shape_from_module(
 
 
 def _cut(styles: Mapping[str, str], verdict: Verdict) -> Cut:
-    """How tensor parallelism cuts a parameter; None where no style is given for any hidden layer."""
+    """How tensor parallelism cuts a parameter; None if no style is given for any hidden layer."""
     if not any("*" in pattern for pattern in styles):
         return None
     path = ".".join("*" if word.isdecimal() else word for word in verdict.name.split("."))
@@ -93,7 +93,7 @@ def _cut(styles: Mapping[str, str], verdict: Verdict) -> Cut:
 
 
 def _families(found: dict[tuple[str, tuple[int, int], Cut], dict[int, int]]) -> Iterator[MatrixFamily]:
-    """Families of matrices, those with another number of experts in some layers apart."""
+    """Families of matrices; layers with different numbers of experts are in different families."""
     for (name, shape, cut), by_layer in found.items():
         for experts in sorted(set(by_layer.values())):
             layers = tuple(layer for layer, held in by_layer.items() if held == experts)
@@ -101,7 +101,7 @@ def _families(found: dict[tuple[str, tuple[int, int], Cut], dict[int, int]]) -> 
 
 
 def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamily]:
-    """Those of several experts in a layer are one."""
+    """Families of other parameters; those of several experts in a layer are counted as one."""
     for (name, size, cut), layers in found.items():
         for times in sorted({layers.count(layer) for layer in layers}):
             once = tuple(layer for layer in dict.fromkeys(layers) if layers.count(layer) == times)
@@ -111,10 +111,10 @@ def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamil
 def _matrices(
     verdict: Verdict, beside: Sequence[tuple[int, int]], folds: int
 ) -> tuple[list[tuple[str, tuple[int, int]]], int, str]:
-    """The matrices of a parameter, by name with stars for layer and expert, each (out, in); how many experts
-    each stands for, 0 where it is none; and the note that belongs to it if it holds several.
+    """A parameter's matrices, by name with stars for layer and expert, each (out, in); how many experts each
+    stands for, 0 if it is no expert; and the note on it if it holds several.
 
-    ``beside`` are the sides of the weights of its module; ``folds`` is how many experts lie in its rows.
+    ``beside``: the sides of the weights in its module. ``folds``: how many experts lie in its rows.
     """
     name, _, expert = _starred(verdict.name)
     shape, whole = tuple(verdict.param.shape), "taken whole" in verdict.why
@@ -139,7 +139,7 @@ def _matrices(
 
 
 def _experts_in_rows(model: nn.Module) -> dict[int, int]:
-    """How many experts lie in a weight's rows, by the weight's id, where its module says how many it has."""
+    """How many experts lie in a weight's rows, by the weight's id, if its module has their number."""
     return {
         id(param): count
         for module in model.modules()
@@ -150,9 +150,10 @@ def _experts_in_rows(model: nn.Module) -> dict[int, int]:
 
 
 def _rows_apart(name: str, rows: int, columns: int, beside: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The rows of each matrix in a weight: of q, k and v, of gate and up, or of the one that it is.
+    """The rows of each matrix in a weight: of q, k and v; of gate and up; or of the weight if it is only one.
 
-    Queries are as wide as what goes into the output projection beside them; keys and values share the rest.
+    Queries are as wide as the input of the output projection in the same module; keys and values share the
+    other rows.
 
     >>> _rows_apart("h.*.attention.query_key_value.weight", 4672, 4544, [(4672, 4544), (4544, 4544)])
     (4544, 64, 64)
@@ -168,7 +169,7 @@ def _rows_apart(name: str, rows: int, columns: int, beside: Sequence[tuple[int, 
 
 
 def _layer(name: str) -> list[str]:
-    """The module that holds a parameter's layer, and what it calls the layer.
+    """The name of the module that holds a parameter's layer, and the layer's name in it.
 
     >>> _layer("h.0.attn.qkv.weight"), _layer("h.0.experts.gate_up_proj")
     (['h.0.attn', 'qkv'], ['h.0.experts', 'gate_up_proj'])

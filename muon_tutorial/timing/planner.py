@@ -1,8 +1,8 @@
-"""Which strategy for which model on which grid: what a step costs, before anything runs.
+"""Estimates what a step of each strategy costs for a model on a grid, before anything runs.
 
-Everything is read off the package's own step: a plan is made, one rank of each kind walks each round on the
-meta device, and clocks of all ranks say who waits for whom. Experts live on a grid of their own, since expert
-parallelism cuts data parallelism: their step follows that of the dense matrices.
+All numbers come from the package's own step: a plan is made, one rank of each kind walks each round on the
+meta device, and clocks of all ranks show which ranks wait. Experts are on a grid of their own, because expert
+parallelism cuts data parallelism; their step follows that of the dense matrices.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from .rank_walks import RankWalks, Trace
 from .timed_world import TimedFlight
 
 ROUND_LIMIT = "round_bytes"
-"""The option of strategies that limits a round's bytes."""
+"""The name of the strategies' option that limits a round's bytes."""
 GRADIENTS = ("gradient reduce", "gradient all_reduce")
-"""How the phases begin that average gradients."""
+"""The beginnings of the names of phases that average gradients."""
 OWN = Speed(free=GRADIENTS)
-"""The machine's links, where averaging gradients takes no time."""
+"""The machine's links, with free averaging of gradients."""
 SHARDING = "dp_shard"
 """The axis along which FSDP2 cuts parameters; ``dp`` then counts replicas."""
 
@@ -65,13 +65,13 @@ STRATEGIES: Mapping[str, Builder] = {
     "owner": owner,
 }
 WITHOUT_TP: Mapping[str, Builder] = {name: each for name, each in STRATEGIES.items() if each is not gram}
-"""Where nothing is cut over tp: ``gram`` is ``layerwise`` there."""
+"""The strategies if nothing is cut over tp: ``gram`` is ``layerwise`` then."""
 SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
-"""Where FSDP2 cuts parameters along ``dp_shard``: the strategies that take such parameters."""
+"""The strategies for parameters that FSDP2 cuts along ``dp_shard``."""
 
 
 def gather_all(matrices: Sequence[Matrix], grid: Grid, **options: Any) -> Plan:
-    """What a loop over ``full_tensor()`` does: every rank gathers and orthogonalizes every matrix."""
+    """The plan of a loop over ``full_tensor()``: every rank gathers and orthogonalizes every matrix."""
     plan = owner_per_replica(matrices, grid, **options)
     return replace(plan, strategy="gather_all", buckets=tuple(map(partial(_everywhere, grid), plan.buckets)))
 
@@ -99,20 +99,20 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """What a step costs. Seconds and bytes, of the rank that computes most; ``newton_schulz`` in operations.
+    """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
-    ``product`` are matrix products, so Newton–Schulz; ``copy``, all that is computed beside them; ``others``,
-    waiting for ranks that have more to do; ``exposed``, waiting for bytes. Together they are Muon's own
-    seconds. ``reduction`` is what averaging gradients adds where none of it is hidden in backward: the step's
-    reduce_scatter, or, where a strategy expects averaged gradients, DDP's all_reduce, or FSDP2's
-    reduce_scatter and, between replicas, all_reduce. AdamW pays it too.
+    Muon's own seconds are the sum of four. ``product``: matrix products, which are Newton–Schulz. ``copy``: all
+    other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
+    ``reduction`` is what averaging gradients adds if backward hides none of it. That is the step's own
+    reduce_scatter; if a strategy expects averaged gradients, it is DDP's all_reduce, or FSDP2's reduce_scatter
+    with an all_reduce between replicas. AdamW pays it, too.
 
-    ``runs`` is how many matrices the rank orthogonalizes; ``fair_shares``, its work over what it would do if
-    every matrix were done at one position and all had as much; ``shares``, its work over a fair share of all
-    ranks. ``held`` are parameters and gradients of the matrices, ``momentum`` what is kept beside them,
-    ``master`` master weights, ``peak`` the most that a step adds on any rank, ``fsdp`` what FSDP2 adds, or
-    DDP, while it averages gradients.
-    ``phases`` holds the bytes that the rank sends, by phase; of these, ``between`` leave its node.
+    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even division
+    among the plan's positions of matrices that are each done once. ``shares``: its work, relative to an even
+    division among all ranks. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their
+    momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``: what FSDP2
+    or DDP adds while it averages gradients.
+    ``phases`` holds the bytes that the rank sends, by phase; ``between``, how many of them leave its node.
     """
 
     strategy: str
@@ -139,17 +139,17 @@ class StepEstimate:
 
     @property
     def own(self) -> float:
-        """The step where gradients are averaged in time, during backward."""
+        """Seconds of the step if backward hides the averaging of gradients completely."""
         return self.product + self.copy + self.others + self.exposed
 
     @property
     def waiting(self) -> float:
-        """What the rank waits: for others, for bytes, and for gradients."""
+        """Seconds that the rank waits: for other ranks, for bytes, and for gradients."""
         return self.others + self.exposed + self.reduction
 
     @property
     def seconds(self) -> float:
-        """The whole step, with all of the gradients' reduction exposed."""
+        """Seconds of the whole step, if backward hides none of the averaging of gradients."""
         return self.own + self.reduction
 
     @property
@@ -163,7 +163,7 @@ class StepEstimate:
         return self.held + self.momentum + max(self.peak, self.fsdp)
 
     def seconds_at(self, factor: float) -> float:
-        """The step's seconds, were all links ``factor`` times as fast."""
+        """Seconds that the step would take if all links were ``factor`` times as fast."""
         return sum(seconds(factor) for seconds in self.at_factor)
 
 
@@ -179,10 +179,10 @@ def estimate(
     beside: int | None = None,
     walks: RankWalks | None = None,
 ) -> StepEstimate:
-    """What a strategy's step costs on a grid: clocks of all ranks, of which one of each kind is walked.
+    """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
 
-    ``beside`` are the other ranks of a node; all that fit of the grid, unless said. ``walks`` are those made
-    before, for the same machine and ranks beside.
+    ``beside``: the number of other ranks on a node; by default, as many of the grid as fit. ``walks``: earlier
+    walks for the same machine and the same ``beside``, used again.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     walks = walks or RankWalks(machine, beside_on(grid, machine) if beside is None else beside)
@@ -190,12 +190,12 @@ def estimate(
 
 
 def beside_on(grid: Grid, machine: Machine) -> int:
-    """The other ranks of a node, where a grid is all there is."""
+    """The number of other ranks on a node, if nothing but this grid runs."""
     return min(machine.ranks_per_node, grid.world_size) - 1
 
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
-    """What the step of a plan costs; ``name`` is what it is called."""
+    """The cost of a plan's step; ``name`` becomes its strategy."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
     mine = [(one.traces[one.kinds[walked.at(place)]], one.roots) for its in walked.rounds for one in its]
@@ -241,7 +241,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
 
 
 def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> float:
-    """Seconds that a rank copies what it is the root of, before that is broadcast."""
+    """Seconds in which a rank copies what it then broadcasts as the root."""
     return sum(
         turn.root_copy
         for turn in trace
@@ -250,9 +250,9 @@ def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> floa
 
 
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
-    """What a rank sends: bytes by phase, those that leave its node, collectives.
+    """A rank's bytes by phase, those that leave its node, and its collectives.
 
-    With each trace comes how often it is walked, and the roots that are meant by those that it names.
+    Each trace comes with how often it is walked, and with the real roots for those that it names.
     """
     counted: Counter[int] = Counter()
     flights: dict[int, TimedFlight] = {}
@@ -275,7 +275,7 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
-    """Walks of what averages gradients before a step that expects them averaged, and how often each comes."""
+    """Walks that average gradients before a step that expects averaged ones, and how often each comes."""
     if at.size("dp", SHARDING) == 1:
         return []
     dtype = plan.buckets[0].entries[0].matrix.grad_dtype
@@ -284,15 +284,15 @@ def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace,
 
 
 def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
-    """Elements of a bucket that DDP averages. What is sharded over dp, its framework reduces in backward."""
+    """Elements of a bucket that DDP averages. Matrices sharded over dp are reduced by their framework."""
     return sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
 
 
 def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
-    """How often gradients of how many elements are averaged together before a step.
+    """The numbers of gradient elements that are averaged together before a step, and how often each occurs.
 
-    DDP has buckets as large as Muon's. FSDP2 reduces what it wraps: a layer, of which each rank keeps its
-    shard.
+    DDP's buckets are assumed to be as large as Muon's. FSDP2 reduces a layer at a time, and each rank keeps
+    its shard.
     """
     lengths = [_whole_over_dp(bucket, at) for bucket in plan.buckets]
     shards = at.size(SHARDING)
@@ -308,7 +308,7 @@ def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
 
 
 def _layer_of(name: str) -> str:
-    """What FSDP2 wraps: what a number counts; a matrix of its own where there is none.
+    """The layer that FSDP2 wraps: the name up to its first number; without a number, the matrix itself.
 
     >>> _layer_of("layers.11.attention.q")
     'layers.11'
@@ -318,9 +318,10 @@ def _layer_of(name: str) -> str:
 
 
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
-    """What averages gradients before a step, for a bucket of which a rank holds ``length`` elements.
+    """Average gradients before a step, for a bucket of which a rank holds ``length`` elements.
 
-    DDP's all_reduce; under FSDP2 a reduce_scatter, and an all_reduce between replicas. Returns the gradient.
+    This is DDP's all_reduce; under FSDP2 a reduce_scatter, and an all_reduce between replicas. Returns the
+    gradient.
     """
     shards, by = at.size(SHARDING), "DDP" if at.size(SHARDING) == 1 else "FSDP2"
     flat = torch.empty(length * shards, dtype=dtype, device="meta")
@@ -348,7 +349,7 @@ def adamw_zero1(
     p: torch.dtype = torch.bfloat16,
     beside: int = 0,
 ) -> float:
-    """Seconds of ZeRO-1 AdamW's step over buckets of so many elements, on the same grid; nothing overlaps."""
+    """Seconds of ZeRO-1 AdamW's step over buckets of these lengths, on the same grid; nothing overlaps."""
     return estimate_adamw(lengths, grid, machine, g=g, p=p, beside=beside).seconds
 
 
@@ -362,11 +363,12 @@ def estimate_adamw(
     beside: int = 0,
     sharded: bool = True,
 ) -> StepEstimate:
-    """What AdamW's step costs over buckets of so many elements a rank holds, as ``estimate`` says of Muon's.
+    """The cost of AdamW's step over buckets of which a rank holds ``lengths`` elements, as ``estimate`` gives
+    it for Muon.
 
-    ZeRO-1's; on a grid with ``dp_shard`` FSDP2's, which gathers parameters in forward and backward whatever
-    steps them: that is not counted here, nor with Muon's strategies. Where it is not ``sharded``, DDP's.
-    ``momentum`` holds both moments, of fp32 whatever the parameters are.
+    It is ZeRO-1's step, or DDP's without ``sharded``. On a grid with ``dp_shard`` it is FSDP2's; the parameters
+    that FSDP2 gathers in forward and backward are not counted, neither here nor for Muon. ``momentum`` holds
+    both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
@@ -402,7 +404,7 @@ def estimate_adamw(
 
 
 def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
-    """Gradients packed and reduced, AdamW's operations on a slice, parameters gathered and unpacked.
+    """Pack and reduce gradients, run AdamW's operations on a slice, gather and unpack parameters.
 
     ``kept`` stays between steps: the slices of parameters and of both moments.
     """
@@ -419,13 +421,13 @@ def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Te
 
 
 def _adamw_held(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
-    """Gradients averaged as DDP or FSDP2 does, and AdamW's operations on all that a rank holds."""
+    """Average gradients as DDP or FSDP2 does, and run AdamW's operations on all elements that a rank holds."""
     grad = yield from _average(length, g, at)
     _adamw(grad, kept)
 
 
 def _adamw(grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
-    """AdamW's operations on parameters, whose moments are ``kept`` with them. Returns the parameters."""
+    """Run AdamW's operations on parameters and their moments (``kept``). Returns the parameters."""
     param, mean, square = kept
     p = param.dtype
     param.mul_(1 - 3e-4)
@@ -435,7 +437,7 @@ def _adamw(grad: Tensor, kept: Sequence[Tensor]) -> Tensor:
 
 
 def together(parts: Sequence[StepEstimate]) -> StepEstimate:
-    """The steps of several parts of a model, one after the other, as one."""
+    """The estimate of the steps of several parts of a model, one after the other."""
     work = sum(one.newton_schulz for one in parts)
 
     def added(name: str) -> Any:

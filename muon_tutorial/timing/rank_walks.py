@@ -1,8 +1,8 @@
-"""Which ranks of a grid see the same in a bucket of a plan, and what one of each kind computes and asks for.
+"""Finds which ranks of a grid do the same work in a bucket, and what one of each kind computes and requests.
 
-Two positions of its group are of one kind if they work on matrices of the
-same shapes, hold as much of each, and stand alike to the owners whose pieces they send. One of each kind is
-walked on the meta device; what it did is kept turn by turn, and serves every later bucket that looks alike.
+Two positions of a bucket's group are of one kind if they work on matrices of the same shapes, hold the same
+part of each, and are in the same position relative to the owners to which they send pieces. One rank of each
+kind is walked on the meta device. Its turns are kept, and used for every later bucket that looks the same.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class WalkedTurn:
-    """What a rank computes until it asks for something, and what that is: None for an empty turn or the end.
+    """What a rank computes until its next request, and that request: None for an empty turn or the end.
 
-    ``product`` and ``copy`` in seconds. ``moving`` are the seconds that the rank's bytes take on the link,
-    ``sending`` those of its processor meanwhile. The ``root`` of a broadcast copies what it sends first,
-    which takes it ``root_copy``; members of its chain, or of a reduce's, pass on ``passed`` bytes each, but
-    for the last. ``between`` are the bytes that leave the node. ``now`` is what the walk
-    holds as it asks, ``peak`` the most it held since it asked last, in bytes. ``meets``: it waits here until
-    its own walks of the round's other buckets have come as far.
+    ``product`` and ``copy`` are seconds of computing. ``moving``: seconds of the rank's bytes on the link;
+    ``sending``: seconds of its processor meanwhile. The ``root`` of a broadcast first copies what it sends, in
+    ``root_copy`` seconds; members of its chain, or of a reduce's, pass on ``passed`` bytes each, except the
+    last one. ``between``: bytes that leave the node. ``now``: bytes that the walk holds at the request;
+    ``peak``: the most it held since the previous request. ``meets``: the rank waits here until its walks of the
+    round's other buckets have come equally far.
     """
 
     product: float
@@ -69,21 +69,21 @@ class WalkedTurn:
     meets: bool = False
 
     def sends(self, place: int, parts: int, root: int) -> int:
-        """Bytes that the rank at a place of a group with another root sends."""
+        """Bytes that the rank sends if it is at ``place`` in its group and the root is at ``root``."""
         assert self.flight is not None
         last = (place + 1) % parts == root if self.flight.kind == "broadcast" else place == root
         return 0 if last else self.passed
 
 
 Trace = tuple[WalkedTurn, ...]
-"""A walk, turn by turn; the last one is its end."""
+"""A walk, turn by turn; the last turn is its end."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket: the traces of each kind of rank, and the kind of each position of its group that is left.
+    """A bucket: the trace of each kind of rank, and the kind of each position of its group that is kept.
 
-    ``roots`` are places along dp that the traces name as roots, and those that are meant in this bucket.
+    ``roots`` maps the places along dp that the traces name as roots to the real ones in this bucket.
     """
 
     traces: tuple[Trace, ...]
@@ -92,15 +92,15 @@ class WalkedBucket:
 
 
 Round: TypeAlias = Sequence[WalkedBucket]
-"""Buckets that are walked abreast."""
+"""Buckets that are walked side by side."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedPlan:
-    """All rounds of a plan, on the positions of its group that differ in any of them.
+    """All rounds of a plan, on the positions of its group that differ in at least one of them.
 
-    Along each of the ``axes`` places that see the same in all rounds count once: ``sizes`` of them are left,
-    ``folded`` says which of these each place is.
+    Along each of the ``axes``, places that see the same in all rounds count as one: ``sizes`` of them are
+    kept, and ``folded`` says which of these each place is.
     """
 
     rounds: Sequence[Round]
@@ -109,16 +109,16 @@ class WalkedPlan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Places that are left along each axis."""
+        """The number of places that are kept along each axis."""
         return tuple(int(places.max()) + 1 for places in self.folded)
 
     def at(self, position: int) -> tuple[int, ...]:
-        """The index of a position of the group among those that are left."""
+        """The index of a position of the group among those that are kept."""
         at = np.unravel_index(position, tuple(map(len, self.folded)))
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 
     def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
-        """The index of all positions that stand at one position of their groups over some of the axes."""
+        """The index of all positions that have one position within their groups over some of the axes."""
         within = [self.axes.index(axis) for axis in axes if axis in self.axes]
         at = np.unravel_index(position, [len(self.folded[i]) for i in within])
         index: list[int | slice] = [slice(None)] * len(self.axes)
@@ -128,7 +128,7 @@ class WalkedPlan:
 
 
 class Iteration(NamedTuple):
-    """Newton–Schulz of one shape: seconds of products and copies, the bytes it holds most, its result."""
+    """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and its result's strides."""
 
     product: float
     copy: float
@@ -138,7 +138,7 @@ class Iteration(NamedTuple):
 
 @dataclass(eq=False)
 class RankWalks:
-    """Walks of single ranks on a machine, each made once. ``beside`` ranks share its cores and its bus."""
+    """Walks of single ranks on a machine, each made once. ``beside`` other ranks share its cores and its bus."""
 
     machine: Machine
     beside: int = 0
@@ -169,7 +169,7 @@ class RankWalks:
         return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes, folded)
 
     def agreement(self, plan: Plan) -> Trace:
-        """What ranks ask each other before a step; the same on all of them."""
+        """The trace of what ranks agree on before a step; the same on all of them."""
         key = plan.grid, plan.expects, sum(len(bucket.entries) for bucket in plan.buckets)
         if key not in self._known:
             at = plan.grid.at(0)
@@ -177,7 +177,7 @@ class RankWalks:
         return self._known[key][0]
 
     def trace(self, walk: Walk, at: Coordinate) -> Trace:
-        """Walk one rank to its end, as if the others came when it does."""
+        """Walk one rank to its end, as if the others always arrived when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
         with torch.no_grad(), PeakMemory() as memory, Work(self.machine) as work, ExitStack() as stack:
@@ -229,11 +229,11 @@ class RankWalks:
 
     @property
     def _share(self) -> float:
-        """What a rank gets of a core."""
+        """The fraction of a core that a rank gets."""
         return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / (1 + self.beside))
 
     def _asked(self, turn: WalkedTurn, request: Collective, at: Coordinate) -> WalkedTurn:
-        """The turn, with what a collective costs its rank."""
+        """The turn with the costs of its collective for this rank."""
         machine, link = self.machine, self._link(request.kind, request.axes, at.grid)
         sent, busy = sent_by(request, at, machine), busy_with(request, at, machine, is_alone=True)
         moved = moved_by(request, at, machine)
@@ -263,7 +263,7 @@ class RankWalks:
         )
 
     def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:
-        """The slowest link of any group over the axes: some may stand on one node, others on two."""
+        """The slowest link of any group over the axes: some may be on one node, others on two."""
         key = kind, axes, grid
         if key not in self._links:
             ranks = np.arange(grid.world_size).reshape(grid.sizes)
@@ -274,7 +274,7 @@ class RankWalks:
         return self._links[key]
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
-        """Bytes that leave the rank's node: of a ring's, its part; of an exchange's, what goes elsewhere."""
+        """Bytes that leave the rank's node: an average part of a ring's, and those of an exchange to other nodes."""
         if self.machine.between is None:
             return 0
         key = at, request.axes
@@ -296,7 +296,7 @@ class RankWalks:
         kept: np.ndarray,
         times: np.ndarray,
     ) -> WalkedBucket:
-        """A bucket on the positions that are ``kept``: each has a sign and stands for so many ``times``."""
+        """A bucket on the positions in ``kept``: each has a sign, and stands for as many as ``times`` says."""
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
         places = sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)})
@@ -319,7 +319,7 @@ class RankWalks:
         return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
-        """One rank's step of one bucket. Memory that stays between steps is there before."""
+        """One rank's step of one bucket. Memory that a step keeps for the next one is allocated before."""
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
         if any(entry.gram for entry in bucket.entries):
@@ -331,10 +331,10 @@ class RankWalks:
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
     ) -> np.ndarray:
-        """A number for each position of a bucket's group, equal where positions see the same.
+        """A number for each position of a bucket's group; it is equal for positions that see the same.
 
         Each matrix adds a random number to the positions that work on it, another to those in line with its
-        first worker, and one for each shape in which positions hold it: sums are equal where all these are.
+        first worker, and one for each shape in which positions hold it. Sums are equal if all of these are.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)
         signs = np.zeros(sizes, dtype=np.uint64)
@@ -361,7 +361,7 @@ class RankWalks:
         return flat
 
     def _held(self, entry: BucketEntry, known: np.uint64, bucket: Bucket, at: Coordinate) -> np.ndarray:
-        """A number for each position, by the shape that it holds of a matrix; 0 where no axis cuts it."""
+        """A number for each position, by the shape of its part of a matrix; 0 if all parts have one shape."""
         cutting = [axis for axis in bucket.axes if axis in entry.matrix.axes]
         places = range(at.size(*cutting))
         shapes = [entry.matrix.box(at.peer(place, *cutting)).shape for place in places]
@@ -373,7 +373,7 @@ class RankWalks:
         return np.broadcast_to(signs.reshape(sizes), whole).reshape(-1)
 
     def _sign(self, *what: Hashable) -> np.uint64:
-        """A random number for something, the same whenever it is asked for."""
+        """A random number for these values, the same in every call."""
         if what not in self._signs:
             self._signs[what] = np.uint64(self._random.getrandbits(64))
         return self._signs[what]
@@ -382,7 +382,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Along each axis, the places that have the same signs in all buckets, numbered by the first of each."""
+    """Along each axis, a number for each place; places with the same signs in all buckets share one."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 
@@ -404,9 +404,9 @@ def _fold(
 
 
 def _roots(plan: Plan) -> set[int]:
-    """The places along dp, beside those of uneven slices, that a broadcast may start from.
+    """The places along dp from which a broadcast may start, besides those of uneven slices.
 
-    Each of them sees what no other does.
+    Each of them sees something that no other place does.
     """
     found: set[int] = set()
     for bucket in plan.buckets:
@@ -423,7 +423,7 @@ def _roots(plan: Plan) -> set[int]:
 
 
 def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
-    """What of a matrix decides what a rank does with it, beside where its workers are."""
+    """The properties of a matrix that decide what a rank does with it, besides where its workers are."""
     matrix = entry.matrix
     return (
         matrix.shape,
@@ -437,21 +437,21 @@ def _class_of(entry: BucketEntry) -> tuple[Hashable, ...]:
 
 
 def _uneven_slices(bucket: Bucket) -> dict[int, int]:
-    """The elements of each dp position's slice of the bucket, where they are not all of one length."""
+    """The elements of each dp position's slice of the bucket; empty if all slices have one length."""
     sizes = np.array(getattr(bucket.storage_layout, "sizes", None) or (), dtype=int)
     places = np.flatnonzero(sizes)
     return dict(zip(places.tolist(), sizes[places].tolist(), strict=True))
 
 
 def _travels_of(bucket: Bucket) -> Hashable:
-    """How a bucket travels."""
+    """The properties of a bucket that decide how it is communicated."""
     routes = tuple((len(it.hops), it.dtype) for it in (bucket.gradient, bucket.compute, bucket.parameter))
     layouts = (bucket.model_layout, bucket.storage_layout, bucket.compute_layout)
     return bucket.phases, bucket.tp_gather, bucket.axes, routes, tuple(type(layout) for layout in layouts)
 
 
 def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
-    """One rank's step over a part of a plan: of the parameters, those that it does not name are left out."""
+    """One rank's step over a part of a plan; parameters that the part does not name are left out."""
     matrices = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(matrices))
     for index, matrix in matrices.items():

@@ -1,4 +1,4 @@
-"""``python -m muon_tutorial recipes``: what ``orthogonalize="auto"`` chooses here, and why."""
+"""``python -m muon_tutorial recipes``: what ``orthogonalize="auto"`` chooses on this machine, and why."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def show_recipes(options: argparse.Namespace) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be made, before seconds are spent on what it is to keep."""
+    """Refuse a folder that cannot be made or written, before seconds are spent on its content."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -93,7 +93,7 @@ def read_shapes(text: str) -> tuple[Shape, ...]:
     """Read ``768x768,768x3072``.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: the text has another form.
     """
     shapes: dict[Shape, None] = {}
     for word in text.split(","):

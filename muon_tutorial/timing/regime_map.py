@@ -1,7 +1,7 @@
-"""Which strategy wins where: ranks along one side, bandwidth along the other; found, and drawn.
+"""Finds and draws which strategy is the fastest, by the number of ranks and by bandwidth.
 
-A column is a plan; what it costs on other links follows from its collectives, so that rows cost next to
-nothing. Seconds are the planner's: they follow from a machine's file.
+A column is a plan. Its costs on other links follow from its collectives, so the rows take almost no time.
+Seconds are the planner's: they follow from a machine's file.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..evidence.svg import svg_document, svg_style
 from .report import AXES, PREDICTED, ModelPlan, plan_model
 
 MOST_RANKS, APART = 16384, 4
-"""The largest grid of a map, and how many times as many ranks each column has as the one before."""
+"""The largest grid of a map, and the ratio of ranks between neighbouring columns."""
 FACTORS = (1 / 64, 1 / 16, 1 / 4, 1.0, 4.0, 16.0)
-"""How fast links are, in times what the machine's are."""
+"""The speeds of links, relative to the machine's."""
 FILLS = {
     "replicated": "#d9d9d9",
     "round_robin": "#f4b95f",
@@ -40,10 +40,10 @@ INK = "#1b1b1b"
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """The winner on so many ranks, with links ``factor`` times as fast; None where nothing fits.
+    """The winner on ``ranks`` ranks with links ``factor`` times as fast; None if no strategy fits.
 
-    ``over_adamw`` is how much longer than AdamW's its step takes, as a part of AdamW's: below zero, less.
-    ``over_ddp`` is that beside AdamW under DDP, None where FSDP2 cuts parameters.
+    ``over_adamw``: its step's seconds relative to AdamW's, minus 1; below zero it is faster. ``over_ddp``: the
+    same relative to AdamW under DDP, None if FSDP2 cuts parameters.
     """
 
     ranks: int
@@ -62,18 +62,18 @@ class RegimeMap:
 
     @property
     def ranks(self) -> list[int]:
-        """The columns."""
+        """The numbers of ranks, one per column."""
         return sorted({one.ranks for one in self.regimes})
 
     @property
     def winners(self) -> list[str]:
-        """Who wins anywhere, in the order of the strategies."""
+        """All strategies that win somewhere, in the order of ``FILLS``."""
         found = {one.winner or "nothing fits" for one in self.regimes}
         return [name for name in FILLS if name in found]
 
 
 def survey(plan: ModelPlan) -> RegimeMap:
-    """Plan the same model on smaller and larger grids: dp is what changes."""
+    """Plan the same model on smaller and larger grids, which differ in dp."""
     regimes = [
         Regime(column.ranks, factor, *_winner(column, factor))
         for column in _columns(plan)
@@ -83,7 +83,7 @@ def survey(plan: ModelPlan) -> RegimeMap:
 
 
 def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
-    """The plan itself, and those of other grids, as far as they divide the model."""
+    """The plan itself, and the plans of other grids that divide the model."""
     each, there = plan.ranks // plan.sizes["dp"], plan.ranks
     while there * APART <= MOST_RANKS:
         there *= APART
@@ -112,7 +112,7 @@ def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | 
 
 
 def draw_map(found: RegimeMap) -> str:
-    """The map as an SVG document: a cell is coloured by its winner, and says what that costs over AdamW.
+    """The map as an SVG document. A cell has the colour of its winner, and shows its time relative to AdamW's.
 
     The same map gives the same bytes.
     """
@@ -148,7 +148,7 @@ def _draw_regime(axes: Axes, x: int, y: int, one: Regime) -> None:
 
 
 def _say(over: float) -> str:
-    """A part more or less, in percent.
+    """A relative difference in percent, or as a factor if it is large.
 
     >>> _say(0.534), _say(-0.12), _say(13.3)
     ('+53 %', '−12 %', '14.3 ×')
@@ -157,7 +157,7 @@ def _say(over: float) -> str:
 
 
 def _label(axes: Axes, found: RegimeMap) -> None:
-    """What the sides mean, and of which model on which machine."""
+    """Label the axes, and name the model and the machine."""
     plan, machine = found.plan, found.plan.machine
     link = machine.between or machine.inside
     columns, rows = range(len(found.ranks)), range(len(FACTORS))

@@ -1,4 +1,4 @@
-"""A plan's answer: a table of strategies, which of them to take and why, and what to beware of."""
+"""A plan's answer: a table of strategies, which of them to take and why, and warnings."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from .rank_walks import RankWalks
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
 MOST_PLANNED = 131_072
-"""How many ranks a grid may have: for a small model, half a minute of planning."""
+"""The most ranks that a grid may have: half a minute of planning for a small model."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = "Seconds follow from the machine's file; nobody has held them against a clock at this scale."
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
-"""What a search tries: times the round's bytes that were asked for, and rounds in flight."""
-SEARCHED = 3  # strategies, the most promising ones
-CLOSE = 1.02  # times the fastest: as good as it
+"""What a search tries: multiples of the given round's bytes, and numbers of rounds in flight."""
+SEARCHED = 3  # strategies that are searched, the most promising ones
+CLOSE = 1.02  # up to this many times the seconds of the fastest counts as equally fast
 
 
 @dataclass(frozen=True, slots=True)
 class Dtypes:
-    """In which dtypes a rank holds parameters, gradients, momentum and, None for none, master weights.
+    """The dtypes of a rank's parameters, gradients, momentum and master weights (None: it has none).
 
-    Momentum has the parameters' dtype, unless told.
+    ``momentum`` None stands for the parameters' dtype.
     """
 
     param: torch.dtype = torch.bfloat16
@@ -62,7 +62,7 @@ class Dtypes:
     master: torch.dtype | None = None
 
     def __str__(self) -> str:
-        """Each by name."""
+        """All dtypes by name."""
         names = {"parameters": self.param, "gradients": self.grad, "momentum": self.momentum or self.param}
         said = [f"{name} {str(dtype).removeprefix('torch.')}" for name, dtype in names.items()]
         master = "no" if self.master is None else str(self.master).removeprefix("torch.")
@@ -71,9 +71,9 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePart:
-    """The dense matrices of a stage, or its experts: what a rank's grid and machine are for them.
+    """The dense matrices of a stage, or those of its experts, with their grid and machine.
 
-    ``walks`` are those of single ranks that were made so far.
+    ``walks`` keeps the walks of single ranks that were made so far.
     """
 
     matrices: Sequence[Matrix]
@@ -82,7 +82,7 @@ class StagePart:
     walks: RankWalks
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over them; under DDP where it is not ``sharded``."""
+        """AdamW's step over these matrices; under DDP without ``sharded``."""
         at, limit = self.grid.at(0), cast(dict[str, Any], {ROUND_LIMIT: round_bytes})
         if self.grid.size(SHARDING) > 1:
             plan = owner_per_replica(self.matrices, self.grid, **limit)
@@ -98,7 +98,7 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Options of Muon's, and what its step costs with them."""
+    """Options of Muon, and the cost of its step with them."""
 
     builder: Builder
     round_bytes: int
@@ -107,7 +107,7 @@ class Choice:
 
     @property
     def call(self) -> str:
-        """What to write."""
+        """The call that makes a Muon with these options."""
         builder: Any = self.builder
         options = dict(builder.keywords) if isinstance(builder, partial) else {}
         builder = builder.func if isinstance(builder, partial) else builder
@@ -118,12 +118,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What every strategy's step costs for a model on a grid of a machine's ranks, in one pipeline stage.
+    """The cost of every strategy's step for a model on a grid of a machine's ranks, in one pipeline stage.
 
-    ``adamw_parts`` are AdamW's steps over the same matrices, sharded as ZeRO-1 shards them, or as FSDP2 where
-    ``dp_shard`` cuts parameters, and ``adamw_ddp`` the same under DDP (empty with ``dp_shard``). ``rest`` are
-    the bytes that a rank holds of what AdamW steps: embeddings, head and norms, their gradients, both moments
-    and master weights. ``tokens`` is the batch, or None.
+    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1, or as in FSDP2 if ``dp_shard``
+    cuts parameters. ``adamw_ddp``: the same under DDP (empty with ``dp_shard``). ``rest``: a rank's bytes for
+    the parameters that AdamW steps (embeddings, head and norms), with their gradients, both moments and master
+    weights. ``tokens``: the batch, or None.
     """
 
     shape: ModelShape
@@ -147,43 +147,43 @@ class ModelPlan:
         return self.adamw_at(1.0)
 
     def memory(self, one: StepEstimate) -> int:
-        """Bytes that a rank holds at a step's worst moment: matrices, the rest of the model, the step's own.
+        """Bytes that a rank holds at a step's peak: for matrices, the rest of the model, and the step itself.
 
-        Activations, and what FSDP2 gathers in forward and backward, are left out.
+        Activations, and the parameters that FSDP2 gathers in forward and backward, are not counted.
         """
         return one.memory + one.master + self.rest
 
     @property
     def ranks(self) -> int:
-        """Ranks in all pipeline stages."""
+        """The number of ranks in all pipeline stages."""
         return math.prod(size for axis, size in self.sizes.items() if axis != "ep")
 
     @property
     def training(self) -> float | None:
-        """Seconds that forward and backward of a batch take at least, or None where nobody can say.
+        """The least seconds of a batch's forward and backward; None if tokens or a token's experts are unknown.
 
-        Six operations for each token and each element that it meets in a matrix, on all ranks at the rate of
-        the machine's largest bf16 products: without attention's scores, embeddings, communication and idle
-        stages.
+        They are six operations for each token and each matrix element that it uses, on all ranks at the
+        highest rate of bf16 products. Attention's scores, embeddings, communication and idle stages are not
+        counted.
         """
         if self.tokens is None or self.shape.active is None:
             return None
         return 6 * self.tokens * self.shape.active / (self.ranks * max(self.machine.gemm["bfloat16"])[1])
 
     def adamw_at(self, factor: float, sharded: bool = True) -> float:
-        """AdamW's seconds, were all links ``factor`` times as fast; under DDP where it is not ``sharded``."""
+        """AdamW's seconds if all links were ``factor`` times as fast; under DDP without ``sharded``."""
         return sum(part.seconds_at(factor) for part in (self.adamw_parts if sharded else self.adamw_ddp))
 
     @property
     def fitting(self) -> list[StepEstimate]:
-        """The strategies that a rank has memory for, the fastest first."""
+        """The strategies that fit in a rank's memory, the fastest first."""
         room = self.machine.memory
         fit = [one for one in self.estimates if room is None or self.memory(one) <= room]
         return sorted(fit, key=lambda one: one.seconds)
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits; of those that are about as fast, the one with the least memory."""
+        """The fastest strategy that fits; among about equally fast ones, the one that needs the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -191,15 +191,15 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest that fits, were all links ``factor`` times as fast; of equally fast ones, the first."""
+        """The fastest that fits if all links were ``factor`` times as fast; of equally fast ones, the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """A grid as it is typed.
+    """Read a grid as it is typed on the command line.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text has another form, or the grid has too many ranks.
 
     >>> read_sizes("dp=64,tp=8")
     {'dp': 64, 'dp_shard': 1, 'tp': 8, 'ep': 1, 'pp': 1}
@@ -229,9 +229,9 @@ def plan_model(
 ) -> ModelPlan:
     """Plan for the pipeline stage that has the most to compute.
 
-    Experts lie on dp × tp / ep positions, each whole (expert tensor parallelism 1, as Megatron-LM's). With
-    ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are then cut over
-    dp_shard × tp / ep. ``strategies`` are all that the grid allows, unless told.
+    Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
+    terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are then
+    cut over dp_shard × tp / ep. ``strategies`` are by default all that the grid allows.
 
     Raises:
         GridError: the grid does not divide the model, or there is no matrix.
@@ -268,7 +268,7 @@ def plan_model(
 def estimate_parts(
     name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
 ) -> StepEstimate:
-    """A strategy's step over the dense matrices, and then over the experts, on their grids."""
+    """The estimate of a strategy's step over the dense matrices, and then over the experts, on their grids."""
     each = [
         estimate(
             name,
@@ -288,15 +288,15 @@ def estimate_parts(
 
 
 def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
-    """The same with master weights, if there are any, where a rank keeps ``state`` bytes an element."""
+    """The estimate with master weights, if there are any; ``state`` is its bytes of momentum per element."""
     each = 0 if dtypes.master is None else dtypes.master.itemsize
     return replace(one, master=one.momentum // state * each)
 
 
 def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtypes) -> int:
-    """Bytes that a rank holds of what AdamW steps, its state shared out as ZeRO-1 or FSDP2 does."""
+    """A rank's bytes for the parameters that AdamW steps, with its state divided as in ZeRO-1 or FSDP2."""
     mine, elements = stage_layers(shape, sizes["pp"], stage), 0
-    for other in shape.others:  # tables are cut over tp by their rows, rounded up
+    for other in shape.others:  # tables are cut over tp by rows, rounded up
         ways = (sizes["tp"] if isinstance(other.cut, Shard) else 1) * (sizes["ep"] if other.experts else 1)
         elements += sum(layer in mine for layer in other.layers) * -(-other.size // ways)
     state = 2 * 4 + (0 if dtypes.master is None else dtypes.master.itemsize)
@@ -306,10 +306,10 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 
 
 def search(plan: ModelPlan) -> list[Choice]:
-    """The fastest options that fit of each of the most promising strategies, the fastest first.
+    """For each of the most promising strategies, its fastest options that fit; the fastest strategy first.
 
-    A strategy promises its own copies, bytes and gradients, and about the products of whoever shares them
-    best: larger rounds may come to that.
+    A strategy is promising if its copies, bytes and gradients take little time. Its products count at most
+    twice those of the strategy that divides them best, because larger rounds may divide them better.
     """
     least = min(one.product for one in plan.estimates)
 
@@ -324,7 +324,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """A strategy with larger and larger rounds, as long as that changes them, and then with windows."""
+    """A strategy with larger and larger rounds, as long as their number changes, and then with windows."""
     builder = plan.builders[one.strategy]
 
     def choice(round_bytes: int, window: int) -> Choice:
@@ -355,7 +355,7 @@ def _fits(plan: ModelPlan, one: StepEstimate) -> bool:
 def stage_parts(
     shape: ModelShape, sizes: Mapping[str, int], stage: int, machine: Machine, dtypes: Dtypes
 ) -> tuple[StagePart, StagePart]:
-    """The dense matrices of a stage and its experts', each on their grid.
+    """The dense matrices of a stage and those of its experts, each on their own grid.
 
     Raises:
         GridError: the grid does not divide the model.
@@ -399,7 +399,7 @@ def busiest_stage(shape: ModelShape, pp: int) -> int:
 
 
 def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
-    """Seconds, and bytes: the strategies and AdamW as tables for a terminal, the fastest first."""
+    """Two tables for a terminal, of seconds and of bytes: the strategies and AdamW, the fastest first."""
     grid = ", ".join(f"{axis}={size}" for axis, size in plan.sizes.items() if size > 1) or "one rank"
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     size = f"{say_billions(plan.shape.hidden)} elements in matrices"
@@ -429,7 +429,7 @@ def _add_row(table: Table, name: str, cells: Sequence[str]) -> None:
 
 
 def say_layout(plan: ModelPlan) -> str:
-    """How ranks are laid out, in which dtypes they hold what, and what of their memory is left out."""
+    """A text on the layout of ranks, the dtypes, and the memory that is not counted."""
     grid, node = plan.parts[0].grid, plan.machine.ranks_per_node
     axes = [axis for axis in grid.axes if grid.size(axis) > 1]
     inside = [axis for axis in axes if grid.stride(axis) * grid.size(axis) <= node]
@@ -445,16 +445,16 @@ def say_layout(plan: ModelPlan) -> str:
 
 
 def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
-    """The strategies that take a grid's parameters, each once; with ``dp_shard``, their baseline too."""
+    """The strategies that accept a grid's parameters, each once; with ``dp_shard``, also their baseline."""
     if sizes[SHARDING] > 1:
         return {**SHARDED, **GATHER_ALL}
     return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP
 
 
 def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
-    """What to take and why, where that turns round, and what to beware of: a line each.
+    """Lines that say which strategy to take and why, at which speeds that changes, and warnings.
 
-    ``found`` is what a search found.
+    ``found`` is the result of ``search``.
     """
     best, tried = plan.best, [choice.estimate for choice in found]
     if best is None and not found:
@@ -477,7 +477,7 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
 
 
 def _more_room(plan: ModelPlan) -> str:
-    """Which axes would make a rank's part smaller."""
+    """A sentence on the axes that would make a rank's part smaller."""
     axes = ["tp", "pp"]
     if plan.shape.experts > plan.sizes["ep"]:
         axes.append("ep")
@@ -511,7 +511,7 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Whether the first stays ahead of the others with links half and twice as fast, or where that turns."""
+    """Whether the first stays the fastest with links half and twice as fast, or at which speed it does not."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
@@ -524,10 +524,10 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
 
 
 def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
-    """How fast links are where two strategies take as long, between the machine's and ``factor`` times them.
+    """The speed of links at which two strategies take equally long, between 1 and ``factor`` times the machine's.
 
-    A step's seconds are nearly a straight line in the time that a byte takes: a line through both ends of
-    what is left hits the point in few tries.
+    A step's seconds are nearly linear in the time that a byte takes, so a line through both ends of the
+    interval hits the point in a few tries.
     """
 
     def behind(slowness: float) -> float:
@@ -546,7 +546,7 @@ def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> f
 
 
 def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
-    """What part of a whole step the optimizer is, where the batch is known."""
+    """A sentence on the optimizer's part of a whole step, if the batch is known."""
     if plan.tokens is None:
         return []
     ranks = plan.sizes["dp"] * plan.sizes[SHARDING]
@@ -598,7 +598,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
 
 
 def _largest(plan: ModelPlan) -> int:
-    """Operations of the largest matrix of each part, in one iteration: less no owner can be given."""
+    """Operations of each part's largest matrix in one iteration, summed: its owner cannot have less."""
     return sum(max(newton_schulz_cost(matrix.sides) for matrix in part.matrices) for part in plan.parts)
 
 
@@ -653,7 +653,7 @@ def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:
 
 
 def say_billions(number: int) -> str:
-    """A count of elements.
+    """A count of elements in billions.
 
     >>> say_billions(1_020_000_000_000), say_billions(6_980_000_000)
     ('1,020 billion', '6.98 billion')
@@ -663,7 +663,7 @@ def say_billions(number: int) -> str:
 
 
 def say_number(number: float) -> str:
-    """Three digits, thousands as k and millions as M.
+    """A number with three digits; thousands as k and millions as M.
 
     >>> say_number(1.2345), say_number(16384.2), say_number(2.3e6)
     ('1.23', '16.4k', '2.3M')

@@ -1,8 +1,8 @@
-"""Records a real step of one rank, cheaply enough to leave it as fast as it was.
+"""Records a real step of one rank, cheaply enough that the step does not get slower.
 
-No profiler: a live world's observers say when a request was issued, done and answered, and Newton–Schulz is
-noted where it begins and ends. Ranks of one machine share its monotonic clock, so the notes of all become one
-``StepTimeline``.
+It uses no profiler: a live world's observers tell when a request was issued, done and answered, and the
+begin and end of Newton–Schulz are noted. The ranks of a machine share its monotonic clock, so the notes of
+all ranks become one ``StepTimeline``.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .timed_world import Doing, Span
 from .timeline import RankFlight, StepTimeline, transfers
 
 PRODUCTS = ((orthogonalize, "newton_schulz_update"), (gram, "own_grams"), (gram, "multiply_shard"))
-"""Where Newton–Schulz begins and ends."""
+"""The functions whose begin and end are noted as Newton–Schulz."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotedRequest:
-    """A request as its rank saw it: when it was asked for, and the moments that its world told of.
+    """A request as its rank saw it: when it was made, and the moments that the world reported.
 
-    Nanoseconds on the machine's clock.
+    Times are nanoseconds on the machine's clock.
     """
 
     kind: str
@@ -47,7 +47,7 @@ class NotedRequest:
 
     @property
     def label(self) -> str:
-        """Phase and subject, as requests print them."""
+        """Phase and subject, in the form that requests print."""
         return str(Label(self.phase, self.subject))
 
     @property
@@ -57,7 +57,7 @@ class NotedRequest:
 
     @property
     def issued(self) -> int:
-        """When the rank had asked."""
+        """When the rank had issued the request."""
         return self.moments["issued"] if self.in_background else self.asked
 
     @property
@@ -67,13 +67,13 @@ class NotedRequest:
 
     @property
     def done(self) -> int:
-        """When the backend was done; where it does not say, when the rank had the answer."""
+        """When the backend was done; if it does not say, when the rank had the answer."""
         return min(self.answered, self.moments.get("done", self.answered))
 
 
 @dataclass(frozen=True, slots=True)
 class RankNotes:
-    """What one rank noted of one step: its requests, and its products. Nanoseconds on the machine's clock."""
+    """One rank's notes of one step: its requests and products, in nanoseconds on the machine's clock."""
 
     rank: int
     begin: int
@@ -84,7 +84,7 @@ class RankNotes:
 
 @dataclass(slots=True, eq=False)
 class StepRecorder:
-    """Notes one rank's steps, each while a ``with`` block runs. An observer for a live world.
+    """Notes one rank's steps, each in a ``with`` block. It is an observer for a live world.
 
     recorder = StepRecorder(world.at.rank)
     world.observers.append(recorder)
@@ -124,7 +124,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note what runs in this block as products. The package's own Newton–Schulz is noted without it."""
+        """Note this block as products. The package's own Newton–Schulz is noted without it."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))
@@ -155,7 +155,7 @@ def record_walk(world: LiveWorld, walk: Walk, recorder: StepRecorder) -> RankNot
 
 
 def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
-    """One step from the notes of all its ranks."""
+    """The timeline of one step, from the notes of all ranks."""
     zero = min(one.begin for one in notes)
     last: dict[tuple[tuple[int, ...], int], int] = {}
     for one in notes:
@@ -172,7 +172,7 @@ def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
 
 
 def _in_turn(notes: RankNotes) -> Iterator[tuple[int, NotedRequest]]:
-    """Requests, each with how many of its group went before."""
+    """Requests, each with the number of earlier requests in its group."""
     turns: Counter[tuple[int, ...]] = Counter()
     for request in notes.requests:
         yield turns[request.group], request
@@ -181,14 +181,14 @@ def _in_turn(notes: RankNotes) -> Iterator[tuple[int, NotedRequest]]:
 
 def _flight(rank: int, request: NotedRequest, turn: int, last: int, zero: int) -> RankFlight:
     about = (rank, request.kind, request.phase, request.subject, request.group, turn)
-    begin = min(last, request.done)  # who only sends may be done before the last member asks
+    begin = min(last, request.done)  # a rank that only sends may be done before the last member asks
     issued, done, answered = request.issued, request.done, request.answered
     issued_at, began, ended, answered_at = ((each - zero) / 1e9 for each in (issued, begin, done, answered))
     return RankFlight(*about, issued_at, began, ended, answered_at, request.payload, request.ring)
 
 
 def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:
-    """A rank's time in order: waiting, products, and all else as copies."""
+    """A rank's time in order: waiting, products, and everything else as copies."""
     at, label = notes.begin, "start"
     for begin, end, doing, name in sorted(_noted(notes)):
         if begin > at:
@@ -202,7 +202,8 @@ def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:
 
 
 def _noted(notes: RankNotes) -> Iterator[tuple[int, int, Doing, str]]:
-    """From when to when a rank did what; a request that it did not wait for takes no time of its own."""
+    """A rank's intervals: begin, end, activity, name. A request in the background takes time only while the
+    rank waits for it."""
     for request in notes.requests:
         if request.in_background:
             yield request.asked, request.asked, "wait", request.label

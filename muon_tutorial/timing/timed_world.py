@@ -1,9 +1,9 @@
-"""All ranks at once, without data, each with a clock: when a rank computes, waits and is answered.
+"""Walks all ranks at once without data, each with a clock: when a rank computes, waits and is answered.
 
-A fourth world beside the live, the local and the shadow one. It walks the same generators, charges what
-they compute and what they ask for by a machine, and lets ranks share what the machine shares: cores, where
-there are fewer than ranks, and a bus, where links are one. So waiting and overlap follow from the order of
-requests; nothing here knows a strategy.
+This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, charges
+their computation and their requests with a machine's costs, and lets ranks share what the machine shares:
+cores, if there are fewer than ranks, and a bus, if all links are one. So waiting and overlap follow from the
+order of requests; nothing here knows a strategy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .machine import Link, Machine
 from .work import Work
 
 Doing = Literal["product", "copy", "wait", "transfer"]
-"""What a rank does; a transfer goes on beside the others, on its link."""
+"""What a rank does; a transfer runs on the link at the same time as the others."""
 GLOO_THREADS = 2
-"""How many collectives of one group Gloo carries at once: torch gives each group so many threads."""
+"""How many collectives of one group Gloo runs at once: the number of threads that torch gives each group."""
 IN_ROUNDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce")
-"""What Gloo runs as a ring, round by round."""
+"""The collectives that Gloo runs as a ring, round by round."""
 _INSTANT = 1e-12
 
 
@@ -38,7 +38,7 @@ _INSTANT = 1e-12
 class Span:
     """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
 
-    ``label`` is the request's that it had asked for last, or that it waits for.
+    ``label`` is that of its last request, or of the one that it waits for.
     """
 
     rank: int
@@ -50,15 +50,15 @@ class Span:
 
 @dataclass(slots=True, eq=False)
 class TimedFlight:
-    """A collective on its way: when its members issued it, when it began, and when it was answered.
+    """A collective in flight: when its members issued it, when it began, and when it was answered.
 
-    It is ``done`` for a rank, and the rank can go on, when its own part is; and at its ``end`` for all.
-    ``asked`` says what each member asked for, in words; ``sent``, what it sends, all of it over a shared bus;
-    ``busy``, what keeps its processor and a link of its own, the larger of what it sends and receives;
-    ``moved``, both together;
-    ``payload``, the bytes that it hands over; ``ring``, those it would send on a ring; ``answered``, when it
-    went on with the answer in hand. These and ``issued`` hold the ranks that are walked: all members, or one
-    alone. ``link`` is what they send over, and ``latency`` the seconds that no bandwidth shortens.
+    A rank's part is finished at ``done``, and the rank can go on; ``end`` is when all parts are. For each
+    member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``, the
+    larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``, both
+    together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a ring;
+    ``answered``, when it went on with the answer. These and ``issued`` are by rank, for the ranks that are
+    walked: all members, or only one. ``link`` is the link that they use, and ``latency`` the seconds that do not
+    depend on its bandwidth.
     """
 
     group: tuple[int, ...]
@@ -81,7 +81,7 @@ class TimedFlight:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """What ranks did and when. ``seconds`` is when the last of them ended."""
+    """What ranks did and when. ``seconds`` is the end of the last rank."""
 
     seconds: float
     ends: tuple[float, ...]
@@ -89,16 +89,17 @@ class TimedRun:
     flights: tuple[TimedFlight, ...]
 
     def total(self, doing: Doing, rank: int) -> float:
-        """Seconds that a rank spent so."""
+        """Seconds that a rank spent on one kind of activity."""
         return sum(span.end - span.begin for span in self.spans if (span.rank, span.doing) == (rank, doing))
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """What takes ``left`` of something shared, seconds of a core or bytes of a link, and what comes after it.
+    """A job that still needs ``left`` of a shared resource (seconds of a core or bytes of a link), and the job
+    after it.
 
-    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them;
-    those of one ``thread`` share what one would get.
+    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them. Jobs
+    of one ``thread`` share the part of the core that a single one would get.
     """
 
     left: float
@@ -110,7 +111,7 @@ class _Job:
     then: _Job | None = None
 
     def going_on(self) -> list[_Job]:
-        """What is still to be done: this job, the next, or nothing."""
+        """The jobs that remain: this one, the next, or none."""
         following = self if self.left > _least(self) else self.then
         return [] if following is None else [following]
 
@@ -138,9 +139,9 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Moving:
-    """A flight, or some ``ranks``' part of it, that can go on: from when, and what is still to be done.
+    """A flight, or some ``ranks``' part in it, that can go on at time ``after`` and has ``jobs`` left to do.
 
-    Those that stand in one ``line`` go one after the other.
+    Those in one ``line`` go one after the other.
     """
 
     flight: TimedFlight
@@ -152,7 +153,7 @@ class _Moving:
 
 @dataclass(eq=False)
 class TimedWorld:
-    """A grid of ranks with clocks. ``run`` walks one generator a rank, whose tensors lie on the meta device.
+    """A grid of ranks with clocks. ``run`` walks one generator per rank, with tensors on the meta device.
 
     >>> from muon_tutorial.engine.collective import Label
     >>> link = Link(bandwidth=1e9, latency=0.0)
@@ -173,22 +174,22 @@ class TimedWorld:
         """Walk all ranks to their end.
 
         Raises:
-            MismatchError: members of a group asked for different collectives.
+            MismatchError: members of a group requested different collectives.
             DeadlockError: no rank can go on.
-            RequestError: a walk asked for something that takes no predictable time.
+            RequestError: a walk requested something whose time cannot be predicted.
         """
         return _Clockwork(self.grid, self.machine).run(
             walks, [self.grid.at(rank) for rank in self.grid.ranks]
         )
 
     def run_alone(self, walk: Walk, at: Coordinate, beside: int = 0) -> TimedRun:
-        """Walk one rank, as if the others of its groups came when it does: for thousands of ranks.
+        """Walk one rank, as if the others always arrived when it does; feasible for thousands of ranks.
 
-        So it never waits for a slower one: choose the slowest. ``beside`` are the other ranks of its node,
-        which share the cores and the bus with it all the time.
+        It never waits for a slower rank, so choose the slowest. ``beside`` is the number of other ranks on its
+        node, which share the cores and the bus with it all the time.
 
         Raises:
-            RequestError: the walk asked for something that takes no predictable time.
+            RequestError: the walk requested something whose time cannot be predicted.
         """
         return _Clockwork(self.grid, self.machine, is_alone=True, beside=beside).run([walk], [at])
 
@@ -212,7 +213,7 @@ class _Clockwork:
 
     def __post_init__(self) -> None:
         links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
-        self.saved = {link: 0.0 for link in links if link.shared}  # the step before has spent all
+        self.saved = {link: 0.0 for link in links if link.shared}  # the previous step has used everything
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
@@ -230,7 +231,7 @@ class _Clockwork:
     # Time.
 
     def _pass_time(self) -> None:
-        """Let all jobs proceed until the first of them is done."""
+        """Let all jobs proceed until the first one is done."""
         jobs = [rank.job for rank in self.ranks if rank.job is not None]
         sending = [moving for moving in self.moving if moving.after <= self.now + _INSTANT]
         jobs += [job for moving in sending for job in moving.jobs]
@@ -250,7 +251,7 @@ class _Clockwork:
                 self.saved[bus] = min(self._burst(bus), saved + passed * bus.bandwidth)
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
-        """What each job gets of what it shares: at most one core; its part of its link."""
+        """Each job's rate: its part of the cores, at most one core, or its part of its link."""
         cores: dict[int, int] = defaultdict(lambda: self.beside)
         links: dict[Any, int] = defaultdict(int)
         threads: dict[Any, int] = defaultdict(int)
@@ -274,7 +275,7 @@ class _Clockwork:
         return [rate(job) for job in jobs]
 
     def _settle(self, work: Work) -> None:
-        """Whatever is done by now has its consequences."""
+        """Finish flights and let ranks go on whose jobs or collectives are done by now."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
                 moving.jobs = [following for job in moving.jobs for following in job.going_on()]
@@ -322,7 +323,7 @@ class _Clockwork:
                 if not rank.jobs:
                     rank.ended = self.now
                     return
-                rank.walk, rank.answer = _ended(), None  # nothing more to ask, but something to compute
+                rank.walk, rank.answer = _ended(), None  # no more requests, but something to compute
                 continue
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
@@ -342,7 +343,7 @@ class _Clockwork:
         return [(doing, seconds) for doing, seconds in jobs if seconds]
 
     def _take(self, rank: _Rank, turn: Turn) -> bool:
-        """Do what a rank asks; returns whether it now waits."""
+        """Do what a rank requests; returns whether the rank now waits."""
         if isinstance(turn, Wait):
             if not isinstance(turn.ticket, _Ticket):
                 return False
@@ -395,7 +396,7 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: a group carries them in order, one at a time or as Gloo does."""
+        """Begin a group's next flight: they run in order, one at a time, or several at once as in Gloo."""
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
@@ -410,15 +411,15 @@ class _Clockwork:
         self.moving.append(_Moving(flight, tuple(flight.issued), jobs, self.now + flight.latency))
 
     def _begin(self, flight: TimedFlight) -> None:
-        """All members have asked for it, alike."""
+        """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
-        requests = self.asked.pop(id(flight))  # what is sent is not kept longer than a backend would
+        requests = self.asked.pop(id(flight))  # so that tensors are kept no longer than by a backend
         if not self.is_alone:
             check_alike({rank: requests[rank] for rank in flight.group})
         flight.begin, flight.latency = self.now, self._latency(flight)
 
     def _finish(self, moving: _Moving) -> None:
-        """A rank goes on when all its parts are done, a group when all its ranks' are."""
+        """Finish a part. A rank goes on when all its parts are done, a group when all of its ranks' are."""
         flight, parts = moving.flight, self.parts[id(moving.flight)]
         parts.subtract(moving.ranks)
         flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
@@ -431,13 +432,13 @@ class _Clockwork:
             flight.end = self.now
             self._begin_next(flight.group)
 
-    # Exchanges on Gloo: messages between two ranks, which go as soon as both have asked.
+    # Exchanges on Gloo: messages between two ranks, sent as soon as both have made their requests.
 
     def _in_messages(self, flight: TimedFlight) -> bool:
         return flight.kind == "all_to_all" and self.machine.algorithm == "gloo" and not self.is_alone
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
-        """What can go, now that this rank has asked, too."""
+        """Send the messages that can go now that this rank has made its request."""
         group, requests = flight.group, self.asked[id(flight)]
         if any(len(row or group) != len(group) for row in (requests[rank].sends, requests[rank].receives)):
             check_alike(requests)
@@ -459,8 +460,8 @@ class _Clockwork:
             self._begin(flight)
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
-        """A message takes half of its bytes' work of either rank, and its place on the link: behind those of
-        the same two ranks, or on a bus behind all, since a socket takes it whole."""
+        """Send a message. Each of the two ranks does half of the work on its bytes. On the link it waits for
+        earlier messages of the same two ranks, and on a bus for all, because a socket takes it whole."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
         travelling = GlooTraffic(data, 1, 0).tcp
@@ -480,20 +481,20 @@ class _Clockwork:
             self.moving.append(moving)
 
     def _wake_up(self, flight: TimedFlight, rank: int) -> None:
-        """What a rank's messages take beside their bytes, once all of its partners have asked."""
+        """Start what a rank's messages cost apart from their bytes, once all its partners have asked."""
         messages = flight.busy[rank].messages_out
         jobs = [_Job(messages * self.machine.message, self.machine.node(rank), once=rank)]
         self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
 
     def _at_once(self, flight: TimedFlight) -> int:
-        """How many of its group may be on their way with a flight. Gloo's rings take turns on a link, round
-        by round; what is sent in one go stands in a queue behind what was sent before."""
+        """How many flights of a group may run at once. Gloo's rings share a link, round by round; messages that
+        are sent in one piece wait in a queue for the earlier ones."""
         in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
         return GLOO_THREADS if in_rounds else 1
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
-        """What a rank's part in a flight takes: first of its core, where Gloo wakes up for a message of each
-        flight that is on its way, or for all of them at once; then for each byte; beside that, of its link.
+        """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights that
+        run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
         """
         node, link = self.machine.node(rank), flight.link
         data = busy.data * self.machine.byte
@@ -510,23 +511,23 @@ class _Clockwork:
         return jobs
 
     def _take_saved(self, bus: Link, travelling: float) -> float:
-        """What of these bytes travels at once, since the bus was idle before."""
+        """Bytes that take no time because the bus was idle before; they are taken from its savings."""
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
 
     def _burst(self, link: Link) -> float:
-        """A rank's part of what a bus saves up: of all, if the others are walked too."""
+        """The most that a bus saves up; only this rank's part of it if the other ranks are not walked."""
         return link.burst / (1 + self.beside)
 
     def _latency(self, flight: TimedFlight) -> float:
-        """Rounds, one after the other. Where rings would have many, NCCL takes trees: two ways of one."""
+        """The latency of all rounds, one after the other. If a ring would have many, NCCL uses a tree instead."""
         rounds = max(busy.messages_out for busy in flight.busy.values())
         steps = 2 * max(1, (len(flight.group) - 1).bit_length())
         return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
 
     def _unanswered(self) -> list[str]:
-        """What some members of a group asked for, and the others did not."""
+        """Lines on requests that only some members of a group have made."""
         return [
             f"  rank {rank} asked {words}, and others of its group did not"
             for flights in self.queues.values()
@@ -540,12 +541,12 @@ class _Clockwork:
 
 
 def travels(sent: GlooTraffic, machine: Machine) -> int:
-    """Bytes that a rank puts on its link: the data, and what Gloo says around it."""
+    """Bytes that a rank puts on its link: the data, and with Gloo its headers and notices."""
     return sent.tcp if machine.algorithm == "gloo" else sent.data
 
 
 def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
-    """What a rank sends for a request: bytes and messages, as the machine's collectives run."""
+    """The bytes and messages that a rank sends for a request, with the machine's algorithm."""
     if machine.algorithm == "gloo":
         return gloo_sent(request, at)
     parts = at.size(*request.axes)
@@ -556,7 +557,7 @@ def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffi
 def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> GlooTraffic:
     """What keeps a rank busy in a collective: the larger of what it sends and what it receives.
 
-    A rank that is walked alone also waits for what the root of Gloo's broadcast sends, one after the other.
+    For Gloo's broadcast, a rank that is walked alone counts all messages of the root, which go one by one.
     """
     sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
     messages = max(sent.messages_out, sent.messages_in)
@@ -568,28 +569,28 @@ def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: b
 
 
 def moved_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
-    """What a rank sends and receives, together; of a ring's rounds, it receives as much as it sends."""
+    """What a rank sends and receives together; in a ring's rounds it receives as much as it sends."""
     sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
     data = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)
     return GlooTraffic(data, sent.messages_out, sent.messages_in)
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
-    """What of a rank's own link bytes take: one way, or the whole of it."""
+    """The part of a rank's own link that bytes occupy: one direction, or both."""
     return way if link.duplex else "both", rank, link
 
 
 def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:
-    """The ranks that an exchange gives anything to, or gets anything from."""
+    """The ranks to which a rank sends something in an exchange, or from which it gets something."""
     splits = request.sends or (), request.receives or ()
     return {group[place] for row in splits for place, elements in enumerate(row) if elements}
 
 
 def _least(job: _Job) -> float:
-    """What of a job counts as nothing: rounding left it."""
+    """The remainder of a job that counts as nothing, because it comes from rounding."""
     return _INSTANT if job.link is None else 1e-3
 
 
 def _ended() -> Walk:
-    """A walk that asks for nothing and computes nothing."""
+    """A walk without requests or computation."""
     yield from ()

@@ -1,8 +1,8 @@
-"""One record of a step, predicted or recorded: what each rank did when, and how the two differ.
+"""One record for predicted and recorded steps: what each rank did when, and how prediction and record differ.
 
-A timed world's run and a real one (``step_recorder``) become the same ``StepTimeline``, in seconds since the
-start of all ranks. So one picture shows both, one table compares them, and both go to Perfetto as the records
-of ``evidence.traces``. Knows neither strategies nor machines.
+A timed world's run and a real one (``step_recorder``) both become a ``StepTimeline``, in seconds since the
+start of all ranks. So one picture shows both, one table compares them, and both can be opened in Perfetto as
+records of ``evidence.traces``. Knows neither strategies nor machines.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from .timed_world import Doing, Span, TimedRun
 Source = Literal["predicted", "recorded"]
 PROCESSOR_TRACK = 1 << 29  # above any thread's number, and below the tracks of evidence.traces
 PREDICTED = 1000
-"""What is added to a rank's number where its prediction stands beside it."""
+"""Added to a rank's number for its prediction, if both are in one document."""
 NEWTON_SCHULZ = "Newton–Schulz"
 
 
 @dataclass(frozen=True, slots=True)
 class RankFlight(CollectiveOfRank):
-    """A collective on one rank. Seconds since the start of all ranks, and bytes.
+    """A collective on one rank, in seconds since the start of all ranks, and bytes.
 
-    The rank ``issued`` it and went on. Once the last member of ``group`` had issued it, it was on its way,
-    from ``begin`` to ``end``; a rank that exchanges messages with some of the others may have ended earlier,
-    and then both are the same. The rank ``answered`` when it went on with the answer in hand. ``payload`` is
-    what it handed over, ``ring`` what it would send on a ring.
+    ``issued``: when the rank made the request and went on. ``begin``: when the last member of ``group`` had
+    issued it. ``end``: when it was done; a rank that exchanges messages with only some of the others may be
+    done before the last member's request, and then ``begin`` equals ``end``. ``answered``: when the rank went
+    on with the answer. ``payload``: bytes that it handed over; ``ring``: bytes that it would send on a ring.
     """
 
     issued: float
@@ -46,7 +46,7 @@ class RankFlight(CollectiveOfRank):
 
 @dataclass(frozen=True, slots=True)
 class RankPhase:
-    """When a rank began with a phase of one bucket or matrix, and when it had its answer. Seconds."""
+    """When a rank began a phase of one bucket or matrix, and when it had the answer, in seconds."""
 
     rank: int
     name: str
@@ -56,8 +56,8 @@ class RankPhase:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """A step by rank. ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
-    transfers lie beside them."""
+    """A step by rank. The ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
+    transfers overlap with them."""
 
     source: Source
     spans: tuple[Span, ...]
@@ -65,7 +65,7 @@ class StepTimeline:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that it shows."""
+        """The ranks that have spans."""
         return tuple(sorted({span.rank for span in self.spans}))
 
     @property
@@ -74,17 +74,17 @@ class StepTimeline:
         return max((span.end for span in self.spans), default=0.0)
 
     def of(self, rank: int, *doing: Doing) -> list[Span]:
-        """A rank's spans of some kinds (of all unless told), in order."""
+        """A rank's spans of some kinds (of all by default), in order."""
         found = [span for span in self.spans if span.rank == rank and (not doing or span.doing in doing)]
         return sorted(found, key=lambda span: span.begin)
 
     def total(self, doing: Doing, rank: int) -> float:
-        """Seconds that a rank spent so."""
+        """Seconds that a rank spent on one kind of activity."""
         return sum(span.end - span.begin for span in self.of(rank, doing))
 
     @property
     def phases(self) -> tuple[RankPhase, ...]:
-        """Each rank's phases, by request; and its products, by the request that they follow."""
+        """Each rank's phases, named by request, and its products, named by the request that they follow."""
         lived = [(flight.rank, flight.label, flight.issued, flight.answered) for flight in self.flights]
         for span in self.spans:
             if span.doing == "product":
@@ -97,7 +97,7 @@ class StepTimeline:
 
     @property
     def trace(self) -> Timeline:
-        """The step as traces have it: computing, and collectives in flight, in whole nanoseconds."""
+        """The step in the form of traces: computing, and collectives in flight, in whole nanoseconds."""
         return Timeline(tuple(self._rank_times(rank) for rank in self.ranks))
 
     def _rank_times(self, rank: int) -> RankTimes:
@@ -111,7 +111,7 @@ class StepTimeline:
         return union((nanoseconds(span.begin), nanoseconds(span.end)) for span in spans)
 
     def document(self) -> dict[str, Any]:
-        """The step as one document that Perfetto and chrome://tracing open."""
+        """The step as one document that Perfetto and chrome://tracing can open."""
         document = merge_documents({}, {}, self.trace)
         for rank in self.ranks:
             track = {"pid": rank, "tid": PROCESSOR_TRACK}
@@ -124,7 +124,7 @@ class StepTimeline:
 
 
 def side_by_side(predicted: StepTimeline, recorded: StepTimeline) -> dict[str, Any]:
-    """Both as one document, each rank's prediction as a process of its own beside the rank."""
+    """Both as one document, in which each rank's prediction is a separate process."""
     document = recorded.document()
     for event in predicted.document()["traceEvents"]:
         moved = {**event, "pid": PREDICTED + event["pid"]}
@@ -152,12 +152,12 @@ def nanoseconds(seconds: float) -> int:
 
 
 def transfers(flights: Iterable[RankFlight]) -> list[Span]:
-    """When collectives were on their way, from the last member's request to the end."""
+    """Spans of collectives in flight, from the last member's request to the end."""
     return [Span(one.rank, "transfer", one.begin, one.end, one.label) for one in flights]
 
 
 def predicted_timeline(run: TimedRun) -> StepTimeline:
-    """What a timed world says of a step, as a timeline."""
+    """A timed world's run as a timeline."""
     turns: dict[tuple[int, ...], int] = {}
     flights = []
     for flight in run.flights:
@@ -173,9 +173,9 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
 
 @dataclass(frozen=True, slots=True)
 class PhaseGap:
-    """How far a recorded phase began and ended from where it was predicted, in parts of the recorded step.
+    """How far a recorded phase's begin and end are from the prediction, as fractions of the recorded step.
 
-    Positive is later than predicted.
+    Positive means later than predicted.
     """
 
     rank: int
@@ -185,7 +185,7 @@ class PhaseGap:
 
     @property
     def worst(self) -> float:
-        """The larger of both, whatever its sign."""
+        """The larger of the two, without its sign."""
         return max(abs(self.begin), abs(self.end))
 
 
@@ -209,12 +209,12 @@ def compare_phases(predicted: StepTimeline, recorded: StepTimeline) -> list[Phas
 
 
 TICK = 1e-5
-"""Seconds: what times are rounded to where they are written."""
+"""Written times are rounded to multiples of this many seconds."""
 _DOINGS: tuple[Doing, ...] = ("product", "copy", "wait")
 
 
 def as_data(timeline: StepTimeline) -> dict[str, Any]:
-    """A timeline as small plain data: times in ticks; what repeats stands in tables, named by place."""
+    """A timeline as small plain data: times are in ticks, and repeated values are indices into tables."""
     kept = [span for span in timeline.spans if span.doing != "transfer"]
     labels = list(dict.fromkeys(span.label for span in kept))
     kinds = list(dict.fromkeys(_about(flight) for flight in timeline.flights))
@@ -243,10 +243,10 @@ def _ticks(seconds: float) -> int:
 
 
 def from_data(held: Mapping[str, Any]) -> StepTimeline:
-    """The opposite of ``as_data``.
+    """Read what ``as_data`` returned.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the data is not a timeline.
     """
     try:
         spans = [
@@ -268,9 +268,9 @@ def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankF
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One recorded step of a recording, and what it was of. ``link`` in words; ``rate`` in bytes a second,
-    None where nothing limits the loopback. ``seconds`` are those of all steps of its kind, round by round:
-    the timeline is the median's."""
+    """One recorded step, and what was run. ``link`` is in words, ``rate`` in bytes per second, None if nothing
+    limits the loopback. ``seconds``: those of all steps of this kind, round by round; ``timeline`` is that of
+    the median step."""
 
     strategy: str
     window: int
@@ -282,8 +282,8 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Recorded steps of one task on one machine. ``about`` says which, when and with what, in words; ``task``
-    and ``machine`` hold the numbers that a prediction needs, the latter as its file does."""
+    """Recorded steps of one task on one machine. ``about`` says in words what was recorded, when and with what.
+    ``task`` and ``machine`` hold the numbers that a prediction needs; ``machine`` as in its file."""
 
     about: Mapping[str, str]
     task: Mapping[str, int]
@@ -291,10 +291,10 @@ class Recording:
     steps: tuple[RecordedStep, ...]
 
     def step(self, strategy: str, window: int, link: str) -> RecordedStep:
-        """One of its steps.
+        """One of the recorded steps.
 
         Raises:
-            TraceError: there is none.
+            TraceError: there is no such step.
         """
         wanted = (strategy, window, link)
         for step in self.steps:
@@ -303,7 +303,7 @@ class Recording:
         raise TraceError(f"the recording has no step {wanted!r}")
 
     def write(self, path: str | Path) -> None:
-        """Write it as JSON."""
+        """Write the recording as JSON."""
         steps = [{**asdict(step), "timeline": as_data(step.timeline)} for step in self.steps]
         held = {"about": self.about, "task": self.task, "machine": self.machine, "steps": steps}
         Path(path).write_text(json.dumps(held, separators=(",", ":")) + "\n", encoding="utf-8")
@@ -313,7 +313,7 @@ def read_recording(path: str | Path) -> Recording:
     """Read what ``Recording.write`` wrote.
 
     Raises:
-        TraceError: it is none.
+        TraceError: the file cannot be read, or is not a recording.
     """
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -329,5 +329,5 @@ def _step_from(held: Mapping[str, Any]) -> RecordedStep:
 
 
 def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:
-    """The timeline whose step takes the median time: what stands for several steps of one kind."""
+    """The timeline of the step with the median time; it represents several steps of one kind."""
     return sorted(timelines, key=lambda timeline: timeline.seconds)[(len(timelines) - 1) // 2]

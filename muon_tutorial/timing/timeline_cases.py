@@ -1,6 +1,6 @@
-"""Steps whose timelines are recorded and predicted alike: two strategies, two windows, one grid.
+"""Steps whose timelines are both recorded and predicted: two strategies, two windows, one grid.
 
-The same plans, walked by real ranks and by the timed world.
+Real ranks and the timed world walk the same plans.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class TimelineTask:
-    """What is run: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and how many steps."""
+    """The task: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and the number of steps."""
 
     dp: int = 4
     count: int = 12
@@ -40,9 +40,9 @@ class TimelineTask:
     steps: int = 5
 
     def plan(self, strategy: str) -> Plan:
-        """The plan of a strategy. ``owner`` expects each matrix cut over dp, as FSDP2 has it.
+        """The plan of a strategy. ``owner`` expects each matrix cut over dp, as with FSDP2.
 
-        Buckets are of two matrices; for ``owner``, of one for each rank, so that all have one to work on.
+        Buckets have two matrices; with ``owner``, one per rank, so that each rank has one to work on.
         """
         cuts = (("dp", Shard(0)),) if strategy == "owner" else ()
         matrices = [Matrix(i, f"m{i}", (self.side, self.side), cuts) for i in range(self.count)]
@@ -52,7 +52,7 @@ class TimelineTask:
 
 
 def record_cases(task: TimelineTask) -> list[list[StepTimeline]]:
-    """The steps of each case, recorded on real ranks: one of each case, then the next of each."""
+    """The steps of each case, recorded on real ranks. The cases take turns, step by step."""
     by_rank = launch(_record_on_rank, task.dp, args=(task,), timeout=120.0, output="quiet")
     by_case = (zip(*(notes[case] for notes in by_rank), strict=True) for case in range(len(CASES)))
     return [[recorded_timeline(notes) for notes in steps] for steps in by_case]
@@ -70,22 +70,22 @@ def _record_on_rank(rank: int, task: TimelineTask) -> list[list[RankNotes]]:
 
 
 def predict_case(task: TimelineTask, machine: Machine, strategy: str, window: int) -> StepTimeline:
-    """What the timed world says of a case."""
+    """The timed world's prediction of a case."""
     return predict_step(task.plan(strategy), machine, window)
 
 
 def predict_step(plan: Plan, machine: Machine, window: int) -> StepTimeline:
-    """What the timed world says of a plan's step, on all ranks of its grid."""
+    """The timed world's prediction of a plan's step, on all ranks of its grid."""
     ranks: Sequence[int] = plan.grid.ranks
     steps = [step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in ranks]
     return predicted_timeline(TimedWorld(plan.grid, machine).run([step.step() for step in steps]))
 
 
 def bytes_of(rate: str) -> float:
-    """Bytes a second of a rate as tc writes it.
+    """Bytes per second of a rate in the notation of tc.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it has another form.
 
     >>> bytes_of("200mbit")
     25000000.0

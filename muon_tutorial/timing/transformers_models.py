@@ -1,7 +1,7 @@
-"""A model's shape from transformers, which builds it on the meta device, where weights take no memory.
+"""Gets a model's shape from transformers, which builds it on the meta device, where weights take no memory.
 
-transformers is optional and imported only here, when ``model_configs`` does not read a type by hand, since
-that import takes seconds. Code that a config brings along (``auto_map``) is not run.
+transformers is optional. It is imported only here, and only if ``model_configs`` cannot read a type by hand,
+because the import takes seconds. Code that comes with a config (``auto_map``) is not run.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .model_shape import ModelShape
 from .module_shapes import shape_from_module
 
 MOST_LAYERS = 10_000
-"""More than any model has: building them one by one would take minutes."""
+"""More layers than any model has; building more, one by one, would take minutes."""
 
 
 def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, where: str) -> ModelShape:
     """The shape of the model that transformers builds from a config; ``where`` names the file in errors.
 
     The class is the one in ``architectures`` if there is one. Tensor parallelism cuts as the class's own
-    ``tp_plan`` says. Where the config does not say how wide or deep the model is, a note names the default.
+    ``tp_plan`` says. If the config does not say how wide or deep the model is, a note names the default.
 
     Raises:
         UsageError: transformers is not installed, does not know the type, or cannot build the model.
@@ -74,7 +74,7 @@ def _too_deep(value: Any) -> bool:
 
 
 def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:
-    """The model that ``architectures`` names, else a language model, else the type's model without a head."""
+    """The model that ``architectures`` names, or a language model, or the type's model without a head."""
     for named in held.get("architectures") or ():
         found = getattr(library, str(named), None)
         if isinstance(found, type) and issubclass(found, library.PreTrainedModel):
@@ -86,5 +86,5 @@ def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's type and words, in one line."""
+    """An error's type and text in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,7 +1,7 @@
-"""What a rank computes between two requests: seconds, read off the operations themselves.
+"""Adds up the seconds that a rank computes between two requests, from the operations themselves.
 
-Tensors lie on the meta device, where operations have sizes and do nothing: each is charged what the machine
-says for it.
+Tensors are on the meta device, where operations have sizes but do nothing. Each is charged the machine's
+seconds for its sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..evidence.memory import tensors_in
 from .machine import Machine
 
-_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # where the first factor stands among the arguments
+_PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
 _MARKS = "profiler::"  # labels in a trace
 _NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
@@ -28,8 +28,8 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 class Work(TorchDispatchMode):
     """Adds up the seconds of the operations that run while it is entered.
 
-    ``product`` holds those of matrix products, ``copy`` those of all else. Checks that look at values do
-    nothing on the meta device, and are not charged.
+    ``product`` holds those of matrix products, ``copy`` those of everything else. Checks that look at values
+    do nothing on the meta device, and are not charged.
     """
 
     machine: Machine
@@ -42,11 +42,11 @@ class Work(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Not asked for: it wraps each operation, and imports PyTorch's compiler, which takes two seconds."""
+        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, in two seconds."""
         return False
 
     def take(self) -> tuple[float, float]:
-        """Return the seconds of products and of all else since it was last asked, and begin anew."""
+        """Return the seconds of products and of everything else since the last call, and start again at 0."""
         taken = self.product, self.copy
         self.product = self.copy = 0.0
         return taken
@@ -73,10 +73,10 @@ class Work(TorchDispatchMode):
         return result
 
     def _starts(self, executes: float, works: bool) -> float:
-        """What an operation costs beside its execution.
+        """The cost of an operation apart from its execution.
 
-        A core pays for each. A GPU is given an operation while it executes the one before, and a view or a
-        mark gives it nothing.
+        A core pays it for each operation. A GPU gets an operation while it executes another one, so it pays
+        only the part beyond the execution, and nothing for a view or a mark.
         """
         if self.machine.cores is not None:
             return self.machine.operation
@@ -84,8 +84,8 @@ class Work(TorchDispatchMode):
 
 
 def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """What an operation returns. On the meta device PyTorch takes a millisecond to say so of a product, and
-    as long of a least and a largest element, or to write nothing to what is there: it is not asked."""
+    """The result of an operation. PyTorch's own meta kernels take a millisecond for a product, for the smallest
+    and largest element, or for an in-place write, so these are not called."""
     written = _written(func, args, kwargs)
     if written is not None and written.is_meta:
         return written
@@ -101,17 +101,17 @@ def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that an operation does nothing but write to, and returns: its first argument, or ``out``."""
+    """The tensor that an operation only writes to and returns: its first argument, or ``out``."""
     returns = func._schema.returns
     alias = returns[0].alias_info if len(returns) == 1 else None
     if alias is None or not alias.is_write or torch.Tag.inplace_view in func.tags:
         return None
     out = kwargs.get("out", args[0] if args else None)
-    is_filled = isinstance(out, Tensor) and out.numel() > 0  # an empty one is resized
+    is_filled = isinstance(out, Tensor) and out.numel() > 0  # an empty tensor would be resized
     return out if is_filled and func._schema.name not in _RESIZES else None
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operation only looks at its argument in another way."""
+    """Whether an operation only returns a view of its argument."""
     returned = func._schema.returns
     return bool(returned) and returned[0].alias_info is not None and not returned[0].alias_info.is_write

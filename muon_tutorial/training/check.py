@@ -1,14 +1,15 @@
 """The built-in check: one step of the job against the single-process optimizers of torch.
 
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
-rank. ``torch.optim.Muon`` and ``torch.optim.AdamW`` then take the same step alone, and every rank compares
-its parameters with theirs, bit by bit: nothing in a strategy may change what a matrix meets. Only ``gram``
-does: what it leaves cut is held to its stated bound from the Gram form in one process.
+rank. Then ``torch.optim.Muon`` and ``torch.optim.AdamW`` take the same step in a single process, and every
+rank compares its parameters with theirs, bit by bit: no strategy may change the numbers. The exception is
+``gram``: matrices that it leaves cut must be within its stated bound of the Gram form in one process.
 
-The reduction itself adds the ranks' gradients in an order of its own, so it is held to a bound. A mean of D
-numbers takes D−1 additions and one division, in any order; each rounds its result by at most a part u (2⁻²⁴
-in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with γ = D·u / (1 − D·u),
-and D times the smallest number there is, for results too small to be rounded relatively.
+The reduction adds the ranks' gradients in its own order, so it is compared with a bound instead. A mean of D
+numbers takes D−1 additions and one division, in any order; each has a relative rounding error of at most u
+(2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with
+γ = D·u / (1 − D·u). D times the smallest positive number is added, for results that are too small for a
+relative error.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from .records import CheckVerdict
 
 
 def sum_over(world: LiveWorld, axis: str, tensor: Tensor, label: str = "built-in check") -> Tensor:
-    """The sum of the ranks' tensors along ``axis``; the same bits on all of them. All must call."""
+    """The sum of the ranks' tensors along ``axis``, with the same bits on all of them. All must call it."""
     return world.run(all_reduce(tensor, axis, world.at, Label(label)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sums:
-    """The ranks' gradients of one parameter summed over dp in float64, and their absolute values likewise."""
+    """The sums over dp, in float64, of the ranks' gradients of one parameter and of their absolute values."""
 
     total: Tensor
     magnitude: Tensor
@@ -48,10 +49,11 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
-    """The single-process optimizers, set up with everything the step is about to use.
+    """The single-process optimizers, set up with everything that the coming step uses.
 
-    ``muon`` and ``adamw`` hold copies of full size, in the order of the job's own optimizer; ``gram`` steps
-    copies of those matrices that stay cut, by their place in that order, which begin with ``before``.
+    ``muon`` and ``adamw`` hold full-size copies in the order of the job's own optimizer. ``gram`` has an
+    optimizer for each matrix that stays cut, by its index in that order; ``before`` has that matrix's value
+    before the step.
     """
 
     muon: torch.optim.Optimizer
@@ -62,7 +64,7 @@ class Snapshot:
 
     @classmethod
     def sums(cls, world: LiveWorld, optimizer: MuonWithAdamW) -> list[Sums]:
-        """The exact gradient sums, to be taken before gradients are readied. Must be called by all ranks."""
+        """The exact gradient sums. All ranks must call it, before gradients are readied."""
         return [
             Sums(_sum_over_dp(world, param, grad), _sum_over_dp(world, param, grad.abs()))
             for param in _params(optimizer)
@@ -71,7 +73,7 @@ class Snapshot:
 
     @classmethod
     def take(cls, world: LiveWorld, optimizer: MuonWithAdamW, sums: list[Sums]) -> Snapshot:
-        """Copy what the coming step uses, after gradients are readied. Must be called by all ranks."""
+        """Copy everything that the coming step uses. All ranks must call it, after gradients are readied."""
         reduced = _reduced_gradients(world, optimizer.muon)
         others = [_gradient(param) for param in _params(optimizer.adamw)]
         errors = [
@@ -85,7 +87,7 @@ class Snapshot:
 
 
 def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
-    """Step the single-process optimizers and compare. To be called by all ranks, after the job's own step."""
+    """Step the single-process optimizers and compare. All ranks must call it, after the job's own step."""
     snapshot.muon.step()
     snapshot.adamw.step()
     ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
@@ -105,7 +107,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
 
 
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
-    """How far a matrix that stays cut is from the single process's Gram form, in units of the bound."""
+    """The distance of a matrix that stays cut from the Gram form in one process, in units of the bound."""
     snapshot.gram[place].step()
     (theirs,) = (param.detach() for param in _params(snapshot.gram[place]))
     return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[place]).norm()))
@@ -142,13 +144,13 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 
 def _stays_cut(muon: Muon) -> list[int]:
-    """The places of the parameters that strategy ``gram`` leaves cut."""
+    """The indices of the parameters that strategy ``gram`` leaves cut."""
     entries = (entry for bucket in muon.plan_step.plan.buckets for entry in bucket.entries)
     return sorted({entry.matrix.param for entry in entries if entry.gram is not None})
 
 
 def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
-    """The Gram form of one process, of the parameter at a place, set up as ``lone`` is for it."""
+    """A single-process Muon in the Gram form for the parameter at ``place``, set up as ``lone`` is for it."""
     theirs = _params(lone)[place]
     group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
     param = nn.Parameter(theirs.detach().clone())
@@ -167,7 +169,7 @@ def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
 
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    """The gradient that each matrix meets in the coming step, whole."""
+    """The whole gradient of each matrix that the coming step uses."""
     if muon.plan_step.plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
     readied = muon.plan_step.readied_gradient
@@ -175,7 +177,7 @@ def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    """The momentum of each matrix, whole."""
+    """The whole momentum of each matrix."""
     params = _params(muon)
 
     def kept(bucket: Bucket, held: StoredShard) -> Tensor:
@@ -189,7 +191,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
-    """Whole matrices, in the optimizer's order, from the elements that ranks keep of them."""
+    """Whole matrices, in the optimizer's order, assembled from the elements that each rank keeps."""
     full: dict[int, Tensor] = {}
     for bucket in muon.plan_step.plan.buckets:
         for held in bucket.stored_shards(world.at):
@@ -199,7 +201,7 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard
 
 
 def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
-    """A whole matrix from the pieces of all ranks; of ranks that hold the same element, the first counts."""
+    """A whole matrix from the pieces of all ranks; if several hold an element, the first rank's counts."""
     boxes = matrix_boxes(held, world.at)
     parts = elements.cpu().split([box.numel for box in boxes])
     mine = [(box, part.view(box.shape).clone()) for box, part in zip(boxes, parts, strict=True)]
@@ -210,7 +212,7 @@ def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:
-    """A tensor cut as ``param`` is, whole."""
+    """The whole of a tensor that is cut as ``param`` is, from this rank's part."""
     if not isinstance(param, DTensor):
         return local
     spread = DTensor.from_local(

@@ -1,7 +1,7 @@
-"""A training run's checkpoints, as every rank saves and loads them, and what a run is asked to do.
+"""A training run's checkpoints, as every rank saves and loads them, and requests to save or stop.
 
-Knows when a run saves, what is in a checkpoint beside model and optimizer, and which files ask a run to save
-or stop. Knows no command line; ``run_folder`` knows the rest of the folder.
+Knows when a run saves, what else a checkpoint holds besides model and optimizer, and which files ask a run to
+save or stop. Knows no command line; ``run_folder`` knows the rest of the folder.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..optimizer.muon_with_adamw import MuonWithAdamW
 
 KEPT = 2
 RUN = "run_name"
-"""Where ``settings.json`` and checkpoints say of which run they are."""
+"""The key under which ``settings.json`` and checkpoints name their run."""
 SAVE, TIME = "save", "time"
 REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIGUSR2")
-"""Why a run saves, or stops, before its end."""
+"""The reasons why a run saves or stops before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Where a run saves, after how many steps each, and the step that it goes on from.
+    """Where a run saves, every how many steps, and from which step it resumes.
 
-    Without ``every`` it saves only when it is asked to. ``begin`` is None for a run that starts anew.
-    ``acts`` says what each signal asks for; at ``until``, in monotonic seconds of rank 0, the run stops.
-    ``run`` names the run, whose checkpoints say so; None for one whose settings do not.
+    Without ``every`` it saves only when it is asked to. ``begin`` is None for a new run. ``acts`` says what
+    each signal asks for. At ``until``, in monotonic seconds of rank 0, the run stops. ``run`` is the run's
+    name, which its checkpoints hold; None if its settings hold none.
     """
 
     folder: Path
@@ -52,26 +52,26 @@ class Saving:
 
     @property
     def stop_file(self) -> Path:
-        """The file whose presence asks all ranks to save and stop after the step they are in."""
+        """If this file exists, all ranks save and stop after the current step."""
         return self.folder / "stop"
 
     @property
     def save_file(self) -> Path:
-        """The file whose presence asks all ranks to save after the step they are in, and go on."""
+        """If this file exists, all ranks save after the current step, and go on."""
         return self.folder / "save"
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
-        """The step of the newest whole checkpoint; damaged ones are put aside, and ``say`` is told."""
+        """The step of the newest undamaged checkpoint; damaged ones are renamed, and ``say`` gets a line."""
         return self.manager().whole_step(say)
 
     def manager(self) -> CheckpointManager:
-        """What saves and loads there."""
+        """The manager that saves and loads this run's checkpoints."""
         return CheckpointManager(self.checkpoints, KEPT)
 
 
 @dataclass(frozen=True, slots=True)
 class StoppedRun:
-    """A run that was asked to stop, after how many steps, where it saved, and what asked."""
+    """The result of a run that was asked to stop: after which step, where it saved, and the reason."""
 
     step: int
     checkpoints: Path
@@ -80,7 +80,7 @@ class StoppedRun:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Saver:
-    """Saves what one rank trains. All ranks must make one, and call it alike."""
+    """Saves one rank's part of the training. All ranks must make one, and make the same calls."""
 
     saving: Saving
     model: nn.Module
@@ -89,10 +89,10 @@ class Saver:
     manager: CheckpointManager
 
     def resume(self) -> dict[str, Any]:
-        """Load the checkpoint of ``saving.begin``; returns what ``save`` was told.
+        """Load the checkpoint of ``saving.begin``; return the ``run`` that ``save`` was given.
 
         Raises:
-            CheckpointError: it cannot be read, or another run saved it; on all ranks.
+            CheckpointError: it cannot be read, or another run saved it. Raised on all ranks.
         """
         assert self.saving.begin is not None
         extra = self.manager.load(self.model, self.optimizer, step=self.saving.begin)
@@ -110,21 +110,21 @@ class Saver:
         return self.saving.every is not None and (done % self.saving.every == 0 or done == steps)
 
     def save(self, done: int, run: dict[str, Any], wait: bool = False) -> None:
-        """Save after ``done`` steps; the file is written while training goes on, unless told to wait.
+        """Save after ``done`` steps; without ``wait``, files are written while training goes on.
 
         Raises:
-            CheckpointError: this save failed, or the one before it, on all ranks.
+            CheckpointError: this save or the one before it failed. Raised on all ranks.
         """
         extra = {"scheduler": self.scheduler.state_dict(), "rng": torch.get_rng_state(), "run": run}
         extra[RUN] = self.saving.run
         self.manager.save(done, self.model, self.optimizer, extra=extra, wait=wait)
 
     def asked(self, is_first: bool) -> set[str]:
-        """What this rank sees the run asked for, of ``REASONS``; the clock is the first rank's."""
+        """The ``REASONS`` that this rank sees to save or stop; only the first rank looks at the clock."""
         found = {SAVE} if self.saving.save_file.exists() else set()
         if is_first and self.saving.until is not None and time.monotonic() > self.saving.until:
             found.add(TIME)
         with contextlib.suppress(FileNotFoundError):
             word = self.saving.stop_file.read_text(encoding="ascii", errors="replace")
-            found.add(word if word in REASONS else "SIGINT")  # somebody touched it
+            found.add(word if word in REASONS else "SIGINT")  # if the file was made by hand
         return found

@@ -1,7 +1,7 @@
 """A whole training job as the launching process sees it: run folder, ranks, progress, result.
 
-The ranks know no files. Rank 0 prints each step's record as one line of JSON; the launching process shows it
-and writes it to the run folder. Under torchrun rank 0 does both itself.
+The ranks write no records to files. Rank 0 prints each step's record as one line of JSON; the launching
+process shows it and writes it to the run folder. Under torchrun, rank 0 does both itself.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ FIELDS = {field.name for field in fields(StepRecord)}
 
 @dataclass(frozen=True, slots=True)
 class OneProcessRun:
-    """The same job on one process, for comparison, and the largest distance between the two loss curves."""
+    """The same job on one process, for comparison, and the largest gap between the two loss curves."""
 
     result: RunResult
     largest_gap: float
 
 
 def check_inputs(settings: TrainSettings, processes_here: int) -> None:
-    """Refuse what can be refused before any rank starts. ``processes_here`` is how many this machine runs."""
+    """Check what can be checked before any rank starts; this machine will run ``processes_here`` ranks."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if settings.backend == "nccl" and there < processes_here:
@@ -84,7 +84,7 @@ def run_launched(
 
 
 def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -> RunResult | StoppedRun:
-    """A rank of ``run_launched``."""
+    """Run one rank of ``run_launched``."""
     with passing_signals_on(saving) if saving is not None else nullcontext():
         return train_rank(rank, settings, print_record, saving)
 
@@ -92,7 +92,7 @@ def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -
 def run_seated(
     rank: int, settings: TrainSettings, folder: RunFolder | None, saving: Saving, console: Console
 ) -> RunResult | StoppedRun:
-    """Train as one rank of a group that is already joined. Rank 0 has the folder."""
+    """Train as one rank of a group that is already joined. Only rank 0 gets the folder."""
     if folder is None:
         return train_rank(rank, settings, lambda record: None, saving)
     earlier = _earlier_records(folder, saving, METRICS, console)
@@ -104,9 +104,9 @@ def run_seated(
 def _earlier_records(
     folder: RunFolder, saving: Saving | None, name: str, console: Console
 ) -> list[StepRecord]:
-    """The records of the steps before the one that a run goes on from; the file keeps no others.
+    """The records of the steps before the one that a run resumes from; all others are removed from the file.
 
-    A machine that died may have lost some that the checkpoint is past: the run goes on, and says so.
+    If the machine died, some records from before the checkpoint may be lost: the run goes on, and says so.
     """
     begin = 0 if saving is None else saving.begin or 0
     found = folder.records(name)
@@ -137,7 +137,7 @@ def run_beside(result: RunResult, folder: RunFolder, console: Console) -> OnePro
 
 
 def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str, Any]:
-    """The result as plain data, for ``result.json`` and ``--json``. The steps are in ``metrics.jsonl``."""
+    """The result as plain data, for ``result.json`` and ``--json``. Its steps are in ``metrics.jsonl``."""
     data = _plain(result)
     if beside is not None:
         data["beside_one_process"] = {**_plain(beside.result), "largest_gap": beside.largest_gap}
@@ -145,7 +145,7 @@ def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str
 
 
 def print_record(record: StepRecord) -> None:
-    """Hand a step's record from rank 0 to the launching process."""
+    """Send a step's record from rank 0 to the launching process."""
     sys.stdout.write(RECORD + json.dumps(asdict(record)) + "\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""The training job as every rank runs it: forward, backward, the optimizer's step, and what it cost.
+"""The training job as every rank runs it: forward, backward, the optimizer's step, and their costs.
 
-Knows one rank. The global batch of a step is the same on every grid; a rank takes the share of its dp
-coordinate. Gradients stay local until the optimizer averages them. Knows no files and prints nothing itself.
+The global batch of a step is the same on every grid; a rank takes the share of its dp coordinate. Gradients
+stay local until the optimizer averages them. This module prints nothing, and writes no files but checkpoints.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ ADAMW_BETAS = (0.9, 0.95)
 ADAMW_BYTES_PER_ELEMENT = 8  # two moments in fp32
 
 TEXT = "text_sha256"
-"""Under what a checkpoint says which text it was trained on."""
+"""The key under which a checkpoint holds the hash of its training text."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trainer:
-    """Everything one rank trains with.
+    """Everything that one rank trains with.
 
-    ``world`` serves the loop and the check; ``counted`` is the same mesh seen by the ``ledger``, which holds
-    what the optimizer asked for in the last step.
+    ``world`` is used by the loop and the check. ``counted`` is the same mesh for the optimizer; ``ledger``
+    holds the collectives that it requested in the last step.
     """
 
     settings: TrainSettings
@@ -73,11 +73,11 @@ def train_rank(
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
     ``tell`` is called on rank 0 after every step, ``say`` with a line for the user. With ``saving`` the run
-    saves, goes on from where it was saved, and can be stopped; its records are those of the steps taken now.
+    saves checkpoints, resumes from one, and can be stopped; the records cover only the steps of this launch.
 
     Raises:
-        TextError: the ranks read different texts, or another one than the run began with.
-        TrainingError: the loss is not finite any more.
+        TextError: the ranks read different texts, or not the one that the run began with.
+        TrainingError: the loss is no longer finite.
         CheckpointError: a checkpoint could not be saved or loaded.
     """
     trainer = build_trainer(settings)
@@ -125,7 +125,7 @@ def train_rank(
 
 
 def build_trainer(settings: TrainSettings) -> Trainer:
-    """Text, model and optimizer of this rank. Must be called by all ranks."""
+    """Make this rank's text, model and optimizer. Must be called by all ranks."""
     device = torch.device(f"cuda:{torch.cuda.current_device()}" if settings.backend == "nccl" else "cpu")
     mesh = build_mesh({"dp": settings.dp, "tp": settings.tp}, device.type, settings.timeout)
     ledger = Ledger()
@@ -145,7 +145,7 @@ def build_trainer(settings: TrainSettings) -> Trainer:
 
 @torch.no_grad()
 def held_out_loss(trainer: Trainer) -> float:
-    """Mean loss over the fixed held-out batches, in nats per byte; the same on every rank."""
+    """Mean loss over fixed held-out batches, in nats per byte; the same on every rank."""
     s = trainer.settings
     batches = held_out_batches(trainer.text, s.batch, s.context, HELD_OUT_BATCHES)
     losses = [_local_loss(trainer, batch) for batch in batches]
@@ -153,7 +153,7 @@ def held_out_loss(trainer: Trainer) -> float:
 
 
 def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
-    """One step, timed; with ``checked``, also compared with the single-process optimizers."""
+    """Take one step and time it; with ``checked``, also compare it with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
     trainer.ledger.clear()
     trainer.optimizer.zero_grad()
@@ -183,7 +183,7 @@ def _build_optimizer(model: GPT, settings: TrainSettings, world: LiveWorld) -> M
 
 
 def _learn(trainer: Trainer, step: int) -> Tensor:
-    """Forward and backward of this rank's share; gradients stay local."""
+    """Run forward and backward on this rank's share; gradients stay local."""
     s = trainer.settings
     with record_function("forward"):
         loss = _local_loss(trainer, batch_at(trainer.text, step, s.batch, s.context, s.seed))
@@ -193,7 +193,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; returns the seconds that took, without the check's."""
+    """Ready the gradients and step; return the seconds of both, without the check's, and its verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
@@ -210,7 +210,7 @@ def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
 
 
 def _ready_gradients(trainer: Trainer) -> None:
-    """Hand the optimizer what its strategy expects, and let it average what it averages."""
+    """Average the gradients if the optimizer's strategy expects that, and ready them."""
     if trainer.optimizer.muon.plan_step.plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
@@ -232,7 +232,7 @@ def _mean_over_dp(trainer: Trainer, loss: Tensor) -> float:
 
 
 def _on_any_rank(trainer: Trainer, asked: set[str]) -> list[str]:
-    """What any rank is asked for, in the order of ``REASONS``, the same on all of them."""
+    """The reasons that any rank sees, in the order of ``REASONS``; the same on all ranks."""
     counts = torch.tensor([float(reason in asked) for reason in REASONS], device=trainer.device)
     for axis in trainer.world.grid.axes:
         counts = sum_over(trainer.world, axis, counts, "stop?")
@@ -257,7 +257,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse another text than the run began with, where its checkpoint says which that was."""
+    """Refuse a text that is not the one that the run began with, if its checkpoint holds that one's hash."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "
@@ -266,7 +266,7 @@ def _check_text(began_with: str | None, text: Text) -> None:
 
 
 def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
-    """The last step's ledgers of all ranks: for each phase, the rank that sent most."""
+    """For each phase of the last step, the traffic of the rank that sent most."""
     rows = trainer.ledger.rows(trainer.world.at.rank)
     mine = [(row.phase, row.collectives, row.payload, row.ring) for row in rows]
     most: dict[str, PhaseTraffic] = {}

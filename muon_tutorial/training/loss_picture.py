@@ -11,7 +11,7 @@ OURS, ONE_PROCESS = "#1f6f8b", "#e07a1f"
 
 
 def loss_figure(result: RunResult, beside: OneProcessRun | None) -> Figure:
-    """Loss against step; with ``beside``, both curves."""
+    """Plot the loss over steps; with ``beside``, both curves."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     s = result.settings

@@ -1,4 +1,4 @@
-"""What a training run shows while it runs: a progress bar on a terminal, plain lines elsewhere."""
+"""The progress of a training run while it runs: a progress bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

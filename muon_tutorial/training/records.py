@@ -1,4 +1,4 @@
-"""What a training run reports, as plain data. Bytes, seconds, and nats per byte of text."""
+"""The results of a training run as plain data, in bytes, seconds, and nats per byte of text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .settings import TrainSettings
 class StepRecord:
     """One step: the mean loss of the global batch before it, and how long rank 0 took.
 
-    ``optimizer_seconds`` is the part from the last gradient to the last new parameter; waiting for slower
-    ranks is in it.
+    ``optimizer_seconds`` is the part from the last gradient to the last new parameter, including the wait for
+    slower ranks.
     """
 
     step: int
@@ -25,7 +25,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class TextFacts:
-    """Which text it was: where from, bytes read, and their SHA-256."""
+    """A training text: its source, the number of bytes read, and their SHA-256."""
 
     source: str
     size: int
@@ -34,7 +34,7 @@ class TextFacts:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTraffic:
-    """One phase of the optimizer's step, on the rank that sends most. Bytes sent are those of a ring."""
+    """One phase of the optimizer's step, on the rank that sends most. ``sent_bytes`` is the ring model's."""
 
     phase: str
     requests: int
@@ -44,13 +44,13 @@ class PhaseTraffic:
 
 @dataclass(frozen=True, slots=True)
 class CheckVerdict:
-    """What the built-in check found at one step.
+    """The findings of the built-in check at one step.
 
-    ``differing`` counts parameter elements, over all ranks, that are not what the single-process optimizers
-    make of the same gradients; ``largest_difference`` is the largest among them. ``gradient_error`` is the
-    largest error of a reduced gradient element against the float64 mean, in units of its bound (1 is at it).
-    Matrices that strategy ``gram`` leaves cut are counted apart: ``cut_error`` is how far the furthest of
-    them is from the Gram form in one process, in units of that bound.
+    ``differing``: the number of parameter elements, over all ranks, that differ from the single-process
+    optimizers' results with the same gradients; ``largest_difference`` is the largest difference.
+    ``gradient_error``: the largest error of a reduced gradient's element, compared with the float64 mean, in
+    units of its bound. Matrices that strategy ``gram`` leaves cut are not in ``differing``: ``cut_error`` is
+    the largest distance of one of them from the Gram form in one process, in units of its bound.
     """
 
     step: int
@@ -62,17 +62,17 @@ class CheckVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether every parameter is bitwise right, or within its bound, and every reduced gradient is."""
+        """Whether all parameters are bitwise equal or within their bound, and all gradients within theirs."""
         return self.differing == 0 and self.gradient_error <= 1 and self.cut_error <= 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run, complete. Losses before and after are means over the same held-out batches.
+    """A complete run. ``loss_before`` and ``loss_after`` are means over the same held-out batches.
 
-    ``records`` are those of the steps taken now, ``earlier`` those before the one that a run went on from,
-    perhaps on another grid. ``state_bytes`` has one entry a rank; ``adamw_state_bytes`` is what AdamW would
-    keep on every rank for the same model replicated.
+    ``records``: the steps of this launch. ``earlier``: the steps before the one that it resumed from, perhaps
+    on another grid. ``state_bytes`` has one entry per rank; ``adamw_state_bytes`` is what AdamW would keep on
+    every rank if the model was replicated.
     """
 
     settings: TrainSettings
@@ -89,21 +89,21 @@ class RunResult:
 
     @property
     def all_records(self) -> tuple[StepRecord, ...]:
-        """The records of the whole run, as far as they are known."""
+        """The known records of the whole run."""
         return (*self.earlier, *self.records)
 
     @property
     def step_seconds(self) -> float | None:
-        """Median time of a step taken now, the first one, which warms up, left out where there are others.
+        """Median seconds of this launch's steps, without the first (it warms up) if there are others.
 
-        None where no step was left to take.
+        None if no step was left to take.
         """
         warm = self.records[1:] or self.records
         return statistics.median_high([record.seconds for record in warm]) if warm else None
 
     @property
     def optimizer_share(self) -> float | None:
-        """The optimizer's part of that time."""
+        """The optimizer's fraction of the time of the same steps."""
         warm = self.records[1:] or self.records
         if not warm:
             return None

@@ -1,4 +1,4 @@
-"""The end of a training run: short tables for people."""
+"""The end of a training run: short tables."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
 
 
 def traffic_table(result: RunResult) -> Table:
-    """What the optimizer's step sends, phase by phase."""
+    """The traffic of the optimizer's step, phase by phase."""
     table = Table(
         box=box.SIMPLE,
         pad_edge=False,
@@ -77,14 +77,14 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
 
 
 def _of_cut(verdict: CheckVerdict) -> str:
-    """What is said of matrices that nobody holds whole; nothing where there are none."""
+    """The part of the sentence about matrices that stay cut; empty if there are none."""
     if not verdict.cut_error:
         return ""
     return f", but those that stay cut: within {verdict.cut_error:.2g} of their bound from the Gram form"
 
 
 def size(count: float) -> str:
-    """Bytes for people, in powers of ten."""
+    """Bytes as readable text, in powers of ten."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.2f} {unit}"

@@ -1,4 +1,4 @@
-"""Which run to go on with: found in run folders on disk, before any rank trains. Knows no ranks."""
+"""Finds the run to resume in the run folders on disk, before any rank trains. Knows nothing about ranks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .settings import TrainSettings
 
 RUNS = Path("runs")
 NEWEST = Path()
-"""What ``--resume`` without a folder stands for."""
+"""The value of ``--resume`` without a folder."""
 
 MAY_CHANGE = ("dp", "tp", "strategy", "backend", "timeout", "check")
-"""What may differ when a run goes on; everything else would make it another run."""
+"""Settings that may change when a run resumes; any other change would make it another run."""
 
 SAVE_EVERY, RUN_ID = "save_every", "torchrun_run_id"
-"""What ``settings.json`` says beside the settings."""
+"""Keys that ``settings.json`` has besides the settings."""
 
 
 def find_run(folder: Path) -> Path:
-    """The folder of the run to go on with: the one given, or that of the newest checkpoint under runs/."""
+    """The folder of the run to resume: the given one, or that of the newest checkpoint under ``runs/``."""
     if folder != NEWEST:
         return folder
     pointers = sorted(RUNS.glob("*/checkpoints/latest"), key=lambda path: path.stat().st_mtime)
@@ -37,7 +37,7 @@ def find_run(folder: Path) -> Path:
 
 
 def find_restarted(run_id: str | None) -> Path | None:
-    """The newest folder under ``runs/`` of a run that torchrun started under this id."""
+    """The newest folder under ``runs/`` of a run that torchrun started with this id."""
     found = []
     for path in RUNS.glob("*/settings.json"):
         try:
@@ -52,14 +52,15 @@ def find_restarted(run_id: str | None) -> Path | None:
 def resumed_settings(
     said: Mapping[str, Any], options: Mapping[str, Any], given: Collection[str]
 ) -> TrainSettings:
-    """The settings of a run that goes on: its own, but for those of ``MAY_CHANGE`` that were given anew.
+    """The settings of a resumed run: its own, except those in ``MAY_CHANGE`` that were given again.
 
     Args:
         said: the run's ``settings.json``.
-        options: all settings by the command line, ``given`` those that somebody typed.
+        options: all settings as the command line gives them, defaults included.
+        given: the names of the settings that were typed.
 
     Raises:
-        UsageError: another setting was given, and differs; or the settings do not fit one another.
+        UsageError: another setting was given and differs, or the settings do not fit each other.
     """
     own = {name: said[name] for name in asdict(TrainSettings()) if name in said}
     for name, value in own.items():
@@ -84,9 +85,9 @@ def _differs(name: str, given: Any, own: Any) -> bool:
 def saving_of(
     folder: RunFolder, said: Mapping[str, Any], every: int | None, say: Callable[[str], None]
 ) -> Saving:
-    """How a run that goes on saves, and from where it begins: its newest checkpoint that is whole, if any.
+    """How a resumed run saves, and where it begins: at its newest undamaged checkpoint, if there is one.
 
-    ``say`` is told of damaged ones, which are put aside.
+    Damaged checkpoints are renamed, and ``say`` gets a line about each.
     """
     own = said.get(SAVE_EVERY)
     if own is not None and (not isinstance(own, int) or isinstance(own, bool) or own < 1):

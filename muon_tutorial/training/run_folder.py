@@ -1,7 +1,7 @@
-"""A run folder: the settings, one line a step, the result and the picture of one run.
+"""A run folder: the settings, one line per step, the result and the picture of one run.
 
-Only the launching process (under torchrun: rank 0) writes to it. It appears whole, with its settings inside,
-or not at all.
+Only the launching process (under torchrun: rank 0) writes to it. The folder is created together with its
+settings, or not at all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METRICS = "metrics.jsonl"
 """The file of a run's steps, one line each."""
 
 RESULT = "result.json"
-"""The file of a run's result, which a complete run has."""
+"""The file of a run's result; it exists if the run is complete."""
 
 _LARGEST_SETTINGS, _LARGEST = 1 << 20, 1 << 30  # bytes of settings, and of a run's records
 
@@ -41,10 +41,10 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, settings: Mapping[str, Any]) -> RunFolder:
-        """Make the folder, with ``settings.json`` inside, in one atomic step. It may exist if it is empty.
+        """Make the folder with ``settings.json`` in it, in one atomic step. It may exist if it is empty.
 
         Raises:
-            RunFolderError: the place cannot be written, or already holds a run.
+            RunFolderError: the path cannot be written, or already holds something.
         """
         with _unwritable(path):
             if path.is_dir() and any(path.iterdir()):
@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[RunFolder, dict[str, Any]]:
-        """A folder that a run made, and its settings."""
+        """The folder of an earlier run, and its settings."""
         try:
             settings = json.loads(read_file(path / "settings.json", _LARGEST_SETTINGS))
         except (OSError, ValueError, RecursionError):
@@ -71,7 +71,7 @@ class RunFolder:
         return cls(path), settings
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold the folder as the one job that trains in it."""
+        """Lock the folder, so that only one job trains in it."""
         return locked(self.path, "training in")
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
@@ -80,18 +80,18 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """The records of a file of JSON lines that can be read; a last line that was cut off is left out."""
+        """The readable records of a file of JSON lines; a truncated last line is left out."""
         with _unwritable(self.path):
             path = self.path / name
             text = read_file(path, _LARGEST).decode(errors="replace") if path.exists() else ""
         return [record for line in text.split("\n")[:-1] if (record := _as_record(line)) is not None]
 
     def rewrite(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write a file of JSON lines anew: whole, or not at all."""
+        """Replace a file of JSON lines, completely or not at all."""
         self.write(name, "".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, name: str, content: Mapping[str, Any] | str) -> None:
-        """Write a file, data as JSON: whole, or not at all."""
+        """Write a file, completely or not at all; data is written as JSON."""
         with _unwritable(self.path):
             draft = self.path / f".{name}"
             draft.write_text(content if isinstance(content, str) else _as_json(content), encoding="utf-8")
@@ -104,7 +104,7 @@ class RunFolder:
 
 
 def in_use(path: Path) -> RunFolderError:
-    """The error of a folder that holds another run."""
+    """The error for a folder that holds another run."""
     return RunFolderError(f"the run folder {path} is already in use; choose another with --out")
 
 

@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and the checks that need no process and no file.
+"""The settings of a training run, and checks that need neither processes nor files.
 
 Knows the options and how they must fit each other. Knows no ranks, no groups and no files.
 """
@@ -21,7 +21,7 @@ LARGEST_SEED = 2**62
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """One training run. ``batch`` is the global batch, in sequences of ``context`` bytes, on every grid."""
+    """One training run. ``batch`` is the global batch on any grid, in sequences of ``context`` bytes."""
 
     dp: int = 2
     tp: int = 2
@@ -45,7 +45,7 @@ class TrainSettings:
 
     @property
     def world_size(self) -> int:
-        """Processes the grid needs."""
+        """The number of processes that the grid needs."""
         return self.dp * self.tp
 
     @property
@@ -55,7 +55,7 @@ class TrainSettings:
 
 
 def check_numbers(options: object) -> None:
-    """Refuse settings, or options of the command line, that are out of range by themselves; None is not."""
+    """Refuse settings or command-line options that are out of range by themselves; None is allowed."""
     for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
         count = getattr(options, name)
         if count is not None and count < 1:
@@ -73,7 +73,7 @@ def check_numbers(options: object) -> None:
 
 
 def lr_share(step: int, steps: int) -> float:
-    """The part of the peak learning rate at ``step`` (from 0): a short warmup, then a line to a tenth."""
+    """The fraction of the peak learning rate at ``step`` (from 0): a short warmup, then linear to a tenth."""
     warmup = max(1, round(WARMUP_SHARE * steps))
     if step < warmup:
         return (step + 1) / warmup

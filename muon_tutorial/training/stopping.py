@@ -1,7 +1,7 @@
-"""How signals, as schedulers send them, ask a training run to save, or to save and stop.
+"""Handles the signals with which schedulers ask a training run to save, or to save and stop.
 
-A process that gets a signal notes what it asks for in a file of the run folder. After each step every rank
-looks, and they agree: so it does not matter which processes a signal reached, or how often.
+A process that gets a signal makes a file in the run folder that says what is asked for. After each step every
+rank looks for it, and they agree. So it does not matter which processes a signal reached, or how often.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DEFAULT_ACTS: Mapping[str, Act] = {
     "USR2": "save",
 }
 GRACE = 25.0
-"""Seconds for the step in hand and the save: Kubernetes, SLURM and torchrun kill after 30."""
+"""Seconds for the current step and the save: Kubernetes, SLURM and torchrun kill after 30."""
 ECHO = 1.0
-"""Seconds in which a request may arrive again: from the terminal or scheduler, and from torchrun."""
+"""Seconds in which the same request may arrive twice: from the terminal or scheduler, and from torchrun."""
 LATE = "not saved within {:g} s (--grace); older checkpoints are whole"
 
 
 class EndedBySignal(BaseException):
-    """A signal ends this process. Unwinds like an interrupt, so that nothing half-made stays."""
+    """A signal ends this process. Unwinds like an interrupt, so that nothing incomplete is left behind."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -43,7 +43,7 @@ class EndedBySignal(BaseException):
 
 
 def acts_by(words: Sequence[str]) -> dict[str, Act]:
-    """What each signal does, by its name: ``NAME=ACT``, as the command line has it, and the defaults.
+    """What each signal does, by its name: the defaults, changed by the command line's words ``NAME=ACT``.
 
     Signals that this process ignores, such as SIGHUP under ``nohup``, are left out.
     """
@@ -58,7 +58,7 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
 
 
 def exit_code(reason: str) -> int:
-    """The exit code of a run that stopped for this reason: 128 + a signal's number, or 0 for the clock."""
+    """The exit code of a run that stopped for this reason: 128 + the signal's number, or 0 for the clock."""
     return 128 + signal.Signals[reason] if reason.startswith("SIG") else 0
 
 
@@ -70,14 +70,16 @@ def heeding_signals(
     end: Callable[[int], None],
     echo: float = 0.0,
 ) -> Iterator[None]:
-    """Let signals ask a run that has begun to save, or to save and stop; ``end`` it at a second one.
+    """Let signals ask the run to save, or to save and stop; a second request to stop calls ``end``.
 
-    What asked an earlier run is forgotten. For the main thread, before this process trains.
+    Before the run's first step a request to stop calls ``end``, too. Requests to an earlier run are removed.
+    Must be entered in the main thread, before this process trains.
 
     Args:
-        says: printed when the run is first asked to stop; None where another process says it.
-        grace: seconds from then on after which this process exits, whatever it is doing.
-        echo: seconds after the first Ctrl-C in which another one is the same; of other signals, ``ECHO``.
+        says: printed when the run is first asked to stop; None if another process prints it.
+        grace: this many seconds later the process exits, whatever it is doing.
+        echo: a Ctrl-C within this many seconds of the first counts as the same request (for other signals:
+            ``ECHO``).
     """
     asked: list[float] = []
     late = ExitStack()
@@ -95,7 +97,7 @@ def heeding_signals(
             _ask_to_stop(saving, number)
             if says is not None:
                 print(says, file=sys.stderr, flush=True)
-        elif time.monotonic() - asked[0] > apart and number != signal.SIGXCPU:  # which comes every second
+        elif time.monotonic() - asked[0] > apart and number != signal.SIGXCPU:  # SIGXCPU comes every second
             end(number)
 
     _forget_requests(saving)
@@ -108,7 +110,7 @@ def heeding_signals(
 
 @contextmanager
 def passing_signals_on(saving: Saving) -> Iterator[None]:
-    """In a rank of ``launch()``: note what a signal asks for, such as SIGXCPU, which comes to it alone."""
+    """In a rank of ``launch()``: note what a signal asks for. SIGXCPU, for example, reaches only one rank."""
 
     def heed(number: int, _: object) -> None:
         if saving.acts[_name(number)] == "save":
@@ -122,9 +124,10 @@ def passing_signals_on(saving: Saving) -> Iterator[None]:
 
 @contextmanager
 def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]]:
-    """Let every signal but those that ask to save end this process, while there is nothing to be saved.
+    """While there is nothing to save, let signals end this process, except those that only ask to save.
 
-    Gives what ends it, which it does once: a signal that comes while the process ends changes nothing.
+    Yields the function that ends the process. It works once: a signal that comes while the process ends
+    changes nothing.
     """
     ending = False
 
@@ -143,12 +146,12 @@ def ending_on_signals(acts: Mapping[str, str]) -> Iterator[Callable[[int], None]
 
 
 def unwind(number: int) -> NoReturn:
-    """End what this process does by an exception."""
+    """End what this process does by raising an exception."""
     raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal(number)
 
 
 def _ask_to_stop(saving: Saving, number: int) -> None:
-    """Ask all ranks to save and stop after the step that they are in; the first reason stands."""
+    """Ask all ranks to save and stop after the current step; the first reason is kept."""
     if not saving.stop_file.exists():
         draft = saving.stop_file.with_name(f".stop-{os.getpid()}")
         draft.write_text(f"SIG{_name(number)}", encoding="ascii")
@@ -161,7 +164,7 @@ def _forget_requests(saving: Saving) -> None:
 
 
 def _has_begun(saving: Saving) -> bool:
-    """Whether a step has been recorded since the run began, or went on."""
+    """Whether a step has been recorded since the run began or was resumed."""
     try:
         records = RunFolder(saving.folder).records(METRICS)
     except RunFolderError:

@@ -1,8 +1,8 @@
-"""The training text: bytes that are on every machine, and the batches cut from them.
+"""The training text: bytes that every machine has, and the batches cut from them.
 
 The default text is the source code of Python's own standard library, in sorted order, so a run needs no
 download. It differs between Python versions, so its size and SHA-256 are part of every run's report.
-Batches follow from the seed and the step alone; no rank and no grid enters until a rank takes its slice.
+Batches depend only on the seed and the step, not on the grid; each rank then takes its slice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..errors import TextError
 TEXT_LIMIT = 4 * 2**20
 HELD_OUT_ONE_IN = 16
 LONGEST_BLOCK = 4096
-# Installed packages, tests, and tables of data; what is left is code that people wrote.
+# Installed packages, tests, and tables of data; the rest is code that people wrote.
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "encodings", "pydoc_data"}
 )
@@ -43,7 +43,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences and what follows each byte of them: two int64 tensors of shape [sequences, context]."""
+    """Sequences, and the byte that follows each of their bytes: two int64 tensors [sequences, context]."""
 
     inputs: Tensor
     targets: Tensor
@@ -114,7 +114,7 @@ def held_out_batches(text: Text, batch: int, context: int, count: int) -> list[B
 
 
 def share(batch: Batch, dp_rank: int, dp: int) -> Batch:
-    """The sequences of ``batch`` that one dp coordinate learns from: consecutive ones, in order."""
+    """The sequences of ``batch`` for one dp coordinate: consecutive ones, in order."""
     each = len(batch.inputs) // dp
     mine = slice(dp_rank * each, (dp_rank + 1) * each)
     return Batch(batch.inputs[mine], batch.targets[mine])

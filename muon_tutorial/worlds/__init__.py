@@ -1,8 +1,8 @@
-"""What answers requests.
+"""Worlds answer the requests of generators.
 
 ``live``      real processes, through torch.distributed
 ``local``     all ranks in one process, one collective at a time
-``shadow``    one rank on its own, without data: what it would ask for
+``shadow``    one rank on its own, without data: lists the requests that it would make
 ``compare``   ranks compare their plans, line by line
-``processor`` what a process computes on
+``processor`` describes the processor of this process
 """

@@ -1,4 +1,4 @@
-"""Ranks compare what they are about to do, once, before they do it. Plain text in, one named error out."""
+"""Ranks compare their plans, as lines of text, once before they use them; a difference raises an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def check_lines(found: Mapping[int, Sequence[str]]) -> None:
     """Compare descriptions, line by line.
 
     Raises:
-        PlanMismatchError: names the first line that differs, and who says what there.
+        PlanMismatchError: it shows the first line that differs, and which ranks have which version of it.
     """
     for row in zip_longest(*found.values(), fillvalue="nothing more"):
         if len(set(row)) > 1:

@@ -1,6 +1,6 @@
-"""Real processes: answers requests through torch.distributed, on Gloo or NCCL.
+"""The world of real processes: answers requests through torch.distributed, on Gloo or NCCL.
 
-The only place where data moves between processes, and the only one that knows how backends differ.
+Only this module moves data between processes, and only it knows how backends differ.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ Observer = Callable[[Collective, Coordinate], Follow | None]
 EVERYWHERE: list[Observer] = []
 """Observers of all live worlds of this process."""
 FIRST_TAG = 1 << 30
-"""Of an exchange's messages: users of the same groups count theirs from zero."""
+"""The first tag for the messages of exchanges; other users of the same groups count from zero."""
 LONG_WAIT = 600.0
-"""Seconds above which the timeout of a group is worth a warning; torch gives Gloo 1,800, NCCL 600."""
+"""Seconds; a longer group timeout gets a warning. torch's defaults are 1,800 for Gloo and 600 for NCCL."""
 
-# The names before torch 2.13 warn there; the new ones do not exist before.
+# torch 2.13 introduced new names, and the old ones warn since then.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -49,16 +49,16 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 def build_mesh(
     grid: Grid | Mapping[str, int], device_type: str | None = None, timeout: float | None = None
 ) -> DeviceMesh:
-    """The grid as a ``DeviceMesh`` over the default group, the group of every axis with ``timeout`` seconds.
+    """Make the grid's ``DeviceMesh``, in which every axis has process groups with a timeout of ``timeout`` s.
 
-    Must be called by all ranks. Device and timeout are the default group's unless given: the accelerator's
-    where its backend is not Gloo, and the seconds that ``init_process_group`` was told (``launch()`` says
-    30). ``init_device_mesh`` leaves its subgroups at 30 minutes whatever that was, so the timeout is set on
-    each. An axis that is the whole world gets a group of its own: the default group keeps its timeout.
+    All ranks must call it. By default, the device is the accelerator unless the default group's backend is
+    Gloo, and the timeout is the one given to ``init_process_group`` (``launch()`` gives 30 s).
+    ``init_device_mesh`` ignores that and leaves subgroups at 30 minutes, so this function sets it on each. An
+    axis that contains all ranks gets its own group, so that the default group keeps its timeout.
 
     Raises:
-        GridError: there is no default group, or the grid does not hold as many ranks as there are processes.
-        UsageError: the timeout is no positive number of seconds.
+        GridError: there is no default group, or the grid's number of ranks is not the number of processes.
+        UsageError: the timeout is not a positive number of seconds.
     """
     if not dist.is_initialized():
         raise GridError(
@@ -87,9 +87,9 @@ def _device_type_of_group() -> str:
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
-    """Process groups that cross at this rank as one ``DeviceMesh``, one axis a group, in the order given.
+    """Make one ``DeviceMesh`` of process groups that cross at this rank, one axis per group, in this order.
 
-    Must be called by all ranks that the groups connect: each learns who stands where by one exchange a group.
+    All ranks that the groups connect must call it. They learn all positions by one exchange per group.
 
     Raises:
         GridError: this rank is not in a group, or the groups do not form a grid.
@@ -105,8 +105,7 @@ def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """What each rank of a group holds, in order of position. For small things, at set-up. All ranks must
-    call."""
+    """Gather each rank's object, in order of position; for small objects in set-up. All ranks must call."""
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found
@@ -124,13 +123,13 @@ def check_same(
     group: dist.ProcessGroup | None = None,
     agreed: Sequence[str] = (),
 ) -> tuple[T, list[str]]:
-    """Make something, compare its description over a group, and return both. All its ranks must call.
+    """Make something, compare its description over a group, and return both. All ranks of it must call.
 
-    A description that is the ``agreed`` one, which all ranks had before, is not compared again.
+    A description equal to ``agreed``, on which all ranks agreed before, is not compared again.
 
     Raises:
-        TutorialError: what ``make`` raised on this rank.
-        PlanMismatchError: it raised on another rank, or the descriptions differ.
+        TutorialError: the error that ``make`` raised on this rank.
+        PlanMismatchError: ``make`` raised on another rank, or the descriptions differ.
     """
     try:
         made, mine, error = make(), [], None
@@ -154,7 +153,7 @@ def check_same(
 
 
 def count_processes() -> int:
-    """How many processes there are, or will be: a launcher says so before they have met."""
+    """The number of processes; before the process group exists, it is taken from ``WORLD_SIZE``."""
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -162,11 +161,11 @@ def count_processes() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """A collective under way; both of its buffers live as long as the ticket.
+    """A collective in flight; both of its buffers live as long as the ticket.
 
-    On NCCL a collective runs on a stream of its own, and ``wait`` makes the caller's stream wait for it, not
-    the host. A ticket is dropped only after that, so the allocator, which goes by the caller's stream, hands
-    its buffers out again behind the collective: nothing needs ``record_stream``. No GPU has shown it yet.
+    On NCCL a collective runs on its own stream, and ``wait`` makes the caller's stream wait for it, not the
+    host. A ticket is dropped only after that. The allocator reuses its buffers in the order of the caller's
+    stream, so only after the collective, and ``record_stream`` is not needed. This is untested on GPUs.
     """
 
     request: Collective
@@ -179,7 +178,7 @@ class _Ticket:
             follow(moment)
 
     def wait(self) -> Tensor:
-        """The answer, once it is there."""
+        """Wait for the answer and return it."""
         if self.work is not None:
             if self.followers:
                 self.tell("waiting")
@@ -191,11 +190,12 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class LiveWorld:
-    """One process on a mesh of real processes: answers what its walks ask for.
+    """One process on a mesh of real processes: answers the requests of its walks.
 
-    ``observers`` see each request just before it is issued. One that wants to follow it returns a function of
-    the moments to come: ``issued`` (the call returned), ``done`` (the backend finished; told from a thread of
-    its own, and not at all by some), and, where the rank went on meanwhile, ``waiting`` and ``answered``.
+    ``observers`` are called with each request just before it is issued. To follow a request further, an
+    observer returns a function that is called at each later moment: ``issued`` (the call returned), ``done``
+    (the backend finished; called from another thread, and never by some backends), and, if the rank did not
+    wait at once, ``waiting`` and ``answered``.
     """
 
     mesh: DeviceMesh
@@ -221,9 +221,9 @@ class LiveWorld:
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn, on the mesh's first rank, of groups in which ranks wait longer than they do by default.
+        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group's.
 
-        ``init_device_mesh`` leaves its subgroups at 30 minutes whatever ``init_process_group`` was told.
+        ``init_device_mesh`` leaves subgroups at 30 minutes, whatever timeout ``init_process_group`` got.
         """
         usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
@@ -237,13 +237,13 @@ class LiveWorld:
                 )
 
     def run(self, walk: Walk) -> Any:
-        """Walk this rank's generator to its end; returns its value. All ranks of the mesh must call."""
+        """Run this rank's generator to its end; returns its value. All ranks of the mesh must call."""
         return drive(walk, self._issue)
 
     def apart(self, axis: str) -> LiveWorld:
-        """The same mesh and observers, with a process group of its own along one axis.
+        """A world with the same mesh and observers, but its own process group along one axis.
 
-        What one world asks for never meets what the other does. All ranks of the mesh must call.
+        Requests of the two worlds never match each other. All ranks of the mesh must call.
         """
         other = LiveWorld(self.mesh, self.observers)
         group = self.group((axis,))
@@ -270,10 +270,10 @@ class LiveWorld:
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
-        """The process group over one axis or several; one over several is made when first asked for.
+        """The process group over one or several axes; a group over several axes is made on first use.
 
         Raises:
-            GridError: positions on the mesh do not rise with the ranks, as they do in every group of torch's.
+            GridError: ranks do not increase with positions on the mesh, as torch requires in every group.
         """
         axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
         if axes in self._groups:
@@ -293,20 +293,20 @@ class LiveWorld:
 
 @dataclass(slots=True, eq=False)
 class _Messages:
-    """The messages of one exchange, waited for together."""
+    """The messages of one exchange."""
 
     works: list[dist.Work]
     _waiter: Future[None] | None = None
 
     def wait(self) -> None:
-        """Until all have left and arrived."""
+        """Wait until all messages have been sent and received."""
         if self._waiter is None:
             self._wait_for_all()
         else:
             self._waiter.result()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
-        """Gloo says so to nobody but who waits: so a thread does, which no process waits for at its end."""
+        """Wait in a thread, since Gloo reports only to a waiter; as a daemon it never delays the exit."""
         waiter: Future[None] = Future()
         self._waiter = waiter
 
@@ -327,7 +327,7 @@ class _Messages:
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
-    """Have ``tell`` called when the backend is done; never, where it cannot say (Gloo's reduce_scatter)."""
+    """Call ``tell`` when the backend is done; never if it does not report this (Gloo's reduce_scatter)."""
     if isinstance(work, _Messages):
         work.tell_when_done(tell)
         return
@@ -339,14 +339,14 @@ def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
 
 
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
-    """Walk a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
+    """Run a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
     answer: Any = None
     while True:
         try:
             turn = walk.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = None  # the walk decides how long it is kept
+        answer = None  # only the walk keeps it alive
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Collective):
             answer = issue(request, isinstance(turn, Start))
@@ -360,14 +360,14 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
             answer = None
         else:
             raise RequestError(f"a walk asked for {request!r}, which is no request")
-        # Waited for is a collective, or the handle that a user's function returned.
+        # Wait for a collective, or for the handle that a user's function returned.
         if not isinstance(turn, Start) and hasattr(answer, "wait") and not isinstance(answer, Tensor):
             answer = answer.wait()
-        del turn, request  # with them goes what was sent, once it was answered
+        del turn, request  # frees the sent tensor, once it is answered
 
 
 def refuse(request: Collective, async_op: bool) -> _Ticket:
-    """What ``drive`` is given where a walk may only make calls."""
+    """The ``issue`` of ``drive`` for walks that may only make calls: it refuses collectives."""
     raise RequestError(f"there is no mesh to answer {request}")
 
 
@@ -381,7 +381,7 @@ def _call_backend(
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
-        received = send  # written over on the way
+        received = send  # the backend overwrites it
     elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
         received.copy_(send)
     match request.kind:
@@ -410,7 +410,7 @@ def _call_backend(
             backend = group._get_backend(received.device).name()
             if backend in ("nccl", "xccl"):
                 return dist.all_to_all(coming, leaving, **how)
-            # Under DETAIL torch compares what ranks ask for: collectives, not messages.
+            # With DETAIL, torch compares the ranks' collectives, but not messages.
             if backend != "gloo" or dist.get_debug_level() == dist.DebugLevel.DETAIL:
                 sizes = list(request.receives or ()), list(request.sends or ())
                 return dist.all_to_all_single(received, torch.cat(leaving), *sizes, **how)
@@ -422,7 +422,7 @@ def _call_backend(
 
 
 _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""How many exchanges each group has had: messages of two are never taken for each other's."""
+"""The number of the last exchange of each group; it gives every exchange its own tag."""
 
 
 def _send_and_receive(
@@ -430,9 +430,9 @@ def _send_and_receive(
     coming: Sequence[Tensor],  # [receives[p]] from each
     group: dist.ProcessGroup,
 ) -> _Messages:
-    """Gloo's all_to_all of parts that lie anywhere: a message for each position that gives or gets anything.
+    """An all_to_all on Gloo for parts anywhere in memory, with one message for each non-empty part.
 
-    Its own wants them of one size, or each position's apart: what all get would have to be packed for each.
+    Gloo's own needs equal sizes, or a separate part per position: shared parts would be packed several times.
     """
     _exchanges[group] = number = _exchanges.get(group, -1) + 1
     tag = FIRST_TAG + number % FIRST_TAG

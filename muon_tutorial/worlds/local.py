@@ -1,7 +1,7 @@
 """All ranks in one process: exact data, one collective at a time.
 
-Ranks proceed on their own until they wait; a group proceeds when all its members have asked alike. Where
-members ask differently, or none can proceed, the error names each rank's request. Sums are taken in rank
+Each rank runs until it waits; a group proceeds when all its members have made the same request. If members
+make different requests, or no group can proceed, the error names each rank's request. Sums are taken in rank
 order.
 """
 
@@ -30,8 +30,7 @@ class _Ticket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Event:
-    """One collective that a local world answered: the request of every rank of the group, and what each
-    received."""
+    """One collective that a local world answered: each rank's request and answer."""
 
     requests: Mapping[int, Collective]
     answers: Mapping[int, Tensor | None]
@@ -43,7 +42,7 @@ class Event:
 
     @property
     def request(self) -> Collective:
-        """What the first rank of the group asked for."""
+        """The request of the group's first rank."""
         return self.requests[self.ranks[0]]
 
     def __str__(self) -> str:
@@ -61,7 +60,7 @@ class _Rank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalMesh:
-    """One rank of a local world: what an optimizer is given in place of a mesh."""
+    """One rank of a local world, which an optimizer takes instead of a ``DeviceMesh``."""
 
     world: LocalWorld
     at: Coordinate
@@ -72,12 +71,12 @@ class LocalMesh:
         return self.at.grid
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Compare what this rank is about to do with what the ranks before it said they would.
+        """Compare this rank's plan, as lines of text, with those of the ranks that called before it.
 
         A rank's second plan is compared with the others' second plans, and so on.
 
         Raises:
-            PlanMismatchError: says where they differ.
+            PlanMismatchError: it says where they differ.
         """
         mine = self.world.plans.setdefault(self.at.rank, [])
         mine.append(tuple(lines))
@@ -85,9 +84,9 @@ class LocalMesh:
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
     def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
-        """Say what this rank holds of something; returns what it and the ranks before it said.
+        """Record this rank's value for ``what``; returns the values that ranks have recorded so far.
 
-        ``what`` is that of a rank's newest plan.
+        Values are kept separately for each plan, counted from a rank's first.
         """
         turn = len(self.world.plans.get(self.at.rank, ()))
         said = self.world.held.setdefault((turn, what), {})
@@ -95,7 +94,7 @@ class LocalMesh:
         return said
 
     def run(self, walk: Walk) -> Any:
-        """Refused where there are other ranks: they have to be stepped together, by ``LocalWorld.run``."""
+        """Run a generator, if this is the only rank; several ranks must use ``LocalWorld.run`` together."""
         if self.grid.world_size > 1:
             raise GridError(
                 f"{self.at} cannot step alone in a local world of {self.grid.world_size} ranks; "
@@ -108,10 +107,9 @@ class LocalMesh:
 class LocalWorld:
     """A grid of ranks in this process.
 
-    ``start`` takes one generator a rank; ``advance`` answers one collective; ``run`` does both to the end.
-    ``ready`` says which groups could go next.
-    ``pick`` chooses which of the groups that are ready goes next (the first unless told): a random one tries
-    other interleavings. ``observers`` see each rank's requests as they are issued.
+    ``start`` takes one generator per rank; ``advance`` answers one collective; ``run`` does both to the end.
+    ``ready`` lists the groups that could go next, and ``pick`` chooses one of them (by default the first): a
+    random choice tries other interleavings. ``observers`` are called with each request as it is issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -135,7 +133,7 @@ class LocalWorld:
         return LocalMesh(self, self.grid.at(rank))
 
     def run(self, walks: Sequence[Walk]) -> list[Any]:
-        """Walk all ranks' generators to their end; returns their values in rank order.
+        """Run all ranks' generators to their end; returns their values in rank order.
 
         Raises:
             MismatchError: members of a group asked for different collectives.
@@ -147,7 +145,7 @@ class LocalWorld:
         return [self._ranks[rank].value for rank in self.grid.ranks]
 
     def start(self, walks: Sequence[Walk]) -> None:
-        """LocalMesh one generator at each rank, in rank order. Nothing runs yet."""
+        """Give each rank its generator, in rank order. Nothing runs yet."""
         if len(walks) != self.grid.world_size:
             raise GridError(
                 f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}"
@@ -156,15 +154,15 @@ class LocalWorld:
         self._queues = defaultdict(lambda: defaultdict(list))
 
     def ready(self) -> list[tuple[int, ...]]:
-        """Let ranks proceed until they wait; returns the groups all of whose members have asked."""
+        """Run each rank until it waits; returns the groups in which all members have made a request."""
         for number, rank in self._ranks.items():
             self._proceed(number, rank)
         return [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
 
     def advance(self, group: tuple[int, ...] | None = None) -> Event | None:
-        """Answer one collective: that of a ready ``group``, or of the one that ``pick`` chooses.
+        """Answer one collective: that of ``group``, or of the group that ``pick`` chooses.
 
-        None when every rank has ended.
+        Returns None when every rank has ended.
 
         Raises:
             UsageError: the group is not ready.
@@ -181,13 +179,13 @@ class LocalWorld:
         )
 
     def _unanswered(self) -> dict[int, Collective]:
-        """The first request of each rank that the other members of its group have not asked for."""
+        """The first request of each rank that other members of its group have not made."""
         queues = [(rank, queue) for group in self._queues.values() for rank, queue in group.items() if queue]
         return {rank: queue[0].request for rank, queue in reversed(queues)}
 
     @property
     def pending(self) -> dict[int, Collective]:
-        """The request of each waiting rank; its ``send`` holds the rank's tensor that is about to travel."""
+        """The request of each waiting rank; its ``send`` is the rank's tensor that is about to travel."""
         return {
             number: rank.waiting.request
             for number, rank in self._ranks.items()
@@ -246,10 +244,10 @@ class LocalWorld:
 
 
 def check_alike(requests: Mapping[int, Collective]) -> None:
-    """Compare what the members of a group asked for.
+    """Compare the requests of a group's members.
 
     Raises:
-        MismatchError: names each rank's request.
+        MismatchError: it names each rank's request.
     """
     asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
     if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
@@ -258,7 +256,7 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
 
 
 def _sizes_agree(requests: list[Collective]) -> bool:
-    """Whether every rank sends and receives as many elements as the kind and the other ranks demand."""
+    """Whether the numbers of elements that ranks send and receive fit the collective and each other."""
     if requests[0].kind == "all_to_all":
         return _splits_agree(requests)
     sent, received = _sizes(requests)
@@ -271,7 +269,7 @@ def _sizes(requests: list[Collective]) -> tuple[list[int | None], list[int]]:
 
 
 def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | None], list[int]]:
-    """What each position has to send and to receive, where the largest answer has ``most`` elements."""
+    """The number of elements that each position must send and receive; the largest answer has ``most``."""
     at_root = [position == request.root for position in range(parts)]
     if request.kind == "reduce":
         return [most] * parts, [most if root else 0 for root in at_root]
@@ -297,7 +295,7 @@ def _splits_agree(requests: list[Collective]) -> bool:
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:
-    """What each member of a group receives, in order of position."""
+    """The answer to each member of a group, in order of position."""
     first, parts = requests[0], len(requests)
     sent = [request.send for request in requests if request.send is not None]
     match first.kind:

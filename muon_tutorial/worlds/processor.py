@@ -1,4 +1,4 @@
-"""What this process computes on: the processor, what its libraries may use of it, and how many threads."""
+"""Describes the processor of this process: its name, the limits set on its libraries, and the threads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_ENABLE_INSTRUCTIONS")
-"""Variables that keep libraries from instructions a processor has."""
+"""Environment variables that keep libraries from using some of a processor's instructions."""
 
 
 def describe_processor(device: torch.device) -> str:
-    """Return what decides how fast products are in this process, as one line of text."""
+    """Return everything that affects the speed of matrix products in this process, as one line of text."""
     limits = [f"{name}={os.environ[name]}" for name in LIMITS if name in os.environ]
     parts = [f"torch {torch.__version__}", *limits]
     if device.type == "cpu":
@@ -26,7 +26,7 @@ def describe_processor(device: torch.device) -> str:
 
 
 def _processor_name() -> str:
-    """The processor with what distinguishes it from others of one name."""
+    """The processor's name, with details that distinguish it from others of the same name."""
     listing = Path("/proc/cpuinfo")
     if not listing.is_file():
         return f"{platform.machine()} {platform.processor()}".strip()

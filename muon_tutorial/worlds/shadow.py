@@ -1,7 +1,7 @@
-"""One rank on its own, without data: what it would ask for.
+"""Runs one rank on its own, without data, to list the requests that it would make.
 
-Answers are zeros of the right size. Where what a rank sends lies on the meta device, and so has a size and no
-values, the answers do too: then a walk costs no memory, whatever the sizes.
+Answers are zeros of the right size. If a rank's tensors lie on the meta device, which has sizes but no
+values, the answers do, too: then a walk costs no memory, whatever the sizes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..engine.collective import Collective, Start, Wait, Walk
 
 
 def requests_of(walk: Walk) -> list[Collective]:
-    """The collectives one rank's generator asks for, in the order in which it issues them."""
+    """The collectives that one rank's generator asks for, in the order in which it issues them."""
     issued: list[Collective] = []
     walk_alone(walk, issued.append)
     return issued
 
 
 def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
-    """Walk one rank's generator to its end; ``see`` is shown each request, of which nothing is kept here."""
+    """Run one rank's generator to its end, and call ``see`` with each request; no request is kept here."""
     device = torch.device("cpu")
     answer: object = None
     while True:
@@ -30,11 +30,11 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
             turn = walk.send(answer)
         except StopIteration:
             return
-        answer = None  # the walk decides how long it is kept
+        answer = None  # only the walk keeps it alive
         request, zeros = turn.request if isinstance(turn, Start) else turn, None
         if isinstance(request, Collective):
             see(request)
-            # The answer lies where the rank's own tensors do: a rank that only receives does not say where.
+            # The answer lies on the device of the rank's last sent tensor; a pure receiver sends none.
             device = device if request.send is None else request.send.device
             zeros = torch.zeros(request.receive, dtype=request.dtype, device=device)
         if isinstance(turn, Start):
@@ -46,7 +46,7 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ticket:
-    """A request and its answer, both kept as long as the ticket is, as a live world keeps them."""
+    """A request and its answer; the ticket keeps both alive, as in a live world."""
 
     request: object
     answer: torch.Tensor | None

@@ -45,8 +45,11 @@ function readAddress() {
     state[key] = value !== null && fits(key, value) ? value : fromReader && value === null ? state[key] : choices[key].first;
   }
   for (const scene of scenes) scene.stale = true;
-  const at = found.get("at");
-  if (at && scenes.some(scene => scene.id === at)) document.getElementById(at).scrollIntoView();
+  const at = found.get("at"), last = scenes.findIndex(scene => scene.id === at);
+  if (last < 0) return;
+  for (const scene of scenes.slice(0, last + 1)) scene.near = true;  // drawn before it scrolls: then all above has its height
+  drawSeen();
+  document.getElementById(at).scrollIntoView({ behavior: "instant" });
 }
 
 /** Draw what is near the window and has changed; the rest waits until it comes near. */

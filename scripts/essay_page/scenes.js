@@ -7,6 +7,15 @@ const shape = () => data.shapes[state.matrix];
 const shapeWords = name => `${name}, ${data.shapes[name].join(" × ")}`;
 const MOMENTS = numbers(0, data.phases.length);
 const STRATEGIES = Object.keys(data.grids["2x2"].strategies);
+const MEANS = {
+  replicated: "every rank gathers every matrix over tp and does all the work",
+  round_robin: "the places along dp own the matrices in turn; the owner sends its update to all",
+  zero1: "dp cuts one long buffer of all matrices; whoever keeps a part of a matrix works on it",
+  "zero1 boundary": "as zero1, but over dp it gathers only what the cuts of the buffer divide",
+  layerwise: "each matrix has one home; gradients are summed there, and new weights are sent from there",
+  gram: "as layerwise, but what tp cuts is not gathered: its ranks add up a small square matrix",
+  owner: "for weights that FSDP2 has cut: one rank collects a matrix, and sends each rank its piece of the update",
+};
 
 choose("dp", "2", data.dp.map(String));
 choose("tp", "2", data.tp.map(String));
@@ -69,7 +78,7 @@ scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
   const kept = held.momentum.map(boxes => boxes.reduce((sum, each) => sum + each[2] * each[3], 0));
   const most = Math.max(...kept), none = kept.filter(each => !each).length;
   const { sent, state: bytesKept } = grid().strategies[name];
-  say(scenes[0], `${count(dp * tp)} rank${dp * tp > 1 ? "s" : ""} under *${name}*. A rank keeps up to *${Math.round(100 * most / area)}%* of the momentum of ${state.matrix}${none ? `, and ${none} keep${none > 1 ? "" : "s"} none` : ""}; ${held.workers.length === 1 ? `rank *${held.workers[0]}* runs` : `ranks *${list(held.workers)}* run`} Newton–Schulz on it. For all three matrices, rank 0 sends *${bytes(sent)}* in a step and keeps *${bytes(bytesKept)}* of momentum.`);
+  say(scenes[0], `${count(dp * tp)} rank${dp * tp > 1 ? "s" : ""} under *${name}*: ${MEANS[name]}. A rank keeps up to *${Math.round(100 * most / area)}%* of the momentum of ${state.matrix}${none ? `, and ${none} keep${none > 1 ? "" : "s"} none` : ""}; ${held.workers.length === 1 ? `rank *${held.workers[0]}* runs` : `ranks *${list(held.workers)}* run`} Newton–Schulz on it. For all three matrices, rank 0 sends *${bytes(sent)}* in a step and keeps *${bytes(bytesKept)}* of momentum.`);
 });
 
 // 2. Seven phases.
@@ -85,7 +94,18 @@ function entry() {
   return [Math.min(+state.row, shape()[0] - 1), Math.min(+state.column, shape()[1] - 1)];
 }
 
+const SENDS = ["gradients", "momentum", "momentum", "", "", "", "weights"];
+
+/** The titles of the course's matrix, which tp cuts by columns, in the words of the matrix shown. */
+function title(moment) {
+  const cut = shape()[0] > shape()[1] ? "rows" : "columns";
+  return [...["Each rank has a gradient of its own data", "Average over dp, and keep a slice", "Bring the slices together, along dp"], `Bring the ${cut} together, along tp`,
+    "Newton–Schulz, on the whole matrix", `Keep your ${cut}: nothing is sent`, "Keep your slice: nothing is sent", "New weights: gather the slices, along dp"][moment];
+}
+
 scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) => {
+  it.strip = element("ol", { className: "strip" }, ...data.phases.map(() => element("li")));
+  it.figure.insertBefore(it.strip, it.stage);
   slider(it, holder, "moment", "after phase", MOMENTS, value => value === "0" ? "0, before the step" : `${value}, ${data.phases[value - 1]}`, true);
   player(it, holder, "moment", MOMENTS);
   gridControls(it, holder);
@@ -96,8 +116,13 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   const cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [wide, high] = frame(cell), pitch = high + 34;
   const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), [row, column] = entry(), place = entryAt(row, column);
   const updates = moment >= 4 && moment < 7, ruler = dp * pitch + 44;
-  const svg = picture(stage, width, ruler + 76, `${data.titles[moment]}. ${data.moments[moment]} on each of ${dp * tp} ranks.`);
-  text(svg, 0, 16, data.titles[moment], "b");
+  const svg = picture(stage, width, ruler + 76, `${title(moment)}. ${data.moments[moment]} on each of ${dp * tp} ranks.`);
+  text(svg, 0, 16, title(moment), "b");
+  [...scenes[1].strip.children].forEach((each, place) => {
+    const { kind, axis } = grid().sent[place];
+    each.className = place + 1 === moment ? "on" : "";
+    each.replaceChildren(element("b", {}, data.phases[place]), kind ? `${SENDS[place]}, over ${axis}` : "nothing sent");
+  });
   const holders = [];
   for (let rank = 0; rank < dp * tp; rank++) {
     const x = left + (rank % tp) * (cell + 14), y = 28 + Math.floor(rank / tp) * pitch, letter = film.letters[moment][rank];
@@ -136,7 +161,7 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   const sent = moment ? data.phases[moment - 1] : "", cost = moment ? grid().sent[moment - 1] : null;
   const told = !cost ? "Nothing has been sent yet." : cost.kind ? `Phase ${moment}, ${sent}: an ${cost.kind} over ${cost.axis}. The busiest rank hands over *${bytes(Math.max(...cost.bytes))}* for all three matrices.` : `Phase ${moment}, ${sent}: *nothing is sent*.`;
   const has = holders.length ? `ranks *${list([...new Set(holders)])}* ${holders.length > 1 ? "have" : "has"} it now` : "no rank has it now";
-  say(scenes[1], `${told.replace("an reduce", "a reduce")} Entry (${row}, ${column}) of ${state.matrix}: number *${count(row * columns + column)}* of the matrix, *${count(place.inBucket)}* of the bucket; rank *${keeper}* keeps its momentum, at *${count(place.inSlice)}* of its slice; ${holders.length === 1 ? has.replace("ranks", "rank") : has}.`);
+  say(scenes[1], `${told.replace("an reduce", "a reduce")} Entry (${row}, ${column}) of ${state.matrix}: number *${count(row * columns + column)}* of the matrix, *${count(place.inBucket)}* of the buffer; rank *${keeper}* keeps its momentum, at *${count(place.inSlice)}* of its slice; ${holders.length === 1 ? has.replace("ranks", "rank") : has}.`);
 });
 
 // 3. Be the network.
@@ -244,7 +269,7 @@ scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
     element("p", { className: spoilt ? "bad" : "good" }, `${spoilt ? "✗" : "✓"} weights as in a healthy run: ${matrices.length - spoilt} of ${matrices.length}`));
   const touched = run.wrong.slice(0, after).some(row => row.some(Boolean));
   say(it, `In step 1, rank *${state.rank}* ${state.fault === "lost" ? "loses its gradient" : "turns the sign of one row of its gradient"} of *${state.hit}*. ` +
-    (spoilt ? `By now *${spoilt} of ${matrices.length}* weight matrices are wrong on ${agree ? "every rank, and all ranks agree" : "some rank"}.` : touched ? "So far only that rank’s own numbers are wrong." : "Nothing is wrong so far.") + " Each box stands for one matrix, with a stripe for each rank.");
+    (spoilt ? `By now *${spoilt} of ${matrices.length}* weight matrices are wrong on ${agree ? "every rank, and all ranks agree" : "some rank"}.` : touched ? "So far only that rank’s own numbers are wrong." : "Nothing is wrong so far.") + " Each box stands for one matrix, with a stripe for each rank. A step has three moments: averaged gradients; the updates that a rank has computed of its own matrices; weights.");
 });
 
 // 5. Shards alone.
@@ -275,7 +300,8 @@ scene("alone", ["input", "cut", "pieces"], (it, holder) => {
     it.maps[place].setAttribute("aria-label", it.words[place].textContent);
     heat(it.maps[place], run.shades);
   });
-  say(it, `Singular values of the update: from *${alone.values[1].toFixed(2)}* to *${alone.values[0].toFixed(2)}*${alone.values[0] - alone.values[1] < .01 ? ", perfectly flat" : ""}. Cosine to the right update: *${alone.cosine.toFixed(2)}*; distance that no learning rate removes: *${alone.left.toFixed(2)}*. Down: output directions of the gradient. Across: its input directions, then those in which it is zero. A square stands for 4 × 4 entries.`);
+  const [most, least] = alone.values, flat = most - least < .01, many = +state.pieces > 1;
+  say(it, `Singular values of the update: from *${least.toFixed(2)}* to *${most.toFixed(2)}*${flat ? `, perfectly flat${many ? ` (each piece has 1, and ${state.pieces} of them side by side have √${state.pieces})` : ""}` : ""}. Cosine to the right update: *${alone.cosine.toFixed(2)}*. Even with the best learning rate it misses the right update by *${Math.round(100 * alone.left)}%* of that update’s size. Rows of the picture are the gradient’s output directions and columns its input directions; the columns on the right are inputs that the gradient does not use. A square stands for 4 × 4 entries.`);
 });
 
 // 6. What it costs.
@@ -307,7 +333,7 @@ scene("cost", ["strategy", "ranks"], (it, holder) => {
   const it = scenes[5], at = data.scale.ranks.map(String).indexOf(state.ranks), name = state.strategy in data.scale.strategies ? state.strategy : "", { model, tp, machine, matrices } = data.scale;
   it.fill(at);
   const found = name && data.scale.strategies[name][at];
-  say(it, `${found ? `*${name}* on *${count(state.ranks)}* ranks: the busiest rank orthogonalizes *${found.runs}* of ${matrices} matrices. ` : `*${state.strategy}* is not in this table: it expects parameters that FSDP2 has cut; scene 7 shows it. `}Predicted by walking the package’s own step for ${model} at tp=${tp} on the machine file ${machine}; nothing here was timed. Bars compare with the largest value at any number of ranks.`);
+  say(it, `${found ? `*${name}* on *${count(state.ranks)}* ranks: ${MEANS[name]}. The busiest rank works on *${found.runs}* of ${matrices} matrices. ` : `*${state.strategy}* is not in this table: it expects parameters that FSDP2 has cut; scene 7 shows it. `}Predicted by walking the package’s own step for ${model} at tp=${tp} on the machine file ${machine}; nothing here was timed. Bars compare with the largest value at any number of ranks.`);
 });
 
 // 7. Where time goes.
@@ -315,7 +341,7 @@ scene("cost", ["strategy", "ranks"], (it, holder) => {
 scene("time", ["link", "way", "window"], (it, holder) => {
   radios(it, holder, "link", "link", [["loopback", "loopback, as fast as it goes"], ["200mbit", "200 Mbit/s, shared"]]);
   radios(it, holder, "way", "strategy", [["zero1", "zero1"], ["owner", "owner"]]);
-  radios(it, holder, "window", "buckets in flight", [["1", "1"], ["3", "3"]]);
+  radios(it, holder, "window", "window: buckets in flight", [["1", "1"], ["3", "3"]]);
 }, function (stage, width) {
   const { steps, ranks, about } = data.timelines, step = steps[`${state.way} ${state.window} ${state.link}`];
   const most = Math.max(...Object.entries(steps).filter(([key]) => key.endsWith(state.link)).map(([, each]) => each.seconds)), left = 54, x = at => left + at / 1e6 / most * (width - left - 2);
@@ -337,7 +363,7 @@ scene("time", ["link", "way", "window"], (it, holder) => {
   }
   text(svg, left, foot + 24, "0 s", "q");
   text(svg, width - 2, foot + 24, seconds(most), "q e");
-  say(scenes[6], `Recorded: *${seconds(step.seconds)}* for a step. Predicted for it by the package’s timed world: *${seconds(step.predicted)}*. ${about.step}; ${about.machine}. All four choices on a link share one scale; pieces shorter than a thousandth of the step are left out.`);
+  say(scenes[6], `Recorded: *${seconds(step.seconds)}* for a step. The package had predicted *${seconds(step.predicted)}*. ${about.step}; ${about.machine}. All four choices on a link share one scale; pieces shorter than a thousandth of the step are left out.`);
 });
 
 start();

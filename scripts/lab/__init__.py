@@ -1,12 +1,12 @@
-"""The lab: what proves things about the optimizer and the course, outside the wheel.
+"""The lab: code that measures and tests the optimizer and the course; it is not in the wheel.
 
-``benchmarks``         what a step costs, measured and predicted, and what others published of the same
-``faults``             the fault campaign: breaks real runs on purpose, and judges how each ended
+``benchmarks``         what a step costs, measured and predicted, compared with published figures
+``faults``             the fault campaign, which breaks real runs on purpose and judges how each ended
 ``report_001``         a published report, checked from its own traces
-``quality``            how far from orthogonal a result is, on matrices of known singular values
-``torch_collectives``  the collectives of any optimizer, recorded as those of the package are
+``quality``            how far from orthogonal a result is, for matrices of known singular values
+``torch_collectives``  the collectives of any optimizer, recorded in the form of the package's own
 ``kernel_counters``    bytes sent, as the kernel counts them
 
-It imports both other houses, and neither imports it. Run its scripts from a checkout: each of them puts the
-checkout on ``sys.path``, and ``launch()`` hands that path on to the ranks.
+It imports the optimizer and the course, and neither imports it. Run its scripts from a checkout: each puts
+the checkout on ``sys.path``, and ``launch()`` passes that path on to the ranks.
 """

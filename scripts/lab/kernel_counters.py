@@ -1,8 +1,8 @@
-"""Reads the kernel's own counters of the bytes that this process has really sent. Linux alone has them.
+"""Reads the kernel's own counters of the bytes that this process has really sent. Linux only.
 
 ``tcp_sent`` reads TCP's counter of each socket that the process holds: a rank's own bytes, without a
 privilege. ``interface_sent`` reads a network interface: all ranks' bytes with headers and acknowledgements,
-which means something only where nobody else uses the interface, as in a network namespace of one's own.
+which is meaningful only if nothing else uses the interface, as in a separate network namespace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def tcp_sent() -> int | None:
 
 
 def interface_sent(name: str = "lo") -> int | None:
-    """Bytes that an interface has sent, with headers and acknowledgements, or None where there is none."""
+    """Bytes that an interface has sent, with headers and acknowledgements; None if there is no counter."""
     if not _INTERFACES.is_file():
         return None
     for line in _INTERFACES.read_text().splitlines():
@@ -40,7 +40,7 @@ def interface_sent(name: str = "lo") -> int | None:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except OSError:  # closed meanwhile, as the descriptor that lists the folder is
+    except OSError:  # closed meanwhile, like the descriptor that listed the folder
         return False
 
 

@@ -1,4 +1,4 @@
-"""How far from orthogonal a result is, measured in float64 on matrices whose singular values are known."""
+"""Measures how far from orthogonal a result is, in float64, on matrices of known singular values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SMALLEST = 1e-3
 """Singular vectors count down to this fraction of the largest singular value: rounding spoils the rest."""
 
 TOLERANCE = 1.01
-"""A drop-in's error is at most this times that of ``torch.optim.Muon``'s function on the same matrix."""
+"""A drop-in's error is at most this times the error of ``torch.optim.Muon``'s function on that matrix."""
 
 RANK_DEFICIENT = 0.15
-"""A drop-in's error on a matrix of low rank."""
+"""A drop-in's largest error on a matrix of low rank."""
 
 LARGEST_VALUE = 1.45
 """A drop-in's largest singular value, on any matrix."""
@@ -26,7 +26,7 @@ LARGEST_VALUE = 1.45
 class Spectrum:
     """Singular values by their index k = 1 … n; None for a Gaussian matrix, which has its own.
 
-    ``held_to``: what a drop-in's error is held to: stock's, a constant, or nothing but the largest value.
+    ``held_to``: the limit of a drop-in's error: stock's, a constant, or none except for the largest value.
     """
 
     held_to: str
@@ -44,8 +44,8 @@ SPECTRA: Mapping[str, Spectrum] = {
     "cliff": Spectrum("largest", lambda k: torch.where(k <= len(k) / 2, 1.0, 1e-2)),
     "nearly zero": Spectrum("largest", scale=1e-12),
 }
-"""What every recipe is measured on. The cliff falls to a hundredth half-way; the nearly zero matrix is a
-Gaussian one whose norm lies below ``eps``."""
+"""The spectra on which every recipe is measured. The cliff falls to a hundredth half-way; the nearly zero
+matrix is a Gaussian one whose norm lies below ``eps``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def _sample(U: Tensor, S: Tensor, Vh: Tensor, scale: float) -> Sample:
 
 
 def shortfall(spectrum: Spectrum, quality: Quality, stock: Quality) -> str:
-    """Return why a result is too bad for a drop-in, or nothing if it is not.
+    """Return why a result is too bad for a drop-in, or "" if it is good enough.
 
     >>> shortfall(SPECTRA["rank 8"], Quality(0.2, 1.1), Quality(0.2, 1.1))
     'error 0.200 on low rank, above 0.15'

@@ -1,14 +1,14 @@
 """A published reproduction report, checked from its own traces.
 
-The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
-(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). That is
-why its headline numbers can be followed to the event. Each figure here stands as published, as reproduced,
-and beside a comparison of like with like. Lesson 13's ``published_traces`` keeps what was read from four of
-the traces, so that none is needed:
+The report ("Reproducing and Validating Distributed Muon") published its traces, which few reports do
+(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``). So its
+headline numbers can be traced to single events. Each figure is given here as published, as reproduced, and
+next to a comparison of like with like. Lesson 13's ``published_traces`` holds the data of four of the
+traces, so the traces themselves are not needed:
 
     python -m scripts.lab.report_001             the table, from the packaged figures
     python -m scripts.lab.report_001 FOLDER      the same, read from the traces in FOLDER
-    python -m scripts.lab.report_001 FOLDER --write FILE      and keep what was read
+    python -m scripts.lab.report_001 FOLDER --write FILE      and write that data
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from muon_tutorial.learn.cheaper.published_traces import (
     step_sizes,
 )
 
-WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # what the published sums go over
+WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # the published sums cover these
 FILES = {
     "adamw": "trace_adamw_FULLSTEP_rank0.json",
     "adamw_async": "trace_adamw_FULLSTEP_async_rank0.json",
@@ -64,7 +64,7 @@ BYTES = {"Float": 4, "BFloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure, the same reproduced by the published method, and what stands beside it."""
+    """A published figure, the same reproduced by the published method, and comparisons of like with like."""
 
     claim: str
     published: str
@@ -73,7 +73,7 @@ class PublishedFigure:
 
 
 def summarize(trace: Trace) -> TraceSummary:
-    """Read what the figures need from one trace.
+    """Read the data for the figures from one trace.
 
     Raises:
         TraceError: the trace lacks an annotation that the report's traces have.
@@ -106,10 +106,10 @@ def _only(events: Sequence[TraceEvent], *names: str) -> NameSum:
 
 
 def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
-    """The four traces of a folder, gzipped or not.
+    """Read the four traces of a folder, gzipped or not.
 
     Raises:
-        TraceError: one is missing or is not such a trace.
+        TraceError: a trace is missing, or a file is not such a trace.
     """
     return {key: summarize(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
 
@@ -119,7 +119,7 @@ def _there(folder: Path, name: str) -> Path:
 
 
 def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:
-    """Keep what was read, with its source, as JSON."""
+    """Write the summaries and their source as JSON."""
     data = {
         "source": SOURCE,
         "units": "nanoseconds, elements",
@@ -130,9 +130,9 @@ def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None
 
 
 def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
-    """The published figures, reproduced, each with what stands beside it.
+    """The published figures, reproduced, each with its comparisons.
 
-    ``summaries`` as ``read_summaries`` gives them; the packaged ones unless given.
+    ``summaries``: from ``read_summaries``; by default the packaged ones.
 
     >>> for figure in check_report():
     ...     print(f"{figure.published:8}{figure.reproduced.shown:8}{figure.reproduced.how}")
@@ -268,8 +268,7 @@ def _held(what: str, one: float, other: float) -> Ratio:
 
 
 def as_markdown(figures: Sequence[PublishedFigure]) -> str:
-    """The figures as one table: a row for each as published and reproduced, and one for each that stands
-    beside it."""
+    """The figures as one table: a row for each as published and reproduced, and one for each comparison."""
     lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
     for figure in figures:
         found = figure.reproduced

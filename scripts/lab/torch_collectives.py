@@ -1,7 +1,7 @@
-"""Counts the collectives that any PyTorch program asks for, seen from outside: a ledger of what is not ours.
+"""Counts the collectives of any PyTorch program from outside: a ledger for code that is not ours.
 
 DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives through the dispatcher, where a
-``TorchDispatchMode`` sees each with its tensors and its group. Knows those operators and sizes alone.
+``TorchDispatchMode`` sees each with its tensors and its group. Knows only those operators and sizes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
 
 @dataclass(eq=False)
 class TorchCollectives(TorchDispatchMode):
-    """Keeps in order what happens while it is entered: ``with TorchCollectives(at) as asked: step()``.
+    """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
-    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Threads other than
-    the one that entered are not seen. ``phase`` is what requests are filed under. What a live world is asked
-    for is one request, however it goes.
+    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. It sees only the
+    thread that entered it. Requests are recorded under the current ``phase``. A request to a live world
+    counts once, whatever the world asks of the backend for it.
     """
 
     at: Coordinate
@@ -52,7 +52,7 @@ class TorchCollectives(TorchDispatchMode):
         super().__exit__(*error)
 
     def _see(self, request: Collective, at: Coordinate) -> Follow:
-        """Take down what a world is asked for, and leave out what it asks of the backend for that."""
+        """Record a request to a world, and leave out the backend calls that the world makes for it."""
         send = None if request.send is None else request.send.new_empty(request.send.shape, device="meta")
         self.requests.append(replace(request, send=send, label=Label(self.phase, request.kind)))
         self._is_worlds = True
@@ -64,12 +64,12 @@ class TorchCollectives(TorchDispatchMode):
 
     @property
     def ledger(self) -> Ledger:
-        """What was seen, in bytes."""
+        """The recorded requests, in bytes."""
         return Ledger([entry_of(request, self.at) for request in self.requests])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # let DTensor turn it into what its ranks do, and see that
+            return NotImplemented  # let DTensor turn it into its ranks' operations, which are seen instead
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
@@ -79,7 +79,7 @@ class TorchCollectives(TorchDispatchMode):
     def ask(
         self, kind: Kind, group: Any, tensor: Tensor, receive: int, root: int | None = None, **splits: Any
     ) -> Collective:
-        """The request that an operator makes, with sizes and no data."""
+        """The request that an operator makes, with sizes but no data."""
         found = _process_group(group)
         sends = root is None or root == found.rank()
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta") if sends else None
@@ -103,7 +103,7 @@ def _process_group(group: Any) -> dist.ProcessGroup:
 def _all_to_all(
     log: TorchCollectives, group: Any, mine: Tensor, receive: int, sends: list[int], receives: list[int]
 ) -> list[Collective]:
-    """Splits count rows; none mean equal parts."""
+    """An all_to_all with splits in rows; without splits, the parts are equal."""
     parts = _process_group(group).size()
     row = mine.numel() // max(1, sum(sends))
     elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
@@ -114,7 +114,7 @@ def _all_to_all(
 def _message(
     log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
 ) -> list[Collective]:
-    """A message to or from one rank: an exchange in which nobody else gives or gets anything."""
+    """A message to or from one rank: an exchange in which no other rank sends or receives."""
     places = range(_process_group(group).size())
     asked = []
     for each in tensors:
@@ -140,7 +140,7 @@ def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: 
     return [replace(request, root=root) for request in asked]
 
 
-# What each operator asks for, read from its arguments. The functional ones end in their group's name.
+# Each operator's requests, read from its arguments. Functional operators take the group's name last.
 _READ: dict[str, Callable[..., list[Collective]]] = {
     "allreduce_": lambda log, tensors, group, *_: [
         log.ask("all_reduce", group, each, each.numel()) for each in tensors

@@ -1,6 +1,6 @@
 """Accelerate with DDP: accelerate launch --multi_gpu --num_processes 2 scripts/recipes/accelerate_ddp.py
 
-``--multi_gpu`` even without a GPU: with ``--cpu``, Accelerate starts one process, whatever was asked for.
+Use ``--multi_gpu`` even without a GPU: with ``--cpu``, Accelerate starts only one process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
         cpu=not torch.cuda.is_available(),
         mixed_precision="bf16" if args.bf16 else "no",
         gradient_accumulation_steps=args.accumulate,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),  # --batch is of all ranks together
+        dataloader_config=DataLoaderConfiguration(split_batches=True),  # --batch counts all ranks together
     )
     set_seed(0)
     model = TinyGPT()

@@ -2,8 +2,8 @@
 
 accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
 
-The optimizer is made before ``prepare``, which puts FSDP2's parameters into it. Accelerate shards on GPUs
-alone: on CPUs it takes DDP without a word.
+The optimizer is made before ``prepare``, which puts FSDP2's parameters into it. Accelerate shards only on
+GPUs: on CPUs it silently uses DDP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         cpu=not torch.cuda.is_available(),
         mixed_precision="bf16" if args.bf16 else "no",
         gradient_accumulation_steps=args.accumulate,
-        dataloader_config=DataLoaderConfiguration(split_batches=True),  # --batch is of all ranks together
+        dataloader_config=DataLoaderConfiguration(split_batches=True),  # --batch counts all ranks together
         fsdp_plugin=FullyShardedDataParallelPlugin(
             fsdp_version=2,
             auto_wrap_policy="transformer_based_wrap",

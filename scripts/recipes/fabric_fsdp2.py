@@ -37,7 +37,7 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
     if args.resume:
         fabric.load(args.resume, state)
-        scheduler.load_state_dict(state["scheduler"])  # with FSDP2, Fabric leaves what was saved in its place
+        scheduler.load_state_dict(state["scheduler"])  # with FSDP2, Fabric leaves the saved dict here
         state["scheduler"] = scheduler
 
     for epoch in range(state["epoch"], args.epochs):

@@ -25,7 +25,7 @@ class Module(L.LightningModule):
         return self.model(**batch)["loss"]
 
     def train_dataloader(self) -> DataLoader:
-        data = self.args.sequences()  # without a sampler of ours, Lightning would shuffle
+        data = self.args.sequences()  # without our own sampler, Lightning would shuffle
         return DataLoader(data, self.args.batch // RANKS, sampler=DistributedSampler(data, shuffle=False))
 
     def configure_optimizers(self) -> dict[str, object]:

@@ -25,7 +25,7 @@ groups = [
 ]
 optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
 optimizer = MuonWithAdamW(Muon(hidden, lr=3e-3, adjust_lr_fn="match_rms_adamw"), optimizer)  # Muon
-scaler = torch.amp.GradScaler("cpu", enabled=False)  # as there; fp16 would need it
+scaler = torch.amp.GradScaler("cpu", enabled=False)  # as in nanoGPT; fp16 would need it
 first = 0
 if args.resume:
     checkpoint = torch.load(args.resume)

@@ -1,6 +1,6 @@
-"""What the recipes share: a tiny GPT, sequences to learn, and one command line.
+"""Shared by the recipes: a tiny GPT, sequences to learn, and one command line.
 
-Nothing in here knows an optimizer or a host: those are for the recipes to show.
+It contains nothing of optimizers or frameworks: the recipes show those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VOCABULARY, WIDTH, HEADS, LENGTH = 32, 32, 4, 16
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Tensor parallelism may leave a rank with some of the heads."""
+    """Causal self-attention. Under tensor parallelism, a rank may have only some of the heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then two matrices with a bend between them."""
+    """One layer: attention, then two matrices with a nonlinearity between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class TinyGPT(nn.Module):
 
 
 class Sequences(Dataset[dict[str, Tensor]]):
-    """Arithmetic sequences: where one starts, and by how much it grows, depends on its index."""
+    """Arithmetic sequences; the index decides a sequence's first number and its step."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -83,7 +83,7 @@ class Sequences(Dataset[dict[str, Tensor]]):
 
 
 class Arguments(argparse.Namespace):
-    """What a recipe is asked to do."""
+    """A recipe's options."""
 
     epochs: int
     steps: int
@@ -96,7 +96,7 @@ class Arguments(argparse.Namespace):
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps in the whole run, resumed or not: what the schedule counts on."""
+        """Optimizer steps in the whole run, resumed or not, which the schedule needs."""
         return self.epochs * self.steps
 
     def sequences(self) -> Sequences:

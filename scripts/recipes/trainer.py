@@ -23,7 +23,7 @@ def main() -> None:
         lr_scheduler_type="linear",
         save_strategy="epoch",
         train_sampling_strategy="sequential",
-        accelerator_config={"split_batches": True},  # --batch is of all ranks together
+        accelerator_config={"split_batches": True},  # --batch counts all ranks together
         report_to="none",
     )
     trainer = Trainer(

@@ -1,6 +1,6 @@
-"""Savers that are killed at the n-th thing they ask of the file system, or at any time.
+"""Savers that are killed at the n-th file system call, or at any time.
 
-A saver is forked from the test's own process, so that a hundred of them take seconds.
+A saver is forked from the test's own process, so a hundred of them take seconds.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from muon_tutorial.checkpoint import folders, pieces_on_disk
 from muon_tutorial.errors import CheckpointError
 
 SAVED, REFUSED, BROKEN = 0, 3, 4
-"""How a saver ends that is not killed: told that it saved, told why not, or by another error."""
+"""The exit codes of a saver that is not killed: it saved, it was refused, or it had another error."""
 
-# What a save asks of the file system, each call one point. Writes have a second one, half way through.
+# A save's file system calls, each of them one point. Writes have a second point, half way through.
 _CALLS: tuple[tuple[Any, str], ...] = (
     *((os, name) for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "close")),
     (builtins, "open"),
@@ -31,7 +31,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
-    """Call ``act`` with its number at each point that is passed; yields a list of them: what, and of what."""
+    """Call ``act`` with the number of each point that is passed; yields the points: a call and its target."""
     passed: list[tuple[str, str]] = []
 
     def point(name: str, what: Any) -> None:
@@ -72,14 +72,14 @@ def passed_by(save: Callable[[], object]) -> list[str]:
 
 
 def forked(save: Callable[[], object], signal_at: int | None = None, signum: int = signal.SIGKILL) -> int:
-    """Start a saver; it sends itself a signal at a point, if told so. Returns its process id."""
+    """Start a saver, which sends itself a signal at point ``signal_at`` if given. Returns its process id."""
 
     def act(number: int) -> None:
         if number == signal_at:
             os.kill(os.getpid(), signum)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks in processes with threads
         child = os.fork()
     if child:
         return child
@@ -95,12 +95,12 @@ def forked(save: Callable[[], object], signal_at: int | None = None, signum: int
 
 
 def end_of(child: int) -> int:
-    """How a saver ended: one of the codes above, or the signal that killed it, negative."""
+    """Wait for a saver; returns one of the codes above, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def killed_after(save: Callable[[], object], seconds: float) -> int:
-    """Have a saver killed by a timer of its own; returns how it ended."""
+    """Have a saver kill itself by a timer; returns how it ended."""
 
     def timed() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)

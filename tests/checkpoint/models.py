@@ -1,4 +1,4 @@
-"""A small model with a matrix for Muon and a vector for AdamW, as tests of checkpoints save and load it."""
+"""A small model with matrices for Muon and a vector for AdamW, which tests of checkpoints save and load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pair_of(model: nn.Module) -> Pair:
 
 
 def trained(steps: int, width: int = 4) -> Pair:
-    """After some steps of a training that is the same every time."""
+    """A pair after ``steps`` steps of a training that is the same every time."""
     model, both = pair_of(Small(1, width))
     for step in range(steps):
         made = torch.Generator().manual_seed(step)
@@ -39,12 +39,12 @@ def trained(steps: int, width: int = 4) -> Pair:
 
 
 def fresh(width: int = 4) -> Pair:
-    """Of other numbers."""
+    """An untrained pair with other numbers."""
     return pair_of(Small(9, width))
 
 
 def bits(model: nn.Module, both: MuonWithAdamW) -> dict[str, torch.Tensor]:
-    """Everything that a checkpoint of it holds, copied."""
+    """A copy of everything that a checkpoint of the pair holds."""
     found = {f"model.{name}": tensor.clone() for name, tensor in model.state_dict().items()}
     for name, param in model.named_parameters():
         found |= {f"{name}.{key}": value.clone() for key, value in both.state.get(param, {}).items()}

@@ -1,4 +1,4 @@
-"""What one strategy and grid saved, any other loads, and continues to the same bits."""
+"""A checkpoint of one strategy and grid loads under any other, and training continues to the same bits."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ SAVED_AFTER = 2
 STRATEGIES = {name: each for name, each in VARIANTS.items() if name not in ("owner, in turn", "throwaway")}
 WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
-"""Ways to distribute: strategies and a config over parameters cut by hand, a config over DTensors."""
+"""The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
-"""Where a usual run loads what was saved on 2×2: with dp gone and twice the tp, and with uneven cuts."""
+"""The grids on which a usual run loads checkpoints of 2×2: without dp and twice the tp, and with uneven cuts."""
 
 
 class Model(nn.Module):
@@ -52,7 +52,7 @@ class Model(nn.Module):
 
 
 def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
-    """One rank's model and optimizer; of other numbers than the case's where something is to be loaded."""
+    """One rank's model and optimizer; with ``fresh``, with other numbers than the case's, to load into."""
     params: Sequence[Tensor] = own_params(case, world.at)
     if way in ("FSDP2", "DTensor"):
         wholes = zip(whole_matrices(case), case.cuts, strict=True)
@@ -114,7 +114,7 @@ def _held(param: Tensor, whole: Tensor, cut: Any, world: LiveWorld) -> Tensor:
 
 
 def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], case: Case) -> None:
-    """Train and save under each of the ways."""
+    """Train and save in each of the ways."""
     world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
     for way in ways:
         model, both = build(way, world, case, fresh=False)
@@ -125,7 +125,7 @@ def save_all(rank: int, root: str, sizes: tuple[int, int], ways: Sequence[str], 
 def load_all(
     rank: int, root: str, sizes: tuple[int, int], pairs: Sequence[tuple[str, str]], case: Case
 ) -> int:
-    """Load what one way saved under another, go on, and compare with the single process."""
+    """Load one way's checkpoint in another way, go on, and compare with the single process."""
     world = LiveWorld(build_mesh(Grid.of(dp=sizes[0], tp=sizes[1])))
     expected = single_process(case)
     for saved, way in pairs:
@@ -142,7 +142,7 @@ def load_all(
 
 
 def single_process(case: Case) -> list[Tensor]:
-    """The parameters after all steps, never saved, never distributed."""
+    """The parameters after all steps in one process, without saving."""
     params = [nn.Parameter(whole) for whole in whole_matrices(case)]
     muon, adamw = torch.optim.Muon(params[:HIDDEN], lr=0.02), torch.optim.AdamW(params[HIDDEN:], lr=0.01)
     for grads in whole_gradients(case):
@@ -160,7 +160,7 @@ def check_table(
     case: Case = CASE,
     home: tuple[int, int] = (2, 2),
 ) -> int:
-    """Save on the grid ``home`` and load every pair on every grid; returns how many were compared."""
+    """Save on the grid ``home`` and load every pair on every grid; returns the number of comparisons."""
     ways = sorted({saved for saved, _ in pairs})
     launch(save_all, home[0] * home[1], args=(str(root), home, ways, case), output="quiet")
     return sum(
@@ -171,7 +171,7 @@ def check_table(
 
 @pytest.fixture(autouse=True)
 def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They double the time, and a checkpoint's own exchanges are one small object a rank."""
+    """They double the time, and a checkpoint's own exchanges are only one small object per rank."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
 
 

@@ -1,4 +1,4 @@
-"""Folders that are moved into place whole: what may be replaced, and what is left of those who died."""
+"""Folders are moved into place whole: which may be replaced, and what killed savers leave behind."""
 
 from __future__ import annotations
 

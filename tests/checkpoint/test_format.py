@@ -1,4 +1,4 @@
-"""What a checkpoint holds, who else can read it, and how it refuses what does not fit."""
+"""The contents of a checkpoint, its other readers, and refusals of models that do not fit."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
 
 
 def assert_go_on_alike(pair: Pair, other: Pair, steps: range) -> None:
-    """Both take the same steps, to the same bits."""
+    """Both pairs take the same steps, to the same bits."""
     for model, both in (pair, other):
         train(model, both, steps)
     assert_same_bits(pair[0], other[0])
@@ -110,7 +110,7 @@ def test_what_was_never_stepped_can_be_saved(tmp_path: Path) -> None:
     model, both = trained(steps=0)
     save_checkpoint(tmp_path / "a", model, both)
     other, its = trained()
-    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and the state it had is gone
+    assert load_checkpoint(tmp_path / "a", other, its) == {}  # and its previous state is gone
     assert_go_on_alike((model, both), (other, its), range(2))
 
 
@@ -202,7 +202,7 @@ def fitted(model: nn.Module, muon: str = "w") -> Pair:
 
 
 def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
-    """In one group, or each parameter in its own with a learning rate of its own."""
+    """A model and its AdamW, with one group, or with one group and learning rate per parameter."""
     model = Fit()
     groups = [{"params": [param], "lr": lr} for param, lr in zip(model.parameters(), lrs, strict=False)]
     return model, torch.optim.AdamW(groups or model.parameters())
@@ -294,7 +294,7 @@ def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
 
 
 def on_two_ranks(rank: int, root: str) -> dict[str, tuple[str, str]]:
-    """What each rank is told where ranks disagree; and a folder that a lone process is to read."""
+    """Each rank's error if ranks disagree; also writes a folder that a single process will read."""
     model = Fit()
     both = fitted(model)[1]
     found = {"folders": error_of(lambda: save_checkpoint(Path(root, f"of {rank}"), model, both))}

@@ -1,4 +1,4 @@
-"""Damage is found, whatever it hits: every byte of every file stands under a hash."""
+"""Damage is found anywhere, because every byte of every file is hashed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pair() -> Pair:
 
 
 def refusal(folder: Path, pair: Pair) -> str:
-    """The one line with which a folder is refused; nothing is changed."""
+    """The one-line error with which a folder is refused; nothing is changed."""
     before = bits(*pair)
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(folder, *pair)
@@ -41,7 +41,7 @@ def refusal(folder: Path, pair: Pair) -> str:
 def check_damage(
     folder: Path, pair: Pair, count: int, seed: int, damage: Callable[[bytes, random.Random], bytes]
 ) -> None:
-    """Damage one file after another, at places drawn from the seed; each is refused by its name."""
+    """Damage one file after another, at places drawn from the seed; each refusal names the file."""
     draw = random.Random(seed)
     files = sorted(folder.iterdir())
     for number in range(count):
@@ -79,7 +79,7 @@ def test_every_file_cut_off_is_found(saved: Path, pair: Pair, count: int) -> Non
 
 
 def test_files_of_another_save_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
-    """Of the same shapes and sizes, as a later save of the same training writes them."""
+    """The files have the same shapes and sizes, since a later save of the same training writes them."""
     save_checkpoint(tmp_path / "later", *trained(3), extra={"step": 3})
     for name in sorted(path.name for path in saved.iterdir()):
         shutil.copytree(saved, tmp_path / "mixed")

@@ -30,12 +30,12 @@ OTHER = trained(3)
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is there before a save, how one saves, and how what is there is loaded."""
+    """The state before a save, a function that saves, and one that loads."""
 
     before: Callable[[Path], object]
     save: Callable[[Path, Pair], object]
     load: Callable[[Path, Pair], object]
-    left: frozenset[str]  # the names in the folder after a save that succeeded
+    left: frozenset[str]  # the names in the folder after a successful save
 
 
 def save_to(folder: Path, pair: Pair) -> None:
@@ -81,13 +81,13 @@ def cannot_exchange(one: Path, other: Path) -> None:
 
 @pytest.fixture(params=["exchange", "two renames"])
 def renames(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to put one folder in another's place."""
+    """Both ways to replace a folder by another."""
     if request.param == "two renames":
         monkeypatch.setattr(folders, "_exchange", cannot_exchange)
 
 
 def loaded(scene: Scene, folder: Path) -> Bits | None:
-    """What is loaded now; None where there is no checkpoint."""
+    """The state that a load gives now; None if there is no checkpoint."""
     pair = fresh()
     before = bits(*pair)
     told = error_of(lambda: scene.load(folder, pair))
@@ -100,13 +100,13 @@ def loaded(scene: Scene, folder: Path) -> Bits | None:
 
 
 def check_old_or_new(scene: Scene, folder: Path, had: Bits | None, told_saved: bool) -> None:
-    """One of the two is there, and a retry leaves the new one and nothing else."""
+    """The old or the new checkpoint is there, and a retry leaves only the new one."""
     found = loaded(scene, folder)
     is_new = found is not None and same(found, bits(*NEW))
     is_old = (found is None) if had is None else (found is not None and same(found, had))
     assert is_new or is_old
     assert is_new or not told_saved
-    # A retry over a whole checkpoint is what replace is for.
+    # replace is for a retry over a whole checkpoint.
     again = replace_at if scene.save is save_to and is_new else scene.save
     again(folder, NEW)
     found = loaded(scene, folder)
@@ -122,7 +122,7 @@ def prepared(scene: Scene, folder: Path) -> Bits | None:
 
 
 def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[int]]) -> int:
-    """Kill a saver at each of these points, each time from the same beginning."""
+    """Kill a saver at each of these points, each time from the same state."""
     had = prepared(scene, root / "template")
     shutil.copytree(root / "template", root / "counted")
     chosen = points(passed_by(lambda: scene.save(root / "counted", NEW)))
@@ -153,7 +153,7 @@ def test_a_kill_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("renames")
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_at_any_point_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
-    """At every call but writes, of which there are hundreds: those are drawn."""
+    """At every call except writes; of the hundreds of writes, some are drawn."""
     draw = random.Random(f"all {name}")
 
     def points(passed: list[str]) -> list[int]:
@@ -186,7 +186,7 @@ def test_a_kill_at_any_time_leaves_the_old_or_the_new(name: str, count: int, tmp
 
 
 def stopped_within(save: Callable[[], object], point: int) -> int:
-    """A saver that has stopped at a point."""
+    """Start a saver that stops at a point; returns its process id."""
     child = forked(save, point, signal.SIGSTOP)
     _, status = os.waitpid(child, os.WUNTRACED)
     assert os.WIFSTOPPED(status)
@@ -225,7 +225,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace what is there; one rank is killed after a share of the points that it passes."""
+    """Replace the checkpoint; one rank is killed after a share of the points that it passes."""
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 

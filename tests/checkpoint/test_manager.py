@@ -134,7 +134,7 @@ def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Pat
         (newest / ("extra.pt" if damage == "a file" else "manifest.json")).unlink()
     model, both = fresh()
     with contextlib.ExitStack() as warned:
-        if damage == "a bit":  # the others are seen without reading every byte
+        if damage == "a bit":  # other damage is found without reading every byte
             warned.enter_context(pytest.warns(UserWarning, match=r"step-00000002/.* is damaged"))
         assert manager.load(model, both) == {"step": 1}
     assert_same_bits(model, pairs[1][0])

@@ -1,4 +1,4 @@
-"""Ranks that fail, stop or stay away while others wait for them: all are told, by whom and why."""
+"""Ranks that fail, stop or stay away while others wait: all ranks are told which rank it was, and why."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ WRITE = saving.write_pieces
 
 
 def meetings(size: int, timeout: float = TIMEOUT) -> list[Meeting]:
-    """A meeting of threads, as good as ranks to whoever only sees a store."""
+    """A meeting of threads, which to a store are the same as ranks."""
     store = dist.HashStore()
     return [Meeting("id", "a test", rank, size, timeout, store) for rank in range(size)]
 
 
 def together(meetings: list[Meeting], act: Callable[[Meeting], Any]) -> list[Any]:
-    """What each rank is given, or the error it gets."""
+    """Each rank's result or error."""
     found: list[Any] = [None] * len(meetings)
 
     def run(place: int) -> None:
@@ -112,7 +112,7 @@ def test_an_error_of_this_package_is_raised_as_it_is_where_it_arose() -> None:
     ],
 )
 def test_a_decision_that_fails_is_told_to_all(error: Exception, says: str, guilty: int | None) -> None:
-    """What this package finds is true of all ranks; what else happens while rank 0 decides is rank 0's."""
+    """The package's own errors concern all ranks; any other error while rank 0 decides is blamed on rank 0."""
 
     def decide(found: list[int]) -> list[int]:
         raise error
@@ -179,12 +179,12 @@ def test_an_error_can_travel_between_processes() -> None:
 
 
 def patch_write(write: Any) -> None:
-    """Have this rank write its files in another way."""
+    """Replace the function with which this rank writes its files."""
     saving.write_pieces = write
 
 
 def full_disk(*args: Any) -> Any:
-    """Writes where a file may hold no more than a few bytes: the system says so as it does of a full disk."""
+    """Write under a file size limit of a few bytes: the system's error is like that of a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (700, before[1]))
@@ -204,7 +204,7 @@ def stopping(*args: Any) -> Any:
 
 
 def faults(rank: int, root: str) -> dict[str, Any]:
-    """What each rank is told, as rank 1 meets one fault after another; what stands is saved first."""
+    """Each rank's errors as rank 1 has one fault after another; a good checkpoint is saved first."""
     folder, pair = Path(root, "a"), trained(3)
     save_checkpoint(folder, *trained(2))
 
@@ -220,7 +220,7 @@ def faults(rank: int, root: str) -> dict[str, Any]:
         os.kill(pids[1], signal.SIGCONT)
     patch_write(WRITE)
     told["listing"] = sorted(os.listdir(root))
-    # The group is whole, and the old one stands.
+    # The group still works, and the old checkpoint is still there.
     dist.barrier()
     other = fresh()
     load_checkpoint(folder, *other)
@@ -233,7 +233,7 @@ def faults(rank: int, root: str) -> dict[str, Any]:
 
 
 def in_a_thread(rank: int, folder: Path) -> tuple[str, str]:
-    """What is told where rank 1's thread stumbles, while the main threads go on with collectives."""
+    """The error if rank 1's saving thread fails while the main threads go on with collectives."""
     manager = CheckpointManager(folder)
     manager.save(1, *trained(1))
     patch_write(raising if rank == 1 else WRITE)

@@ -1,4 +1,4 @@
-"""What a checkpoint cannot hold, or a load cannot place, is said; and what is not a checkpoint's stays."""
+"""State that a checkpoint cannot hold, or a load cannot place, gives an error; other files stay."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .models import Pair, assert_same_bits, bits, fresh, same, trained
 
 
 class Counting(nn.Linear):
-    """Keeps a number that is in no parameter."""
+    """A module with a number that is in no parameter."""
 
     def get_extra_state(self) -> Any:
         return 7
 
 
 class WithAverages(torch.optim.AdamW):
-    """Keeps an average of each parameter."""
+    """An AdamW that keeps an average of each parameter."""
 
     def step(self, closure: Any = None) -> Any:
         loss = super().step(closure)
@@ -86,7 +86,7 @@ def test_saved_state_that_nobody_steps_here_is_warned_of(tmp_path: Path) -> None
         load_checkpoint(tmp_path / "saved", model, Muon([("one", params["one"])]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        load_checkpoint(tmp_path / "saved", model, both.muon)  # AdamW's may come by a load of its own
+        load_checkpoint(tmp_path / "saved", model, both.muon)  # AdamW's state may come by a separate load
 
 
 def test_what_cannot_be_filled_is_refused_before_anything_changes(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_no_whole_checkpoint_goes_in_favour_of_an_incomplete_one(tmp_path: Path)
     pair = trained(1)
     manager.save(10, *pair)
     for step in (11, 12):
-        (tmp_path / f"step-{step:08d}").mkdir()  # somebody copies a checkpoint here
+        (tmp_path / f"step-{step:08d}").mkdir()  # as if a user copied a checkpoint here
     manager.save(20, *pair)
     manager.save(30, *pair)
     names = [f"step-{step:08d}" for step in (11, 12, 20, 30)]
@@ -162,7 +162,7 @@ def test_a_folder_that_cannot_be_read_is_one_clear_line(
 
 
 def stage(rank: int, folder: Path) -> str:
-    """What a rank hears that saves a stage of its own, and a buffer named as the other stage's."""
+    """The error of a rank that saves its own stage, with a buffer of the same name as the other stage's."""
     model = nn.Sequential()
     model.add_module(f"layer{rank}", nn.Linear(3, 3))
     model.register_buffer("mean", torch.full((2,), float(rank)))
@@ -197,7 +197,7 @@ def test_the_momentum_saved_before_the_first_step_has_the_gradients_dtype(tmp_pa
 
 
 class Cut(dict):
-    """What fails after its first entry."""
+    """A dict whose iteration fails after the first entry."""
 
     def items(self) -> Any:
         yield next(iter(super().items()))

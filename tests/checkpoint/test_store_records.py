@@ -1,4 +1,4 @@
-"""What ranks tell each other arrives as it was, and nothing that stands in the store can run code."""
+"""Records between ranks arrive unchanged, and nothing in the store can run code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint of FSDP2 as it comes: ``fully_shard(model)`` makes a mesh whose dimensions have no names."""
+"""A checkpoint of FSDP2 without a named mesh: ``fully_shard(model)`` makes a mesh with unnamed dimensions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(model: nn.Module, optimizer: MuonWithAdamW) -> None:
 
 
 def save(rank: int, folder: str) -> dict[str, Tensor]:
-    """Save after a step; returns what was saved, whole."""
+    """Save after a step; returns the saved parameters, whole."""
     model, optimizer = made(0, shard=True)
     train(model, optimizer)
     save_checkpoint(folder, model, optimizer)

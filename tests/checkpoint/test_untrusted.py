@@ -1,6 +1,6 @@
-"""Files made by strangers: nothing in them is executed, and no file outside the folder is opened.
+"""Forged files: nothing in them is executed, and no file outside the folder is opened.
 
-The stranger knows the format and makes everything fit: sizes and hashes are right, only the content is evil.
+The forger knows the format: sizes and hashes are right, and only the content is malicious.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Content = dict[str, Any]
 
 
 class Reduced:
-    """Pickles as a call of a function with arguments, and perhaps a state for what that returns."""
+    """Pickles as a call of a function with arguments, and optionally a state for the result."""
 
     def __init__(self, *reduction: Any) -> None:
         self.reduction = reduction
@@ -39,14 +39,14 @@ class Reduced:
 
 
 class Subclass(OrderedDict):
-    """A class that no reader knows, with a state that acts."""
+    """A class that no reader knows, with a state that runs code."""
 
     def __setstate__(self, state: Any) -> None:
         os.mkdir(state)
 
 
 def gadgets(canary: Path) -> dict[str, Any]:
-    """Objects that make a folder when they are unpickled by a reader that lets them."""
+    """Objects that make a folder when a careless reader unpickles them."""
     act = Reduced(os.mkdir, (str(canary),))
     return {
         "a call": act,
@@ -74,7 +74,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def forge(folder: Path, change: Callable[[Content], object] = lambda content: None) -> None:
-    """Change the manifest, and make sizes and hashes fit whatever is in the folder."""
+    """Change the manifest, and make sizes and hashes match the files in the folder."""
     path = folder / manifest.NAME
     content = json.loads(path.read_bytes())["manifest"]
     for file in folder.iterdir():
@@ -90,13 +90,13 @@ def box_of(content: Content, key: str = "model.one") -> Content:
 
 
 def put_in_place_of(folder: Path, key: str, data: bytes) -> None:
-    """Have the first box of a tensor lie in a file of its own, with this content."""
+    """Move the first box of a tensor to a separate file with this content."""
     (folder / "evil.distcp").write_bytes(data)
     forge(folder, lambda content: box_of(content, key).update(file="evil.distcp", start=0, bytes=len(data)))
 
 
 def zipped(data: bytes) -> bytes:
-    """A pickle where ``torch.load`` looks for it."""
+    """A pickle inside a zip, where ``torch.load`` looks for it."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("archive/data.pkl", data)
@@ -139,7 +139,7 @@ def test_nothing_is_executed(saved: Path, tmp_path: Path, place: str, name: str)
 
 
 def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
-    """Were they harmless, the tests here would show nothing."""
+    """If they were harmless, the tests here would show nothing."""
     for number, name in enumerate(GADGETS):
         with contextlib.suppress(TypeError, AttributeError):
             pickle.loads(pickle.dumps(gadgets(tmp_path / str(number))[name], protocol=2))
@@ -147,10 +147,10 @@ def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
 
 
 def test_format_1_is_refused_unread(tmp_path: Path) -> None:
-    """As the version before wrote it: its objects are pickles."""
+    """Format 1, of the previous version, stores objects as pickles."""
     canary = tmp_path / "canary"
     evil = Reduced(os.mkdir, (str(canary),))
-    groups = {"w": {"optimizer": "adamw"}}  # the library leaves empty ones out
+    groups = {"w": {"optimizer": "adamw"}}  # the library leaves out empty groups
     entries = {"format": {"name": "muon_tutorial", "version": 1}, "groups": groups, "extra": evil}
     planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
     dcp.save(entries, checkpoint_id=tmp_path / "old", planner=planner, no_dist=True)
@@ -265,7 +265,7 @@ CLAIMS: dict[str, tuple[Callable[[Content], object], str]] = {
 
 
 def test_boxes_that_overlap_and_leave_a_hole_are_refused(saved: Path) -> None:
-    """The elements add up; a load would leave zeros where no box lies."""
+    """The number of elements is right, but a load would leave zeros in the hole."""
     half = io.BytesIO()
     torch.save(torch.ones(2, 3), half)
     put_in_place_of(saved, "model.one", half.getvalue())
@@ -320,7 +320,7 @@ def test_a_tensor_other_than_the_manifest_says_is_refused(saved: Path, value: An
 
 
 def unsaveable() -> Iterator[tuple[str, Any, str]]:
-    """What is refused as ``extra``, and how it is named."""
+    """Values that are refused as ``extra``, and how the error names them."""
     yield "a function", {"a": {"b": [1, print]}}, r"extra\['a'\]\['b'\]\[1\] is a builtin_function_or_method"
     yield "a lambda", {"f": lambda: 0}, r"extra\['f'\] is a function"
     yield "a path", {"p": Path("x")}, r"extra\['p'\] is a pathlib\.\w*\.?PosixPath"

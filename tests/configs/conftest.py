@@ -1,4 +1,4 @@
-"""What holds for the tests of configs."""
+"""Fixtures for the tests of configs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL the constructor of DistributedDataParallel on a group of backend
-    "gloo" ends in a segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, the constructor of DistributedDataParallel on a "gloo" group ends in
+    a segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Small matrices only wait for a second thread."""
+    """For small matrices, a second thread only costs time."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,6 +1,6 @@
-"""A user's own three functions, plain, with handles, and with bugs: for parameters cut along dimension 0.
+"""A user's own three functions: plain, with handles, and with bugs; for parameters cut along dimension 0.
 
-``state["shards"]`` says whether ranks hold equal runs of rows; else every rank holds all of them.
+``state["shards"]`` says whether ranks hold equal runs of rows; otherwise every rank holds all rows.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ State = dict[str, Any]
 
 
 def config(shards: bool, later: str = "") -> DistributedConfig:
-    """A config of the plain functions, or with ``later="_later"`` of those with handles."""
+    """A config of the plain functions, or of those with handles if ``later="_later"``."""
     gather, redistribute = (globals()[name + later] for name in ("gather", "redistribute"))
     return DistributedConfig(in_turn, gather, redistribute, {"shards": shards})
 
 
 def in_turn(params: list[Tensor], state: State) -> dict[int, int]:
-    """Parameter ``i`` to rank ``i % world``."""
+    """Assign parameter ``i`` to rank ``i % world``."""
     return {index: index % dist.get_world_size() for index in range(len(params))}
 
 
 def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    """Blocking."""
+    """Gather the rows on ``dst_rank``; blocks."""
     if not state["shards"]:
         return momentum if dist.get_rank() == dst_rank else None
     pieces = pieces_at(dst_rank, momentum)
@@ -40,7 +40,7 @@ def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
 
 
 def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """Blocking. Buffers are made from the state: without an update, nothing else tells their shape."""
+    """Return the update's rows to all ranks; blocks. Ranks without an update learn its shape from the state."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     if state["shards"]:
         dist.scatter(mine, None if update is None else chunks(update), src=src_rank)
@@ -51,7 +51,7 @@ def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
 
 
 def pieces_at(dst_rank: int, momentum: Tensor) -> list[Tensor] | None:
-    """Room for every rank's piece, on the rank that gathers them."""
+    """Buffers for every rank's piece, on the rank that gathers them."""
     at_home = dist.get_rank() == dst_rank
     return [torch.empty_like(momentum) for _ in range(dist.get_world_size())] if at_home else None
 
@@ -62,7 +62,7 @@ def chunks(update: Tensor) -> list[Tensor]:
 
 @dataclass
 class Handle:
-    """What ``async_op=True`` gives, with the tensor that it was for."""
+    """The result of ``async_op=True``, with its tensor."""
 
     work: dist.Work | None
     pieces: list[Tensor] | None
@@ -74,27 +74,27 @@ class Handle:
 
 
 def gather_later(momentum: Tensor, dst_rank: int, state: State) -> Handle:
-    """Returns at once."""
+    """Start to gather, and return at once."""
     pieces = pieces_at(dst_rank, momentum)
     return Handle(dist.gather(momentum, pieces, dst=dst_rank, async_op=True), pieces)
 
 
 def redistribute_later(update: Tensor | None, src_rank: int, state: State) -> Handle:
-    """Returns at once."""
+    """Start to redistribute, and return at once."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     parts = None if update is None else chunks(update)
     return Handle(dist.scatter(mine, parts, src=src_rank, async_op=True), [mine])
 
 
 def gather_dtensor(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    """For DTensors: what anybody would write first."""
+    """For DTensors: the simplest version."""
     assert isinstance(momentum, DTensor)
     full = momentum.full_tensor()
     return full if dist.get_rank() == dst_rank else None
 
 
 def redistribute_dtensor(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """For DTensors cut along dimension 0, unevenly too: broadcast, and keep what is mine as a DTensor."""
+    """For DTensors cut along dimension 0, evenly or not: broadcast, and keep this rank's part as a DTensor."""
     whole = torch.empty(state["full_shape"], dtype=torch.bfloat16) if update is None else update
     dist.broadcast(whole, src=src_rank)
     mesh = state["mesh"]
@@ -105,13 +105,13 @@ def redistribute_dtensor(update: Tensor | None, src_rank: int, state: State) -> 
 
 
 def offsets(length: int, parts: int) -> list[int]:
-    """Where the runs of a DTensor's cut start, but for the first."""
+    """The starts of the runs of a DTensor's cut, except the first."""
     step = -(-length // parts)
     return [min(length, step * part) for part in range(1, parts)]
 
 
 def altered(name: str, alter: Callable[..., Any]) -> Callable[[Any, int, State], Any]:
-    """One of the functions above with a bug: ``alter`` sees what it gives, what it was given, the state."""
+    """One of the functions above with a bug: ``alter`` gets its result, its argument and the state."""
     return lambda given, rank, state: alter(globals()[name](given, rank, state), given, state)
 
 
@@ -119,7 +119,7 @@ def wrapped(tensor: Tensor | None, state: State) -> Tensor | None:
     return None if tensor is None else DTensor.from_local(tensor, state["mesh"], [Shard(0)], run_check=False)
 
 
-# What each bug is, and what the error must say of it.
+# Each bug, and what the error must say about it.
 BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
     "wrong shape": (
         "gather",

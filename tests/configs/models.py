@@ -1,4 +1,4 @@
-"""Small real models, one for each way of being parallel, with a real backward pass each."""
+"""Small real models, one for each kind of parallelism, each with a real backward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 
 
 class Block(nn.Module):
-    """One residual block; its two weights are what Muon steps."""
+    """One residual block; Muon steps its two weights."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Block(nn.Module):
 
 
 class Mlp(nn.Module):
-    """A few blocks, and a norm that Muon leaves alone."""
+    """A few blocks, and a norm that Muon does not step."""
 
     def __init__(self, width: int, hidden: int, depth: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Mlp(nn.Module):
 
 
 class Experts(nn.Module):
-    """Experts spread over a group, one a rank: a router sends each token to one, by its sign and size."""
+    """Experts spread over a group, one per rank: a router sends each token to one, by its sign and size."""
 
     def __init__(self, width: int, hidden: int, group: dist.ProcessGroup) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One process with the whole matrices, stepped beside the distributed optimizer on the same gradients."""
+"""An oracle with whole matrices, stepped together with the distributed optimizer on the same gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.step import orthogonalize
 
 Whole = Callable[[Tensor, Tensor], Tensor]
-"""``(parameter, what this rank holds of it or of its gradient) -> the whole``. All ranks call alike."""
+"""``(parameter, this rank's part of it or of its gradient) -> the whole``. All ranks must call."""
 
 
 class Oracle:
@@ -34,7 +34,7 @@ class Oracle:
 
     @torch.no_grad()
     def differences(self) -> list[str]:
-        """The parameters that are not the copies' equals, to the bit."""
+        """The parameters that differ from their copies in any bit."""
         return [
             f"parameter {index} of shape {tuple(copy.shape)}"
             for index, (param, copy) in enumerate(zip(self.params, self.copies, strict=True))
@@ -43,4 +43,4 @@ class Oracle:
 
 
 counted = partial(patch.object, orthogonalize, "zeropower_via_newtonschulz", wraps=zeropower_via_newtonschulz)
-"""``with counted() as calls``: ``calls.call_count`` is how many matrices this process orthogonalized."""
+"""``with counted() as calls``: ``calls.call_count`` is the number of matrices orthogonalized in this process."""

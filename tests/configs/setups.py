@@ -1,4 +1,4 @@
-"""Every entry of the helper table as a real model on real ranks: how it is built, cut, fed and reduced."""
+"""Every entry of the helper table as a real model on real ranks: how to build, cut, feed and reduce it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ WIDTH, HIDDEN, TOKENS = 12, 20, 16  # 20 rows over 3 or 8 ranks: uneven; 12 over
 
 
 def full(param: Tensor, held: Tensor) -> Tensor:
-    """For DTensors, and for plain tensors that every rank holds whole."""
+    """The whole of a DTensor, or of a plain tensor that every rank holds whole."""
     return held.full_tensor() if isinstance(held, DTensor) else held
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A model that is ready: what Muon steps, one backward pass, and how to see a tensor whole."""
+    """A model that is ready: Muon's parameters, one backward pass, and a function that makes a tensor whole."""
 
     params: list[nn.Parameter]
     backward: Callable[[int], None]
@@ -51,7 +51,7 @@ class Rig:
 class Setup:
     """One kind of parallelism: its axes in order, and how to build it on a mesh of them.
 
-    ``names`` are what ``create_devicemesh_config`` is told.
+    ``names`` are the arguments for ``create_devicemesh_config``.
     """
 
     axes: Mapping[str, int]
@@ -65,13 +65,13 @@ class Setup:
 
 
 def mlp(depth: int = 2) -> Mlp:
-    """The same model on every rank."""
+    """Build the same model on every rank."""
     torch.manual_seed(5)
     return Mlp(WIDTH, HIDDEN, depth)
 
 
 def batch(step: int, part: int) -> Tensor:
-    """The tokens of one step; ``part`` numbers the ranks that see different data."""
+    """The tokens of one step; ranks with another ``part`` get other tokens."""
     return torch.randn(TOKENS, WIDTH, generator=torch.Generator().manual_seed(100 * step + part))
 
 
@@ -87,7 +87,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """For tensors cut by hand over a group, along a dimension by the parameter's identity."""
+    """Make tensors whole that are cut by hand over a group; ``dims`` gives the dimension by the parameter's id."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)
@@ -119,7 +119,7 @@ def has(mesh: DeviceMesh, axis: str) -> bool:
 
 
 def place(mesh: DeviceMesh, *axes: str) -> int:
-    """This rank's number among those that differ in ``axes``, as far as the mesh has them."""
+    """This rank's number among ranks that differ in ``axes``; axes that the mesh lacks are ignored."""
     number = 0
     for axis in axes:
         if has(mesh, axis):
@@ -128,13 +128,13 @@ def place(mesh: DeviceMesh, *axes: str) -> int:
 
 
 def rig(model: nn.Module, mesh: DeviceMesh, stepped: nn.Module | None = None) -> Rig:
-    """Ranks see different tokens but along tp; Muon steps the whole model, or a part of it."""
+    """Ranks get different tokens, except along tp; Muon steps the whole model, or the part ``stepped``."""
     tokens = place(mesh, "dp", "fsdp", "ep")
     return Rig(hidden(stepped or model), lambda step: learn(model, batch(step, tokens)))
 
 
 def fsdp(mesh: DeviceMesh) -> Rig:
-    """FSDP2, HSDP where there is dp, on top of PyTorch's tensor parallelism where there is tp."""
+    """FSDP2, or HSDP if there is a dp axis, on top of PyTorch's tensor parallelism if there is a tp axis."""
     model = tensor_parallel(mlp(), mesh["tp"]) if has(mesh, "tp") else mlp()
     return rig(sharded(model, mesh[tuple(axis for axis in ("dp", "fsdp") if has(mesh, axis))]), mesh)
 
@@ -144,7 +144,7 @@ def tp(mesh: DeviceMesh) -> Rig:
 
 
 def cut_by_hand(mesh: DeviceMesh) -> Rig:
-    """Tensor parallelism by hand, uneven: rows of some, columns of others; gradients likewise."""
+    """Uneven tensor parallelism by hand: rows of some matrices, columns of others; gradients likewise."""
     model = mlp()
     wholes = hidden(model)
     dims = {index: index % 2 for index in range(len(wholes))}
@@ -171,7 +171,7 @@ def dp(mesh: DeviceMesh) -> Rig:
 
 
 def cp(mesh: DeviceMesh) -> Rig:
-    """Every rank sees its run of the sequence; gradients are summed by hand."""
+    """Every rank gets its run of the sequence; gradients are summed by hand."""
     model, group = mlp(), mesh.get_group("cp")
 
     def backward(step: int) -> None:
@@ -184,8 +184,8 @@ def cp(mesh: DeviceMesh) -> Rig:
 
 
 def ep(mesh: DeviceMesh) -> Rig:
-    """Every rank its own expert, sharded where there is fsdp; the router, the same on all, belongs to another
-    optimizer."""
+    """Each rank has its own expert, sharded if there is an fsdp axis. The router is the same on all ranks, and
+    another optimizer steps it."""
     torch.manual_seed(7 + place(mesh, "ep"))
     model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
     if has(mesh, "fsdp"):
@@ -194,14 +194,14 @@ def ep(mesh: DeviceMesh) -> Rig:
 
 
 def pp(mesh: DeviceMesh) -> Rig:
-    """A stage of a pipeline, one block a rank along ``pp``, under TP or DDP where there is tp or dp."""
+    """A pipeline stage, one block per rank along ``pp``, under TP or DDP if there is a tp or dp axis."""
     group, here, last = mesh.get_group("pp"), place(mesh, "pp"), mesh["pp"].size() - 1
     module = mlp(depth=last + 1).blocks[here]
     if has(mesh, "tp"):
         module = tensor_parallel(module, mesh["tp"])
     if has(mesh, "dp"):
-        # Without unused ones to look for, DDP lays out its buckets anew after the first step, and fails an
-        # assertion of its own because the microbatches of a stage reported each parameter twice (torch 2.13).
+        # Without find_unused_parameters, DDP rebuilds its buckets after the first step, and fails an assertion
+        # of its own because the microbatches of a stage reported each parameter twice (torch 2.13).
         replicas = mesh.get_group("dp")
         module = DistributedDataParallel(module, process_group=replicas, find_unused_parameters=True)
     stage = PipelineStage(module, here, last + 1, torch.device("cpu"), group=group)
@@ -218,8 +218,8 @@ def pp(mesh: DeviceMesh) -> Rig:
 
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
-    """PyTorch's tensor parallelism on one dimension of the mesh; averaged by hand over the other, which no
-    placement shows."""
+    """PyTorch's tensor parallelism on one dimension of the mesh; gradients are averaged by hand over the other,
+    which no placement shows."""
     model = tensor_parallel(mlp(), mesh["tp"])
 
     def backward(step: int) -> None:
@@ -232,7 +232,7 @@ def tp_dp(mesh: DeviceMesh) -> Rig:
 
 
 def mixed(mesh: DeviceMesh) -> Rig:
-    """FSDP2 that was told to leave one matrix alone: plain, and averaged by hand."""
+    """FSDP2 that ignores one matrix, which stays a plain tensor; its gradient is averaged by hand."""
     model = mlp()
     plain = hidden(model)[0]
     fully_shard(model, mesh=mesh, ignored_params={plain})
@@ -266,7 +266,7 @@ SETUPS: dict[str, Setup] = {
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
-MATRICES = 4  # that the whole world steps, in every setup
+MATRICES = 4  # the number that the whole world steps, in every setup
 
 
 def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:
@@ -280,12 +280,12 @@ HELPERS: dict[str, Callable[[Setup, TpDim, DeviceMesh], DistributedConfig | None
         mesh, list(setup.names), tp_dim=tp_dim
     ),
     "create_dtensor_config": lambda *_: create_dtensor_config(),
-    "no keyword": lambda *_: None,  # DTensors go through ``create_dtensor_config``
+    "no keyword": lambda *_: None,  # DTensors use ``create_dtensor_config``
 }
 
 
 def error_of(act: Callable[[], Any]) -> tuple[str, str]:
-    """The named error that an act ends in."""
+    """The type and text of the named error that ``act`` raises."""
     try:
         act()
     except TutorialError as error:

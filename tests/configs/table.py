@@ -1,8 +1,8 @@
-"""Every strategy on every grid, parallelism and cut, on real processes: the single process' bits, or why not.
+"""Every strategy on every grid, parallelism and cut, on real processes: one process's bits, or why not.
 
-``python -m tests.configs.table`` prints the table; ``test_table`` makes it anew and holds it to the file kept
-beside it. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what differs.
-``gram`` alone may be ``within bound``: that of ``orthogonalizers/gram.py``, from one process's Gram form.
+``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the file
+in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
+differs. Only ``gram`` may be ``within bound`` (in ``orthogonalizers/gram.py``) of one process's Gram form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
-# Rows and columns: what every grid divides; what none does; fewer rows or columns than ranks.
+# Rows and columns that every grid divides; that none does; fewer rows or columns than ranks.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "divisible": ((24, 48), (48, 24), (24, 24)),
     "uneven": ((13, 11), (11, 13), (23, 17)),
@@ -43,7 +43,7 @@ Settings = Callable[[LiveWorld], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A kind of parallelism on a grid: how a rank comes by its part of a whole matrix."""
+    """A kind of parallelism on a grid, with the function that cuts a rank's part out of a whole matrix."""
 
     parallelism: str
     axes: Mapping[str, int]
@@ -59,12 +59,12 @@ class Row:
 
 
 def whole(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Replicated: every rank holds all of it."""
+    """Replicated: every rank holds the whole tensor."""
     return tensor.clone()
 
 
 def by_hand(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Plain, cut over tp by hand: rows of one, columns of the next."""
+    """A plain tensor, cut over tp by hand: rows of one matrix, columns of the next."""
     dim, place, parts = index % 2, mesh.get_local_rank("tp"), mesh["tp"].size()
     step = -(-tensor.shape[dim] // parts)
     lengths = [max(0, min(step, tensor.shape[dim] - step * part)) for part in range(parts)]
@@ -75,12 +75,12 @@ def by_hand(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def over_tp(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """A DTensor cut over tp, as ``parallelize_module`` lays it."""
+    """A DTensor cut over tp, as by ``parallelize_module``."""
     return distribute_tensor(tensor, mesh["tp"], [Shard(index % 2)], src_data_rank=None)
 
 
 def over_fsdp(index: int, tensor: Tensor, mesh: DeviceMesh) -> Tensor:
-    """As ``fully_shard`` lays it: over fsdp, or over dp and fsdp, on top of tp where there is tp."""
+    """A DTensor as from ``fully_shard``: over fsdp, or dp and fsdp, on top of tp if there is a tp axis."""
     axes = [axis for axis in ("dp", "fsdp") if axis in (mesh.mesh_dim_names or ())]
     module = nn.Module()
     laid = over_tp(index, tensor, mesh) if "tp" in (mesh.mesh_dim_names or ()) else tensor.clone()
@@ -111,7 +111,7 @@ def by_helper(world: LiveWorld) -> dict[str, Any]:
 
 
 def by_functions(world: LiveWorld) -> dict[str, Any]:
-    """The helper's three functions, called one by one."""
+    """Settings that call the helper's three functions one by one."""
     return {"distributed_config": replace(by_helper(world)["distributed_config"], helper=None)}
 
 
@@ -134,13 +134,13 @@ CASES: list[Case] = [(row, cut, column) for row in range(len(ROWS)) for cut in S
 
 
 def matrix(cut: str, index: int, step: int) -> Tensor:
-    """A whole matrix (step 0) or its gradient, of few enough bits that a sum over ranks is exact."""
+    """A whole matrix (step 0) or its gradient, with so few bits that a sum over ranks is exact."""
     made = torch.Generator().manual_seed(100 * step + index)
     return torch.randint(-31, 32, SHAPES[cut][index], generator=made) * 2.0**-6
 
 
 def by_stock(cut: str) -> list[Tensor]:
-    """Where the single process takes the matrices."""
+    """The matrices after the single process's steps."""
     params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
     stock = torch.optim.Muon(params, **OPTIONS)
     for step in range(1, STEPS + 1):
@@ -151,7 +151,7 @@ def by_stock(cut: str) -> list[Tensor]:
 
 
 def by_gram_form(cut: str) -> list[Tensor]:
-    """Where one process takes them by the Gram form."""
+    """The matrices after one process's steps with the Gram form."""
     params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
     muon = Muon(params, **OPTIONS, orthogonalize="gram")
     for step in range(1, STEPS + 1):
@@ -172,7 +172,7 @@ def parameter(laid: Tensor) -> nn.Parameter:
 
 
 def outcome(row: Row, cut: str, column: str, world: LiveWorld) -> str:
-    """What one rank sees of one cell."""
+    """One cell's outcome on one rank."""
 
     def laid(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [row.lay(index, tensor, world.mesh) for index, tensor in enumerate(tensors)]
@@ -202,7 +202,7 @@ def outcome(row: Row, cut: str, column: str, world: LiveWorld) -> str:
 
 
 def outcomes(rank: int, cases: list[Case]) -> list[str]:
-    """The cells of one world size; rows share meshes."""
+    """The outcomes of all cells of one world size; rows share meshes."""
     worlds: dict[int, LiveWorld] = {}
     found = []
     for row, cut, column in cases:
@@ -213,7 +213,7 @@ def outcomes(rank: int, cases: list[Case]) -> list[str]:
 
 
 def make_table() -> dict[Case, str]:
-    """All cells. A cell on which ranks do not agree says so."""
+    """All cells. A cell says so if ranks disagree about it."""
     table: dict[Case, str] = {}
     for world_size in sorted({row.world_size for row in ROWS}):
         cases = [case for case in CASES if ROWS[case[0]].world_size == world_size]
@@ -224,7 +224,7 @@ def make_table() -> dict[Case, str]:
 
 
 def as_markdown(table: Mapping[Case, str]) -> str:
-    """The table, and a note for each kind of refusal."""
+    """The table as Markdown, and a note for each kind of refusal."""
     notes: dict[str, int] = {}
     lines = [
         "| parallelism | grid | cut | " + " | ".join(COLUMNS) + " |",

@@ -1,4 +1,4 @@
-"""Collectives per step: at most two a bucket for ``owner``, beside stock Muon on the same DTensors."""
+"""Collectives per step: at most two per bucket for ``owner``, compared with stock Muon on the same DTensors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def model_on(mesh: DeviceMesh) -> nn.Module:
 
 
 def peak_buffer(plan: Plan, rank: int) -> int:
-    """Bytes of the largest of a rank's flat buffers on the wire: of its own pieces, or of whole matrices."""
+    """Bytes of the largest flat buffer that a rank sends or receives: its own pieces, or whole matrices."""
     at = plan.grid.at(rank)
     layouts = [(b, layout) for b in plan.buckets for layout in (b.storage_layout, b.compute_layout)]
     return max(bucket.length(layout, at) * bucket.compute.dtype.itemsize for bucket, layout in layouts)
 
 
 Account = tuple[int, int, str]
-"""A step's buckets, the bytes of its largest flat buffer, and all that it asked for in words."""
+"""A step's number of buckets, the bytes of its largest flat buffer, and its requests as text."""
 
 
 def run_accounts(rank: int) -> list[Account]:
@@ -65,7 +65,7 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
     (plan,) = muon.plans
     stock, apart = of_stock(mesh, model)
     assert kinds["all_to_all"] <= 2 * len(plan.buckets)
-    assert flags == 2  # one tiny exchange an axis: which gradients are there, and finite
+    assert flags == 2  # one tiny exchange per axis: which gradients exist, and whether they are finite
     assert kinds["all_reduce"] == 0
     assert stock >= 5 * len(params)
     rank = plan.grid.rank({axis: mesh.get_local_rank(axis) for axis in plan.grid.axes})
@@ -77,8 +77,8 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
 
 
 def of_stock(mesh: DeviceMesh, ours: nn.Module) -> tuple[int, float]:
-    """How many collectives ``torch.optim.Muon`` makes on the same DTensors, and how far its worst update is
-    from ours."""
+    """The number of collectives of ``torch.optim.Muon`` on the same DTensors, and its largest distance from our
+    update."""
     model = model_on(mesh)
     stock = torch.optim.Muon(hidden(model), **OPTIONS)
     learn(model, batch(0, mesh.get_local_rank("fsdp")))

@@ -1,4 +1,4 @@
-"""A user's own functions: the single process' parameters, to the bit, or a named error on every rank."""
+"""A user's own functions give exactly the single process's parameters, or a named error on every rank."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def give(params: list[torch.nn.Parameter], step: int, cut: Cut) -> None:
 
 
 def differences(made: DistributedConfig, cut: Cut) -> list[str]:
-    """Where three steps with a config end elsewhere than the oracle."""
+    """The parameters that differ from the oracle's after three steps with a config."""
     params, everyone = own_params(cut), dist.group.WORLD
     assert everyone is not None
     oracle = Oracle(
@@ -72,7 +72,7 @@ def differences(made: DistributedConfig, cut: Cut) -> list[str]:
 
 
 def run_windows(rank: int) -> dict[str, list[str]]:
-    """Every window, both kinds of functions, sharded and replicated parameters."""
+    """Differences for every window, both kinds of functions, sharded and replicated parameters."""
     found = {}
     for later, shards in (("", True), ("", False), ("_later", True)):
         for count, side_by_side in product((0, 1, 2, 5), (True, False)):
@@ -82,7 +82,7 @@ def run_windows(rank: int) -> dict[str, list[str]]:
 
 
 def run_helper_windows(rank: int) -> dict[str, list[str]]:
-    """A helper's packed plan in every window, and its functions called one by one."""
+    """Differences for a helper's packed plan in every window, and for its functions called one by one."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     for count, side_by_side in product((0, 1, 3), (True, False)):
         made = create_processgroup_config(
@@ -106,7 +106,7 @@ REPLACED: dict[str, dict[str, Callable]] = {
 
 
 def run_replaced(rank: int) -> dict[str, list[str]]:
-    """A helper's config with some of its functions replaced by the user's own."""
+    """Differences for a helper's config with some of its functions replaced by the user's own."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     for name, mine in REPLACED.items():
         made = create_devicemesh_config(mesh, ["fsdp"])
@@ -124,7 +124,7 @@ def test_own_and_helpers_functions_give_the_single_process_bits(run: Callable, c
 
 
 def run_dtensors(rank: int) -> list[str]:
-    """A user's functions for DTensors: uneven shards; gathered and returned as DTensors."""
+    """Differences for a user's functions on DTensors with uneven shards, gathered and returned as DTensors."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     both = functions.gather_dtensor, functions.redistribute_dtensor
     return differences(DistributedConfig(functions.in_turn, *both, {"mesh": mesh}), mesh)
@@ -162,7 +162,7 @@ def which(base: str) -> str:
 
 
 def run_broken(rank: int) -> dict[str, tuple[str, str]]:
-    """What a step with each broken function ends in."""
+    """The error of a step with each broken function."""
     found, mesh = {}, build_mesh({"fsdp": dist.get_world_size()})
     for name, (base, alter, _) in functions.BROKEN.items():
         made = config(True)
@@ -188,7 +188,7 @@ def test_a_broken_function_ends_in_a_named_error_on_every_rank() -> None:
 
 
 def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
-    """What each wrong answer ends in when the optimizer is made: with own functions, and with a helper's."""
+    """The error of each wrong assignment when the optimizer is made: with own functions, and with a helper's."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     configs = config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))
     for name, (mine, _, _) in functions.WRONG_ASSIGNMENTS.items():
@@ -265,7 +265,7 @@ def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead() -> No
 
 
 def run_debug_labels(rank: int) -> list[str]:
-    """What a helper's plan asks for in debug mode, by label."""
+    """The labels of a helper's requests in debug mode."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     made = create_processgroup_config(
         fsdp_pg=mesh.get_group("fsdp"), async_gpu_parallelism=False, prefetch_count=0

@@ -1,5 +1,5 @@
-"""Every entry of the helper table, on real processes with real modules and backward passes: the single
-process' parameters, to the bit, and Newton–Schulz exactly once per matrix in the whole world."""
+"""Every entry of the helper table, on real processes with real modules and backward passes: it gives exactly
+the single process's parameters, and Newton–Schulz runs exactly once per matrix in the whole world."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
 Case = tuple[str, str]
 Outcome = tuple[list[str], int]
-"""What one rank saw of one case: what differs, and how many matrices it orthogonalized."""
+"""One case on one rank: the differences, and the number of matrices it orthogonalized."""
 
 
 def run_cases(rank: int, cases: list[Case]) -> list[Outcome]:
-    """Three training steps of each case beside the oracle's."""
+    """Three training steps of each case, compared with the oracle's."""
     return [run_case(*case) for case in cases]
 
 
@@ -50,7 +50,7 @@ def run_case(name: str, helper: str) -> Outcome:
     return oracle.differences(), counter.call_count
 
 
-# Placements say nothing about plain parameters: only two helpers can know enough of those.
+# Plain parameters have no placements, so only two helpers can know how those are cut.
 CASES = [
     (name, helper)
     for name, setup in SETUPS.items()
@@ -72,7 +72,7 @@ def test_every_helper_equals_the_single_process(world_size: int) -> None:
 
 
 def run_strategies(rank: int) -> dict[str, int]:
-    """How many matrices this rank orthogonalizes in one step of each strategy."""
+    """The number of matrices that this rank orthogonalizes in one step of each strategy."""
     setup = SETUPS["dp"]
     mesh, found = build_mesh(setup.axes), {}
     for name, strategy in STRATEGIES.items():
@@ -103,12 +103,11 @@ def test_newton_schulz_runs_once_a_matrix_but_under_replicated() -> None:
 
 
 class NamedDDP(DistributedDataParallel):
-    """A host's own class of it."""
+    """A host's own subclass of DDP."""
 
 
 def run_zero1(rank: int) -> list[tuple[str, str]]:
-    """What zero1 says of a living DDP module's parameters, of a derived class's, and of what no such module
-    holds."""
+    """zero1's errors for parameters of a live DDP module, of a derived class, and of no DDP module."""
     mesh = build_mesh(SETUPS["dp"].axes)
     rig, derived = SETUPS["dp"].build(mesh), NamedDDP(mlp())
     makers = [
@@ -128,8 +127,8 @@ def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
 
 
 def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
-    """A layer of experts beside a router that all ranks hold: two optimizers, each with the config that fits
-    its parameters. The gradient of the router is averaged by hand."""
+    """A layer of experts, and a router that all ranks hold: two optimizers, each with the config for its
+    parameters. The gradient of the router is averaged by hand."""
     mesh = build_mesh({"ep": dist.get_world_size()})
     group = mesh.get_group("ep")
     torch.manual_seed(3)

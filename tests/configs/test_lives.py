@@ -1,4 +1,4 @@
-"""What happens to parameters over a training run: accumulated, frozen, unfrozen late, without a gradient."""
+"""Parameters over a training run: with accumulated gradients, frozen, unfrozen late, without a gradient."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
 
 
 def run_lives(rank: int) -> dict[str, list[str]]:
-    """What differs after the life of each kind of model, under configs and a strategy."""
+    """The differences after these steps for each kind of model, under configs and a strategy."""
     world = dist.get_world_size()
     fsdp, dp = build_mesh({"fsdp": world}), build_mesh({"dp": world})
     group = dp.get_group()
@@ -87,8 +87,8 @@ def test_accumulated_frozen_and_missing_gradients_equal_the_single_process() -> 
 
 
 def run_two_meshes(rank: int) -> tuple[tuple[str, str], bool]:
-    """Parameters on two meshes, the second with a gradient that is not finite: the error, and whether the
-    first stayed."""
+    """Parameters on two meshes, the second with a gradient that is not finite: returns the error, and whether
+    the first stayed unchanged."""
     params = []
     for name in ("one", "other"):
         whole = distribute_tensor(torch.ones(4, 6), build_mesh({name: 2}), [Shard(0)])
@@ -109,7 +109,8 @@ def test_nothing_changes_on_any_mesh_when_one_holds_a_spoilt_gradient() -> None:
 
 
 def run_spoilt(rank: int) -> dict[str, tuple[str, str, bool]]:
-    """A gradient that is not finite on one rank, or missing on one: the error, and whether all stayed."""
+    """One rank's gradient is not finite, or missing: returns the error, and whether all parameters stayed
+    unchanged."""
     dp, found = build_mesh({"dp": dist.get_world_size()}), {}
     configs = {"helper": create_processgroup_config(dp_pg=dp.get_group()), "own": functions.config(False)}
     for name, config in configs.items():

@@ -1,6 +1,6 @@
 """Matrices as models have them: fused, gated, per head, experts, convolutions, under every sharding.
 
-The oracle is ``torch.optim.Muon`` over separately made parameters, one a matrix.
+The oracle is ``torch.optim.Muon`` over separate parameters, one per matrix.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Kind:
     transposed: bool = False
 
     def pieces(self, whole: Tensor) -> list[Tensor]:
-        """The matrices of the parameter, by hand."""
+        """The matrices of the parameter, cut out by hand."""
         if self.parts is None or self.parts == "flatten":
             return [whole.flatten(1)]
         words = ("heads", self.parts) if isinstance(self.parts, int) else self.parts
@@ -102,7 +102,7 @@ COUNT = sum(len(kind.pieces(torch.empty(kind.shape))) for kind in KINDS.values()
 
 
 def whole(index: int, step: int) -> Tensor:
-    """The whole of a parameter (``step`` 0) or of its gradient: few bits, so that sums are exact."""
+    """The whole of a parameter (``step`` 0) or of its gradient, with few bits, so that sums are exact."""
     made = torch.Generator().manual_seed(100 * step + index)
     shape = list(KINDS.values())[index].shape
     return torch.randint(-31, 32, shape, generator=made) * 2.0**-6
@@ -110,7 +110,7 @@ def whole(index: int, step: int) -> Tensor:
 
 @cache
 def by_stock() -> list[list[Tensor]]:
-    """Where ``torch.optim.Muon`` takes the matrices of every parameter."""
+    """The matrices of every parameter after the steps of ``torch.optim.Muon``."""
     kinds = list(KINDS.values())
     made = [
         [nn.Parameter(piece.clone()) for piece in kind.pieces(whole(i, 0))] for i, kind in enumerate(kinds)
@@ -125,7 +125,7 @@ def by_stock() -> list[list[Tensor]]:
 
 
 def different(found: list[Tensor]) -> list[str]:
-    """The kinds of which a matrix is not the stock optimizer's, to the bit."""
+    """The kinds with a matrix that differs from the stock optimizer's in any bit."""
     return [
         name
         for (name, kind), tensor, pieces in zip(KINDS.items(), found, by_stock(), strict=True)
@@ -134,7 +134,7 @@ def different(found: list[Tensor]) -> list[str]:
 
 
 def grouped(params: list[nn.Parameter]) -> list[dict[str, Any]]:
-    """One group a kind: ``parts`` and ``transposed`` are options of the group.
+    """One group per kind: ``parts`` and ``transposed`` are options of the group.
 
     The learning rate's factor in ``OPTIONS`` is the same for a matrix and its transpose.
     """
@@ -151,7 +151,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """Cut along ``dim``, or along the last one that can be: a convolution's columns are one dimension."""
+    """Cut along ``dim``, or along the last dimension possible: a convolution's columns are one dimension."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
@@ -202,7 +202,7 @@ class Zoo(nn.Module):
 
 
 def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """``fully_shard``, along another dimension if told to and where it divides evenly, as FSDP2 demands."""
+    """Parameters under ``fully_shard``, along ``dim`` if that divides evenly, which FSDP2 requires."""
     mesh, model = build_mesh({"fsdp": dist.get_world_size()}), Zoo()
 
     def placement(param: nn.Parameter) -> TorchShard:
@@ -234,7 +234,7 @@ def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]
 
 
 def run_sharded(rank: int) -> dict[str, tuple[list[str], int]]:
-    """What differs, and how many matrices this rank orthogonalized, under real DTensors."""
+    """The differences, and the number of matrices this rank orthogonalized, with real DTensors."""
     found = {}
     for make, dim, owners in product((fsdp2, tensor_parallel), (0, 1), (True, False)):
         params, backward = make(dim)
@@ -261,7 +261,7 @@ def test_sharded_modules_equal_stock_muon_on_separate_matrices(world_size: int) 
 
 
 def run_strided(rank: int, axes: dict[str, int]) -> dict[bool, list[str]]:
-    """What differs where FSDP2 cuts what TP has cut: rows of one kind, columns of the next."""
+    """The differences if FSDP2 cuts parameters that TP has cut: rows of one kind, columns of the next."""
     mesh, found = build_mesh(axes), {}
     for owners in (True, False):
         params = [nn.Parameter(over_fsdp(index, whole(index, 0), mesh)) for index in range(len(KINDS))]
@@ -289,8 +289,7 @@ def test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices(ax
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A matrix and how it is cut: rows (or columns) a tp position, then rows an fsdp position of what is
-    left."""
+    """A matrix and its cut: rows (or columns) per tp position, and then rows of that piece per fsdp position."""
 
     shape: tuple[int, int]
     tp_dim: int
@@ -304,9 +303,9 @@ class ByHand:
 
 CUT_BY_HAND = (
     ByHand((8, 6), 0, (4, 4), ((2, 2), (2, 2))),
-    ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # torch.chunk's cut of each
+    ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # cut as torch.chunk does
     ByHand((7, 9), 1, (5, 4), ((4, 3), (4, 3))),
-    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # a cut of its own
+    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # cut as torch.chunk would not
     ByHand((1, 5), 1, (3, 2), ((1, 0), (1, 0))),  # empty shards
     ByHand((3, 4), 0, (3, 0), ((2, 1), (0, 0))),
 )
@@ -355,7 +354,7 @@ def test_plain_tensors_cut_by_hand_equal_the_single_process() -> None:
         assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
-# Odd models and lives.
+# Unusual models and training runs.
 
 FEW: dict[str, tuple[tuple[int, int], ...]] = {
     "one matrix": ((6, 10),),

@@ -1,4 +1,4 @@
-"""Ranks whose parameters or answers differ: one named error on every rank, when the optimizer is made."""
+"""Ranks whose parameters or answers differ get one named error on every rank when the optimizer is made."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def params_of(*shapes: Sequence[int], dtype: torch.dtype = torch.float32) -> lis
 
 
 SHAPES = ((4, 6), (6, 4), (8, 8))
-MISMATCHES: dict[str, Callable[[bool], Any]] = {  # what one rank is given, of which one is odd
+MISMATCHES: dict[str, Callable[[bool], Any]] = {  # a rank's parameters; one rank's differ
     "a shape": lambda odd: params_of((4, 6), (4, 7) if odd else (4, 6), (8, 8)),
     "a dtype": lambda odd: params_of((4, 6), (4, 6), dtype=torch.bfloat16 if odd else torch.float32),
     "an order": lambda odd: params_of(*SHAPES[:: -1 if odd else 1]),
@@ -56,7 +56,7 @@ CONFIGS: dict[str, Callable[[DeviceMesh], DistributedConfig]] = {
 
 
 def run_mismatches(rank: int) -> dict[str, Said]:
-    """What each way of making an optimizer says of each mismatch."""
+    """The error for each mismatch with each way of making an optimizer."""
     mesh, found = build_mesh({"dp": dist.get_world_size()}), {}
     for what, make in MISMATCHES.items():
         for strategy in STRATEGIES:
@@ -84,7 +84,7 @@ def test_a_mismatch_ends_in_one_named_error_on_every_rank_at_construction() -> N
 
 
 def run_dtensors(rank: int) -> dict[str, Said]:
-    """What is said of DTensors that no config can step."""
+    """The errors for DTensors that no config can step."""
     mesh = build_mesh({"fsdp": 2, "tp": 2})
     shared = torch.zeros(4, 6)
     partial_sum = nn.Parameter(DTensor.from_local(shared, mesh, [Partial(), Replicate()], run_check=False))

@@ -1,4 +1,4 @@
-"""The table of equality, made anew and held to the file beside this one; and the one bound it states."""
+"""The table of equality, made again and compared with the file in this folder; and its one bound."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
 
 
 def run_averages(rank: int) -> tuple[bool, float]:
-    """zero1 on full fp32 gradients, beside stock Muon on their all_reduce; and how far that is from exact,
-    over the bound."""
+    """Whether zero1 on full fp32 gradients equals stock Muon on their all_reduce; and that sum's error over its
+    bound."""
     mesh = build_mesh({"dp": RANKS})
     local = torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))

@@ -1,4 +1,4 @@
-"""Configs and DTensors in less usual arrangements, held against one process; and what they refuse."""
+"""Configs and DTensors in unusual arrangements, compared with one process; and what they refuse."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def whole(tensor: Tensor) -> Tensor:
 def differing(
     params: Sequence[nn.Parameter], group: dict[str, Any] | None = None, **settings: Any
 ) -> list[int]:
-    """Which parameters are not those of one process after a few steps, to the last bit."""
+    """The parameters that differ in any bit from those of one process after a few steps."""
     options = {"lr": 0.02, "weight_decay": 0.1, **(group or {})}
     copies = [nn.Parameter(whole(param.detach()).clone()) for param in params]
     for mine, copy in zip(params, copies, strict=True):
@@ -109,7 +109,7 @@ def plain(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
 
 
 def with_own_functions(rank: int) -> dict[str, Any]:
-    """Own functions that keep buffers, in other dtypes, over DTensors, and that answer wrongly."""
+    """Own functions that keep buffers, use other dtypes, work on DTensors, or return wrong results."""
     found: dict[str, Any] = {}
     for at_once in (True, False):
         for ahead in (0, 1, 3):
@@ -172,7 +172,7 @@ def test_own_functions_and_helpers_step_as_one_process_does() -> None:
 
 
 def on_sub_meshes(rank: int) -> dict[str, Any]:
-    """Matrices that lie on crossing meshes, in either order."""
+    """Matrices on meshes that cross, in either order."""
     mesh = build_mesh({"fsdp": 2, "tp": 2})
     kinds: dict[str, Callable[[], nn.Parameter]] = {
         "fsdp": lambda: nn.Parameter(distribute_tensor(made((8, 6), 1), mesh["fsdp"], [Shard(0)])),
@@ -190,7 +190,7 @@ def test_matrices_on_crossing_meshes_get_owners_that_all_their_ranks_agree_on() 
 
 
 class WithExpert(nn.Module):
-    """Dense layers, and an expert of each rank's own, of which FSDP2 knows nothing."""
+    """Dense layers, and one expert per rank, of which FSDP2 knows nothing."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def test_strided_shards_are_cut_in_the_order_that_pytorch_reads_from_their_facto
 
 
 def with_copies(rank: int) -> dict[str, tuple[int, int]]:
-    """Plain parameters from a seed of each replica's own, beside DTensors, where dp is said to copy them."""
+    """DTensors, and plain parameters that the config calls copies over dp but that come from other seeds."""
     mesh, found = build_mesh({"dp": 2, "tp": 2}), {}
     dp_group, tp_group = mesh.get_group("dp"), mesh.get_group("tp")
     told: dict[str, Callable[[], dict[str, Any]]] = {

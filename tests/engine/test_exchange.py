@@ -1,4 +1,4 @@
-"""Exchanges of many matrices between pieces and owners: whole, back, and each box in memory of its own."""
+"""Exchanges of many matrices between pieces and owners: to whole matrices and back, each box in its own memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRIDS = ({"dp": 3}, {"dp": 4}, {"dp": 2, "tp": 3}, {"dp": 2, "tp": 2, "ep": 2})
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Grid, list[Matrix], list[int]]:
-    """Matrices of any shapes, cut along any axes, and an owner of each."""
+    """Matrices of any shapes, cut along any axes, each with an owner."""
     grid = Grid.of(**draw(st.sampled_from(GRIDS)))
     sides, dims = st.integers(1, 7), st.sampled_from((None, 0, 1))
     made = []
@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn) -> tuple[Grid, list[Matrix], list[int]]:
 
 
 def there_and_back(exchange: Exchange, at: Coordinate, whole: list[Tensor]) -> Walk:
-    """Own pieces to owners, doubled there, and back; returns this rank's boxes, by matrix."""
+    """Send pieces to owners, double them there, and send them back; returns this rank's boxes by matrix."""
     assert isinstance(exchange.src, LocalShards)
     assert isinstance(exchange.dst, WholeMatrices)
     pieces = Pieces(torch.float32, CPU)
@@ -78,7 +78,7 @@ def test_what_comes_back_is_right_and_no_two_boxes_share_memory(
 def test_what_a_rank_packs_for_each_is_what_that_one_expects(
     case: tuple[Grid, list[Matrix], list[int]],
 ) -> None:
-    """Never more than all parcels, each as long as its receiver expects; nothing for oneself."""
+    """A rank packs no more than all parcels, each as long as its receiver expects, and none for itself."""
     grid, matrices, owners = case
     (bucket,) = owner(matrices, grid, assign=owners).buckets
     (out,) = bucket.compute.hops

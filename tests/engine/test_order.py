@@ -1,4 +1,4 @@
-"""The order rule: no window and no interleaving lets two members of a group issue different sequences."""
+"""The order rule: in any window and interleaving, all members of a group issue the same sequence."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(
 
 @pytest.fixture
 def torn_plan() -> Plan:
-    """Two rounds on a 2×2 grid: of the first, one dp position works on one matrix, the other on four."""
+    """Two rounds on a 2×2 grid; in the first, one dp position works on one matrix, the other on four."""
     rows = (16, 2, 2, 2, 16)
     matrices = [Matrix(index, f"m{index}", (rows[index], 4), (("tp", Shard(0)),)) for index in range(5)]
     return zero1(matrices, Grid.of(dp=2, tp=2), cut="bucket", round_bytes=176)
@@ -93,9 +93,9 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 
 
 @given(cases())
-@settings(max_examples=8, deadline=None)  # each of all strategies
+@settings(max_examples=8, deadline=None)  # each with all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
-    """Options of one strategy too: ranks that agree before they step ask for the same things in it."""
+    """Also for options of one strategy: ranks whose fingerprints agree make the same requests in a step."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for name, builder in VARIANTS.items():
         plan = case.plan(builder)

@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def miscounted(rank: int, elements: tuple[int, ...]) -> list[tuple[str, int, int | None]]:
-    """Ask for every kind, size and dtype on this real rank: where the kernel's count is not the formula's."""
+    """Request every kind, size and dtype on this real rank; returns where kernel and formula differ."""
     world = LiveWorld(build_mesh(Grid.of(dp=dist.get_world_size())))
     for kind in KINDS:  # connections are made when first used
         ask(kind, world, elements[0], DTYPES[0])
@@ -68,7 +68,7 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
     assert parts > 1 or entries[0].wire.tcp == entries[0].ring == 0
     assert sum(e.ring for e in entries) == pytest.approx(sum(e.received for e in entries), abs=parts)
     ring, gloo = sum(e.ring for e in entries), sum(e.gloo for e in entries)
-    if kind == "reduce":  # a ring and then every chunk to the root; of many segments, some for nothing
+    if kind == "reduce":  # a ring, and then every chunk goes to the root; with many segments, some are sent needlessly
         assert ring * (1 + 1 / parts) - 2 * parts <= gloo <= ring * (1 + 2 / max(1, parts - 1))
     else:
         assert gloo == pytest.approx((2 if kind == "reduce_scatter" else 1) * ring, abs=2 * parts)
@@ -76,7 +76,7 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
 
 @pytest.mark.live
 def test_interface_counters_agree_within_two_percent(tmp_path: Path) -> None:
-    """Overhead fitted on all_reduces of other sizes, then fixed; nobody else is on the interface."""
+    """The overhead is fitted to all_reduces of other sizes, then fixed; nothing else uses the interface."""
     names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
     flags = [flag for name in names for flag in ("--contender", name)]
     sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4", "--out", str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Bytes that were asked for against the formulas that predict them."""
+"""Requested bytes, compared with the formulas that predict them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EVEN = Case(
     cuts=(Shard(0), Shard(1), Shard(1), Shard(0)),
     steps=1,
 )
-"""What 2, 3 and 4 divide, so that nothing is padded."""
+"""Shapes that 2, 3 and 4 divide, so that nothing is padded."""
 
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
 TP_TOO = ("replicated", "round_robin")
@@ -93,7 +93,7 @@ def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) ->
 def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
     grid: Grid, case: Case, builder: Builder
 ) -> None:
-    """2·(T − 1)·n received for each matrix that this rank's slice intersects."""
+    """A rank receives 2·(T − 1)·n bytes for each matrix that its slice intersects."""
     plan, ranks = counted(case, builder, grid)
     for at, rows in zip(places(grid), ranks, strict=True):
         touched = touched_pieces(plan, at)
@@ -125,9 +125,9 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(
 
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
-    """2·Σ(elements of m − own piece) over the matrices m that this rank straddles.
+    """2·Σ(elements of m − own piece) bytes, over the matrices m that straddle this rank's slice.
 
-    A rank works with its tensor-parallel group also where its own, shorter piece does not reach its slice.
+    A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
     """
     plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
@@ -137,7 +137,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 @pytest.mark.parametrize("back", ["all_reduce", "all_gather"])
 @every_grid
 def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, back: Any) -> None:
-    """2ρN·2 for the all_reduce of a buffer that is zero elsewhere; the all_gather halves it."""
+    """2ρN·2 for the all_reduce of a buffer with zeros outside the rank's own part; the all_gather halves that."""
     plan, ranks = counted(EVEN, partial(round_robin, back=back), grid)
     dp = grid.size("dp")
     size = sum(bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets)
@@ -149,7 +149,7 @@ def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, bac
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks, each way: a whole matrix less the owner's own piece, and one copy to each replica."""
+    """Over all ranks and in each direction: a matrix without the owner's own piece, and one copy per replica."""
     plan, ranks = counted(EVEN, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):

@@ -1,4 +1,4 @@
-"""Peaks: the walk without data holds what the real one does; and what each strategy keeps."""
+"""Peaks: the walk without data holds as much as the real one; and the memory that each strategy keeps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CAP = 70_000
 @pytest.mark.live
 @pytest.mark.parametrize("grid", [Grid.of(dp=4), Grid.of(dp=2, tp=2)], ids=str)
 def test_the_predicted_peak_is_the_measured_one(grid: Grid) -> None:
-    """A backend may keep a buffer for a moment after its answer: at most the largest that travels."""
+    """A backend may keep a buffer shortly after its answer, but no more than the largest one sent."""
     for rank, peaks in enumerate(launch(read_peaks, 4, args=(MATRICES, grid, CAP))):
         for name, peak in peaks.items():
             plan = VARIANTS[name](MATRICES, grid, round_bytes=CAP)

@@ -1,4 +1,4 @@
-"""Predicted = counted: the plan alone says what a real step asks for, to the byte and in order."""
+"""Predicted = counted: the plan alone gives the requests of a real step, to the byte and in order."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_predicted_is_counted_for_every_strategy_dtype_grid_shape_and_sharding(
 
 
 Job = tuple[Case, str, tuple[int, ...]]
-"""What to step, how, and the sizes of the other parameters that are readied along."""
+"""The matrices, the strategy, and the sizes of the other parameters whose gradients are readied too."""
 
 
 def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
-    """Whether what this real rank asked for in a step is what its plan predicts."""
+    """Whether this real rank's requests in a step are those that its plan predicts."""
     same, mesh = [], build_mesh(grid)
     for case, strategy, sizes in jobs:
         ledger = Ledger()
@@ -105,7 +105,7 @@ def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
 
 
 def a_pair_on_a_real_rank(rank: int) -> bool:
-    """Whether a pair's step, which averages AdamW's gradients too, asks for what is predicted."""
+    """Whether a pair's step, which also averages AdamW's gradients, makes the predicted requests."""
     ledger = Ledger()
     world = LiveWorld(build_mesh({"dp": 2}), [ledger])
     model = torch.nn.Linear(6, 4)
@@ -159,7 +159,7 @@ def test_zero1_equals_its_formula_on_every_rank_at_once(
 
 @pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
 def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> None:
-    """(1, 1.25] holds where gradients and parameters both travel in four bytes, and only there."""
+    """(1, 1.25] holds only if gradients and parameters both travel in four bytes."""
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p], cuts=()) for m in EVEN]
     N, grid = sum(m.numel for m in EVEN), Grid.of(dp=4)
@@ -177,7 +177,7 @@ def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> Non
 
 
 def fixed_work() -> float:
-    """Processor seconds of a loop that takes 0.5 on the machine for which the limit below is meant."""
+    """Processor seconds of a loop that takes 0.5 s on the machine for which the limit below is meant."""
     start = time.process_time()
     total = 0
     for number in range(7_000_000):
@@ -202,7 +202,7 @@ def plan_for_thousands(rank: int) -> tuple[float, float, int]:
 
 @pytest.mark.live
 def test_a_plan_of_16384_ranks_takes_seconds_and_little_memory() -> None:
-    """Ten processor seconds, more on a machine that is slower or shares its caches with others."""
+    """The limit is ten processor seconds, and more on a machine that is slower or shares its caches."""
     ((yardstick, seconds, peak),) = launch(plan_for_thousands, 1)
     assert seconds < 10 * max(1.0, yardstick / 0.5)
     assert sys.platform != "linux" or peak < 1_000_000

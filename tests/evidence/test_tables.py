@@ -1,4 +1,4 @@
-"""Tables say what they hold, and the predicted ones hold formulas that ledgers equal."""
+"""Tables name their contents, and the predicted ones contain formulas that equal the ledgers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The formula of ``zero1``, rank by rank: what the prediction and the ledger are held to."""
+"""The formula of ``zero1``, rank by rank, with which the prediction and the ledger are compared."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 
 
 def zero1_by_rank(plan: Plan) -> list[int]:
-    """Bytes that each rank of a ``zero1`` plan with whole buckets gathered sends, all ranks at once.
+    """Bytes that each rank sends for a ``zero1`` plan that gathers whole buckets, for all ranks at once.
 
-    What all ranks send alike is summed once, and the tensor-parallel gather of each matrix is added to its
-    workers as one range, so that thousands of ranks cost no more than a few.
+    Bytes that all ranks send equally are summed once, and the tensor-parallel gather of each matrix is added
+    to its workers as one range, so thousands of ranks cost no more than a few.
     """
     grid = plan.grid
     D, T = grid.size("dp"), grid.size("tp")
@@ -40,7 +40,7 @@ def zero1_by_rank(plan: Plan) -> list[int]:
 
 def _alike(plan: Plan) -> int:
     D, flags = plan.grid.size("dp"), 9 * 8
-    # Along a short axis each rank sends them to every other; a longer one sums them on a ring.
+    # Along a short axis, each rank sends them to every other; along a longer one, a ring sums them.
     total = sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
     )

@@ -1,4 +1,4 @@
-"""The guard by itself: its states, what it refuses, what it lets pass, and a step without it."""
+"""The guard by itself: its states, what it refuses and allows, and a step without it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_gradient_that_is_not_finite_has_a_state_of_its_own() -> None:
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
 def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
-    """Every rank has the same gradients, so that what it believes of the others is so."""
+    """Every rank has the same gradients, so its assumptions about the others are right."""
     ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
@@ -89,7 +89,7 @@ def test_guard_is_on_or_off() -> None:
 
 
 def stepped_by_two(edit: Callable[[Muon], None], strategy: str = "owner") -> None:
-    """A step of two ranks, before which the second one is edited."""
+    """A step of two ranks, before which ``edit`` changes the second one's Muon."""
     ranks = seated(Grid.of(dp=2), strategy)
     gradients = whole_gradients(UNEVEN)
     ranks.steps([next(gradients)])
@@ -191,7 +191,7 @@ def test_a_matrix_that_was_flattened_is_refused(strategy: str | None, stepped: b
 
 
 def test_a_first_step_without_gradients_warns_after_a_load_too() -> None:
-    """Accelerate's wrapper loads a state at once."""
+    """Accelerate's wrapper loads a state immediately."""
     param = square()
     muon = muon_of(param)
     muon.load_state_dict(muon.state_dict())
@@ -229,7 +229,7 @@ def test_names_that_are_partly_others_are_refused_and_a_prefix_is_not() -> None:
 
 
 def test_a_state_that_says_less_of_its_groups_loads_and_steps() -> None:
-    """As Keller Jordan's Muon saves it."""
+    """Keller Jordan's Muon saves such a state."""
     param = square()
     muon = muon_of(param, momentum=0.9)
     saved = {
@@ -254,7 +254,7 @@ def test_one_tensor_lr_is_not_scaled_once_a_group() -> None:
 
 
 def other_lengths(rank: int) -> dict[str, str]:
-    """What a rank hears where what it holds is longer or shorter than what the other does."""
+    """A rank's error if its tensors are longer or shorter than the other rank's."""
     mesh = build_mesh({"dp": 2})
     torch.manual_seed(0)
 
@@ -288,7 +288,7 @@ def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
 
 
 def uncut_along_tp(rank: int) -> str:
-    """A pair over dp × tp whose norm drifts apart along tp, by a gradient that was not summed there."""
+    """A pair over dp × tp whose norm weight drifts apart along tp, because its gradient was not summed there."""
     mesh = build_mesh({"dp": 1, "tp": 2})
     torch.manual_seed(0)
     weight, norm = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))

@@ -1,4 +1,4 @@
-"""What a reader meets on the way from ``Muon.step()`` to the last write, where nothing has changed."""
+"""The functions on the way from ``Muon.step()`` to the last write, for a step after the first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from muon_tutorial import Muon, build_mesh, launch
 
 ROOT = Path(muon_tutorial.__file__).parent
 ANSWERING = ("worlds", "engine", "launching", "plan")
-"""Rooms that answer the one request of the guard, on the way to the first phase."""
+"""Rooms that answer the guard's one request, before the first phase."""
 
 Function = tuple[str, str]
 

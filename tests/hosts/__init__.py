@@ -1,1 +1,1 @@
-"""Every recipe of ``scripts/recipes``, started by its host's own launcher, and held to one process."""
+"""Every recipe of ``scripts/recipes``, started by its host's own launcher, and compared with one process."""

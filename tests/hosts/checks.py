@@ -1,8 +1,8 @@
-"""What a recipe must do, as checks of what its optimizer saw and left behind.
+"""Checks of a recipe, by its optimizer's inputs and its final state.
 
-Sums come in another order on several ranks. Newton–Schulz rounds its input to bf16, so that the last bit of
-a gradient can become a bf16 step of the update. How much that makes is measured, not guessed: the control is
-the plain loop with twice as many micro-batches of half the size. Only the order of the sums changes.
+Several ranks sum in another order. Newton–Schulz rounds its input to bf16, so the last bit of a gradient can
+become a bf16 step of the update. That effect is measured, not guessed: the control is the plain loop with
+twice as many micro-batches of half the size, in which only the order of the sums changes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from .recipes import (
 
 HALVES = ("--batch", "4", "--accumulate", "4")
 MARGIN = 3
-"""How many times the control's distance a host may be away: the worst matrix is another one each time."""
+"""A host's largest allowed distance over the control's: the worst matrix is a different one each time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One process, and how far from it another order of the same sums leads."""
+    """One process's run, and its distance from the control with another order of the same sums."""
 
     notes: Notes
     muon: float
@@ -44,7 +44,7 @@ class Reference:
 
 
 class References(dict[tuple[str, ...], Reference]):
-    """One process's runs, each made when it is first asked for."""
+    """One process's runs, each made on first use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -65,7 +65,7 @@ class References(dict[tuple[str, ...], Reference]):
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The two runs of a recipe, every rank's notes."""
+    """The two runs of a recipe, with every rank's notes."""
 
     straight: list[Notes]
     resumed: list[Notes]
@@ -79,7 +79,7 @@ def train(name: str, folder: Path, *arguments: str) -> Trained:
 
 
 def check_equal(straight: list[Notes], reference: Reference) -> None:
-    """Every rank ends where one process ends, within the noise of another order of sums."""
+    """Every rank ends like one process, within the noise of another order of sums."""
     for notes in straight:
         assert notes.parameters.keys() == reference.notes.parameters.keys()
         assert distance(notes, reference.notes, of_muon=True) <= MARGIN * reference.muon
@@ -88,9 +88,9 @@ def check_equal(straight: list[Notes], reference: Reference) -> None:
 
 
 def check_placed(notes: list[Notes], sharded: bool) -> None:
-    """Where the host shards, every parameter is a DTensor that is cut; elsewhere none is.
+    """If the host shards, every parameter is a DTensor that is cut; otherwise none is.
 
-    A host that falls back to something else says nothing, and every other check passes.
+    A host may silently fall back to another way, and then every other check would pass.
     """
     for one in notes:
         assert {"Shard" in placements for placements in one.placements.values()} == {sharded}
@@ -105,9 +105,9 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
 
 
 def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
-    """Clipping had something to do at every step, and the optimizer got what it left.
+    """Clipping changed the gradients at every step, and the optimizer got the clipped ones.
 
-    An optimizer that averages by itself clips ``inside``, out of sight: its moments tell, in ``check_equal``.
+    An optimizer that averages by itself clips ``inside``, unseen: ``check_equal`` checks that by its moments.
     """
     for notes in straight:
         before = notes.series("norm_before_clipping")
@@ -117,14 +117,14 @@ def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool =
 
 
 def check_scheduled(straight: list[Notes], reference: Reference) -> None:
-    """All groups took the schedule's learning rates, to the bit."""
+    """All groups used exactly the schedule's learning rates."""
     for notes in straight:
         assert notes.series("lrs") == reference.notes.series("lrs")
         assert len(set(map(tuple, notes.series("lrs")))) == EPOCHS * STEPS
 
 
 def check_resumed(straight: list[Notes], resumed: list[Notes]) -> None:
-    """The second half in new processes is the first run's second half, bit by bit."""
+    """The second half in new processes equals the first run's second half, bit by bit."""
     for notes, whole in zip(resumed, straight, strict=True):
         assert len(notes.steps) == STEPS
         assert differences(notes, whole) == []
@@ -147,5 +147,5 @@ def code_lines(name: str) -> list[str]:
 
 
 def marked_lines(name: str) -> list[str]:
-    """The lines that are there for Muon."""
+    """The lines marked with ``# Muon``."""
     return [line for line in code_lines(name) if line.endswith("  # Muon")]

@@ -1,8 +1,8 @@
-"""Which rows of a weight a model uses together, found out by watching it: nothing here knows a layout.
+"""Finds which rows of a weight a model uses together, by watching the model; it knows no layouts.
 
-Attention multiplies queries by keys and weights by values, a gated layer multiplies gate by up. Each operand
-of such a product is made from some rows of a fused weight and from none of the others, which its derivative
-tells.
+Attention multiplies queries by keys and weights by values, and a gated layer multiplies gate by up. Each
+operand of such a product depends on some rows of a fused weight and not on the others, which its derivative
+shows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ACTIVATIONS = {"silu", "gelu", "sigmoid", "tanh", "softplus", "relu"}
 
 
 class Operands(TorchFunctionMode):
-    """Keeps what is multiplied by something else that the model computed, and what activations are given."""
+    """Records the operands of products of two computed tensors, and the inputs of activations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Operands(TorchFunctionMode):
             made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
             if len(made) > (name in PRODUCTS):
                 self.found += [it for it in made if all(it is not other for other in self.found)]
-        if name == "relu":  # a row that it lets nothing of through would seem to be used otherwise
+        if name == "relu":  # a row whose values it all sets to zero would seem to be unused
             return nn.functional.softplus(args[0])
         return func(*args, **kwargs)
 
@@ -59,10 +59,10 @@ def lines_used_together(
     inputs: dict[str, Tensor],
     by_head: bool = False,
 ) -> list[list[set[frozenset[int]]]]:
-    """Of each parameter, and each matrix of a stack: its lines, in sets that reach the same operands.
+    """For each parameter, and each matrix of a stack: its lines, in sets that reach the same operands.
 
-    ``by_head`` takes an operand [batch, heads, tokens, …] for as many as it has heads. Lines that reach none,
-    as those of an expert that no token chose, are left out.
+    ``by_head`` counts each head of an operand [batch, heads, tokens, …] separately. Lines that reach no
+    operand, such as those of an expert that no token chose, are left out.
     """
     with Operands() as seen:
         model(**inputs)
@@ -80,7 +80,7 @@ def lines_used_together(
 
 
 def _alike(lines: Tensor) -> set[frozenset[int]]:
-    """Lines, [lines, operands], in sets of those that are equal."""
+    """Group equal lines of [lines, operands] into sets."""
     alike: dict[tuple[bool, ...], list[int]] = {}
     for index, reaches in enumerate(lines.tolist()):
         if any(reaches):

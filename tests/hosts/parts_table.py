@@ -1,4 +1,4 @@
-"""The table of docs/parts.md, from the models of ``test_model_parts``: python -m tests.hosts.parts_table."""
+"""Writes the table of docs/parts.md, from the models of ``test_model_parts``: python -m tests.hosts.parts_table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TABLE = re.compile(
 
 
 def table() -> str:
-    """A line for each fused weight, with the models that have it so."""
+    """A line for each fused weight and layout, with the models that have it."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, (kind, sizes) in VARIANTS.items():
         for it in split_parameters(build(kind, **sizes), experts="muon").verdicts:
@@ -33,7 +33,7 @@ def table() -> str:
 
 
 def page() -> str:
-    """The page with today's table."""
+    """The page with the current table."""
     return TABLE.sub(lambda _: table(), PAGE.read_text(encoding="utf-8"))
 
 

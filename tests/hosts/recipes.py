@@ -1,4 +1,4 @@
-"""The recipes and how each is started, watched and compared."""
+"""The recipes, and how to start, watch and compare each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECIPES = ROOT / "scripts" / "recipes"
 WATCH = Path(__file__).parent / "watch"
 
 EPOCHS, STEPS = 2, 3
-"""What ``tiny.arguments`` takes by itself."""
+"""The defaults of ``tiny.arguments``."""
 
 MAX_NORM = 0.1
 
@@ -45,13 +45,13 @@ FABRIC = (
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One file of ``scripts/recipes``: what starts it, on how many ranks, and which package it needs.
+    """One file of ``scripts/recipes``: its launcher, its number of ranks, and the package it needs.
 
-    A launcher that would take a fixed port, at which two runs at once would meet, gets a free one.
+    A launcher that would take a fixed port, which two simultaneous runs would share, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
-    ``sharded`` says that parameters must be DTensors. ``daily`` ones run in a usual run: DDP under the
-    Trainer of transformers, and FSDP2 under accelerate. The others change with their host's version alone;
-    what they share is the optimizer's contract, which ``tests/optimizer`` and ``tests/configs`` hold.
+    ``sharded`` says that parameters must be DTensors. ``daily`` recipes run in a usual run: DDP under the
+    Trainer of transformers, and FSDP2 under accelerate. The others can break only with their host's version;
+    ``tests/optimizer`` and ``tests/configs`` check the optimizer's contract, which all recipes share.
     """
 
     launcher: tuple[str, ...]
@@ -81,12 +81,12 @@ ALL = {
     "titan": Recipe(TORCHRUN_2, 2, sharded=True),
     "compiled": Recipe(TORCHRUN_2, 2),
 }
-"""``tiny.py`` and ``tiny_tp.py`` are what they share."""
+"""All recipes share ``tiny.py`` and ``tiny_tp.py``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What one rank's optimizer saw at every step, and what it left behind after the last."""
+    """One rank's optimizer: its inputs at every step, and its state after the last."""
 
     optimizer: str
     ranks: int
@@ -96,12 +96,12 @@ class Notes:
     placements: dict[str, str]
 
     def series(self, key: str) -> list[Any]:
-        """One thing noted, step by step."""
+        """The values of one noted quantity, step by step."""
         return [step[key] for step in self.steps]
 
 
 def skip_unless_installed(name: str) -> None:
-    """Skip the test, with a reason, where the recipe cannot run."""
+    """Skip the test, with a reason, if the recipe cannot run."""
     needs = ALL[name].needs
     if importlib.util.find_spec(needs) is None:
         pytest.skip(f"{needs} is not installed: pip install -e '.[hosts]' -c constraints.txt")
@@ -110,7 +110,7 @@ def skip_unless_installed(name: str) -> None:
 
 
 KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6|11)\b|Signal (6|11) ")
-"""What is printed of a process that a signal ended, and not an error in Python."""
+"""Output about a process that was ended by a signal, not by an error in Python."""
 
 
 def run(
@@ -118,8 +118,8 @@ def run(
 ) -> list[Notes]:
     """Run a recipe as its host's users would, and return the notes of every rank.
 
-    Its checkpoints come to lie in ``folder / "saved"``. Gloo's threads may outlive Python and end a process
-    by a signal at its exit (issue 190489 of pytorch/pytorch): such a run is run again, with a warning.
+    Its checkpoints are in ``folder / "saved"``. Gloo's threads may outlive Python and end a process by a
+    signal at its exit (issue 190489 of pytorch/pytorch): such a run is repeated, with a warning.
     """
     recipe = ALL[name]
     notes, saved = folder / "notes", folder / "saved"
@@ -149,7 +149,7 @@ def run(
 
 
 def _environment(notes: Path, fault: str) -> dict[str, str]:
-    """This process's environment, less what launchers set, plus the watch."""
+    """This process's environment, without launchers' variables, and with the watch."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {
@@ -169,7 +169,7 @@ def _free_port() -> str:
 
 
 def checkpoint(folder: Path) -> Path:
-    """What the run in ``folder`` saved after its first epoch; both Trainers count steps instead."""
+    """The checkpoint of the run in ``folder`` after its first epoch; both Trainers name it by steps."""
     names = ("epoch-1", f"checkpoint-{STEPS}", f"checkpoint-{STEPS}.ckpt")
     found = [folder / "saved" / name for name in names if (folder / "saved" / name).exists()]
     assert len(found) == 1, list((folder / "saved").iterdir())
@@ -177,12 +177,12 @@ def checkpoint(folder: Path) -> Path:
 
 
 def alone(name: str, folder: Path, *arguments: str) -> Notes:
-    """One process on the global batches of a recipe."""
+    """Run one process on the global batches of a recipe."""
     return run(ALL[name].alone, folder, *arguments, launcher=PYTHON, ranks=1)[0]
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """How far parameters are from the reference's, over how far those have moved; the largest of all."""
+    """The largest distance of a parameter from the reference's, over the distance that the reference's moved."""
     torch.manual_seed(0)
     start = TinyGPT(tied="head.weight" not in reference.parameters).state_dict()
     return max(
@@ -193,7 +193,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 
 
 def state_distance(notes: Notes, reference: Notes) -> float:
-    """The same for momentum and moments, where a rank notes all of them, over their own norm."""
+    """The same for momentum and moments over their own norm, if a rank notes all of them."""
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
         for name, entry in reference.state.items()
@@ -203,7 +203,7 @@ def state_distance(notes: Notes, reference: Notes) -> float:
 
 
 def differences(notes: Notes, reference: Notes) -> list[str]:
-    """Names of the parameters and states that differ in a bit, and steps that saw something else."""
+    """Names of parameters and states that differ in any bit, and of noted quantities that differ at a step."""
     pairs = {
         f"{name}'s {key}": (notes.state[name].get(key), value)
         for name, entry in reference.state.items()

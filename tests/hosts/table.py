@@ -1,6 +1,6 @@
 """The table of hosts, every cell run: python -m tests.hosts.table > tests/hosts/hosts_table.md
 
-Names of recipes as arguments run those only.
+With names of recipes as arguments, it runs only those.
 """
 
 from __future__ import annotations

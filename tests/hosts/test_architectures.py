@@ -1,7 +1,7 @@
-"""Models of Hugging Face's transformers, and by hand for every parameter: who steps it, and how Muon sees it.
+"""Models of transformers, with a hand-written list for every parameter: its optimizer, and its matrices for Muon.
 
-Tiny configs, on the meta device: nothing is downloaded, and only the last test makes weights. Names and
-layouts are those of transformers 5; version 4 holds the experts of some models one by one.
+Configs are tiny, on the meta device: nothing is downloaded, and only the last test makes weights. Names and
+layouts are those of transformers 5; version 4 stores the experts of some models one by one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ WHISPER = {
     "decoder_start_token_id": 1,
 }
 
-# How Muon is to see a parameter, in a word: the rest of its group.
+# How Muon must see a parameter: the other options of its group.
 ADAMW, OUT = "AdamW", "left out"
 MUON: dict[str, Any] = {}
 TRANSPOSED: dict[str, Any] = {"transposed": True}
@@ -63,7 +63,7 @@ STACK_TRANSPOSED: dict[str, Any] = {"parts": "stack", "transposed": True}
 
 
 def cut(*parts: int | str) -> dict[str, Any]:
-    """A weight of several matrices; how they lie is held against the models in ``test_model_parts``."""
+    """A weight of several matrices; ``test_model_parts`` checks their layout against the models."""
     return {"parts": parts}
 
 
@@ -72,7 +72,7 @@ Expected = dict[str, str | dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model's class and config, and what is expected of its parameters: patterns, each parameter in one."""
+    """A model's class and config, and the expected groups as patterns; each parameter matches one."""
 
     model: str
     config: str
@@ -110,7 +110,7 @@ QK_NORMS = adamw("*.q_norm.weight", "*.k_norm.weight")
 
 
 def experts(width: int) -> Expected:
-    """Stacks of gate and up, each so many rows, and of what leads back."""
+    """Stacks of gate and up, with ``width`` rows each, and of the down projection."""
     gate_up = cut("stack", width, width)
     return {"model.layers.*.mlp.experts.gate_up_proj": gate_up, "model.layers.*.mlp.experts.down_proj": STACK}
 
@@ -355,7 +355,7 @@ CASES: dict[str, Case] = {
 
 
 def found(verdict: Verdict) -> str | dict[str, Any]:
-    """Who has a parameter; for Muon, what its group says."""
+    """The optimizer of a parameter; for Muon, the options of its group."""
     if verdict.who != "Muon":
         return verdict.who
     said = {"parts": verdict.parts, "transposed": verdict.transposed}
@@ -405,7 +405,7 @@ def learned(name: str) -> ParameterSplit:
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 @pytest.mark.parametrize("name", ["GPT-2", "GPT-OSS", "Mamba"])
 def test_the_groups_step_alone_and_over_ranks(name: str, strategy: str) -> None:
-    """To the same bits: two ranks have the same gradient, and its average is no other."""
+    """The bits are the same: two ranks have the same gradient, so its average is the same too."""
     before, alone = learned(name).hidden_params, learned(name)
     Muon(alone.hidden, lr=0.02).step()
     assert not any(map(torch.equal, before, alone.hidden_params))

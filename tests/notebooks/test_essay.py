@@ -15,7 +15,8 @@ from bs4 import BeautifulSoup
 
 from muon_tutorial import Grid, launch
 from muon_tutorial.evidence.memory import plan_memory
-from muon_tutorial.learn.early_return.steps import recorded
+from muon_tutorial.learn.bill.costs import bill_of
+from muon_tutorial.learn.early_return.steps import plan_of, recorded
 from muon_tutorial.learn.first_muon.on_ranks import PLACES, SHAPES
 from muon_tutorial.learn.first_muon.saboteur import sabotaged
 from muon_tutorial.learn.many_ranks.scaling import matrices_of
@@ -222,6 +223,9 @@ def test_timelines_are_the_recorded_ones(data: dict[str, Any]) -> None:
         doings = data["timelines"]["doings"]
         assert {(rank, doings[doing], begin, end) for rank, doing, begin, end in shown["spans"]} <= spans
         assert len(shown["spans"]) > 70
+    moved = bill_of("zero1", plan_of(recorded().task["dp"], side=recorded().task["side"]))
+    ends = sum(size for phase, size in moved.sent.items() if phase.startswith(("gradient", "parameter")))
+    assert ends / moved.total == pytest.approx(4 / 5)  # as the text says
 
 
 def test_the_page_is_one_small_file_that_asks_for_nothing_and_runs_one_script_alone(

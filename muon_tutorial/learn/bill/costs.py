@@ -1,7 +1,7 @@
-"""Lesson 10: what a step costs one rank, from the plan alone, beside what AdamW's costs.
+"""Lesson 10: what a step costs one rank, computed from the plan, and what AdamW's step costs.
 
-Bytes are those a rank sends where collectives run as rings. The few that agree on which gradients there are
-("gradient flags") are left out: they do not grow with the model.
+Bytes are those that a rank sends if collectives run as rings. The few bytes by which ranks agree on which
+gradients exist ("gradient flags") are left out: they do not grow with the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DTYPES = {
     "weights bf16": (torch.bfloat16, torch.float32),
     "all bf16": (torch.bfloat16, torch.bfloat16),
 }
-"""Dtypes of weights and gradients, by what the widget calls them."""
+"""Dtypes of weights and gradients, by their names in the widget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +77,24 @@ def gpt_matrices(
 
 
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
-    """A plan of the three small matrices for each strategy, and one that gathers at boundaries alone."""
+    """A plan of the three small matrices for each strategy, and one that gathers only at boundaries."""
     grid = Grid.of(dp=dp, tp=tp)
     return {name: build(small_matrices(), grid) for name, build in builders().items()}
 
 
 def builders() -> dict[str, Builder]:
-    """The strategies, and ``zero1`` with a gather at boundaries alone."""
+    """The strategies, and ``zero1`` with a gather only at boundaries."""
     return {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
 
 
 def entries_of_rank(plan: Plan) -> int:
-    """Entries of all buckets as one tp position holds them, padding included."""
+    """Entries of all buckets at one tp position, padding included."""
     at = plan.grid.at(0)
     return sum(bucket.length(bucket.model_layout, at) for bucket in plan.buckets)
 
 
 def touched_entries(plan: Plan, at: Coordinate) -> int:
-    """Entries of this rank's pieces of all matrices that it orthogonalizes."""
+    """Entries of this rank's pieces of the matrices that it orthogonalizes."""
     return sum(
         entry.matrix.box(at).numel
         for bucket in plan.buckets
@@ -104,12 +104,12 @@ def touched_entries(plan: Plan, at: Coordinate) -> int:
 
 
 def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:
-    """What a ledger says that a rank sent, by phase; phases that sent nothing are left out."""
+    """Bytes that a rank sent by the ledger, per phase; phases that sent nothing are left out."""
     return {row.phase: row.ring for row in ledger.rows(rank) if row.ring and row.phase != FLAGS}
 
 
 def bill_of(name: str, plan: Plan, rank: int = 0) -> StepBill:
-    """The bill of one rank, predicted. Where gradients come averaged, their all_reduce is on it, too."""
+    """The predicted bill of one rank, including the all_reduce of gradients if the plan expects averages."""
     at = plan.grid.at(rank)
     sent = rows_of(predict(plan, at), rank)
     before = int(ddp_adamw(at.size("dp"), entries_of_rank(plan), _item(plan, "gradient")))
@@ -130,12 +130,12 @@ def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
 
 
 def _item(plan: Plan, route: str) -> int:
-    """Bytes of an entry of gradients or parameters."""
+    """Bytes per entry of gradients or parameters."""
     return int(getattr(plan.buckets[0], route).dtype.itemsize)
 
 
 def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
-    """How many ranks run Newton–Schulz on a matrix, by strategy."""
+    """The number of ranks that run Newton–Schulz on a matrix, by strategy."""
     index = list(MATRICES).index(name)
     return {strategy: len(plans[strategy].workers(index)) for strategy in STRATEGIES}
 
@@ -155,7 +155,7 @@ def bills_at(dp: int, tp: int, dtype: str, gather: str, megabytes: int) -> tuple
 
 
 def ranges_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Where matrices of these sizes lie, one after the other."""
+    """The (start, stop) of matrices of these sizes, laid one after the other."""
     ends = list(accumulate(sizes))
     return list(zip([0, *ends[:-1]], ends, strict=True))
 

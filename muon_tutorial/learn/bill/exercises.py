@@ -1,4 +1,4 @@
-"""Exercises of lesson 10: who runs Newton–Schulz, a bill by hand, a boundary gather, an order of matrices."""
+"""Exercises of lesson 10: which ranks run Newton–Schulz, a bill by hand, a boundary gather, and the quiz."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPOILERS = {
     "owner": [r"owner\s+–\s+1"],
     "followed": [r"followed\s+–\s+hundreds"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 Bill = Callable[[int, int, int, int], Mapping[str, int]]
 
@@ -70,7 +70,7 @@ _BILL_HINTS = {
 
 
 def bill_exercise(dp: int, tp: int) -> Exercise:
-    """A bill by hand, judged against the plan's own on several grids, for two models."""
+    """A bill by hand, compared with the plan's own on several grids, for two models."""
 
     def judge(bill: Bill) -> Diagnosis | None:
         grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]
@@ -109,13 +109,13 @@ def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
-    """The reference of the exercise: entries of a matrix that a dp position sends to each other one."""
+    """The exercise's reference: how many entries of a matrix a dp position sends to each other one."""
     held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
     return [held[place] if held[p] and p != place else 0 for p in range(dp)]
 
 
 def sends_exercise() -> Exercise:
-    """A gather of one shared matrix: judged on matrices that one, two and more slices share."""
+    """A gather of one shared matrix, judged on matrices that one, two and more slices share."""
     cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
 
     def judge(sends: Callable[..., Sequence[int]]) -> str | None:
@@ -142,7 +142,7 @@ def _judge_sends(function: Any, matrix: tuple[int, int], length: int, place: int
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook has measured."""
+    """Numbers that the notebook measured."""
     plans = plans_of(dp, tp)
     saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
     slices = "How many slices have a part of up? Each of them on all tp ranks."

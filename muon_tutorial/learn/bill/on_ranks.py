@@ -18,7 +18,7 @@ Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What one rank's ledger counted in a step, by phase, and the bytes of momentum that it keeps."""
+    """What one rank's ledger counted in a step, by phase, and the bytes of momentum that the rank keeps."""
 
     sent: Mapping[str, int]
     state: int
@@ -43,7 +43,7 @@ def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
 
 
 def shared_matrix(dp: int, tp: int) -> DistMeta:
-    """The entry of the matrix that most slices share."""
+    """The entry of the matrix that the most slices share."""
     plan = plan_of(dp, tp)
     length = plan.buckets[0].length(plan.buckets[0].storage_layout, plan.grid.at(0))
     return max(plan.dist_meta(plan.grid.at(0)), key=lambda meta: len(holders(meta.global_range, length)))
@@ -51,7 +51,7 @@ def shared_matrix(dp: int, tp: int) -> DistMeta:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a rank sent for one matrix, in bytes, and whether it holds the whole; None without use for it."""
+    """Bytes that a rank sent for one matrix, and whether it got the whole; None if it does not work on it."""
 
     sent: int
     whole: bool | None
@@ -60,7 +60,7 @@ class Fetched:
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
     """Gather the shared matrix with split sizes from ``sends``. Must be called by all ranks.
 
-    ``sends(matrix, length, place, dp)`` says how many entries a dp position sends to each other one.
+    ``sends(matrix, length, place, dp)`` returns how many entries a dp position sends to each other one.
     """
     torch.set_num_threads(1)
     world, meta = LiveWorld(build_mesh({"dp": dp, "tp": tp})), shared_matrix(dp, tp)
@@ -82,7 +82,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
 
 
 def _bucket(dp: int, tp: int, seed: int) -> torch.Tensor:
-    """A bucket of momentum that no rank keeps whole, in the dtype that travels."""
+    """A whole bucket of momentum, of which each rank keeps a slice, in the dtype that is sent."""
     plan = plan_of(dp, tp)
     length = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
     return torch.randn(length, generator=torch.Generator().manual_seed(seed)).bfloat16()
@@ -97,7 +97,7 @@ def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
 
 
 def say_fetched(fetched: Sequence[Fetched]) -> str:
-    """What each rank sent and has, in words."""
+    """What each rank sent, and whether it got the whole matrix, in words."""
     return "\n".join(
         f"rank {rank}: sent {each.sent:,} bytes, "
         + ("does not work on it" if each.whole is None else f"holds all of it: {each.whole}")

@@ -1,4 +1,4 @@
-"""Pictures of lesson 10: bills as bars, a matrix on a boundary, sliders, an order of matrices."""
+"""Pictures of lesson 10: bills as bars, a matrix on a boundary, and sliders."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _millions(matrices: Sequence[Matrix]) -> str:
 
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
-    """Bills as bars, cut into phases; the first is what the others are compared with."""
+    """Bills as bars, split into phases; the others are compared with the first."""
     figure, axes = blank(_WIDTH, 78 + 46 * len(bills), title)
     most, words = max(1, *(bill.total for bill in bills)), []
     for number, bill in enumerate(bills):
@@ -95,7 +95,7 @@ def draw_small_bills(dp: int, tp: int, rank: int = 0) -> Picture:
 
 
 def draw_boundary(dp: int, tp: int) -> Picture:
-    """The bucket of the three matrices, its slices, and what the first slice's rank fetches either way."""
+    """The bucket of the three matrices, its slices, and what the first slice's rank fetches in each way."""
     plan = plans_of(dp, tp)["zero1"]
     [bucket] = plan.buckets
     at = plan.grid.at(0)
@@ -125,7 +125,7 @@ def draw_boundary(dp: int, tp: int) -> Picture:
 
 
 def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int, rank: int) -> int:
-    """The matrices in their row; in the last, what rank 0 lacks of a shared one. Returns how much that is."""
+    """Draw the matrices in their row, and what rank 0 lacks of a shared one in the last; returns how much."""
     wide, fetched = 710 / bucket.length(bucket.model_layout, Grid.of(dp=1).at(0)), 0
     top, last = rows["in the bucket"], rows["rank 0, boundary"]
     for entry, (start, stop) in zip(bucket.entries, ranges_of([e.size for e in bucket.entries]), strict=True):
@@ -141,7 +141,7 @@ def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int
 
 
 def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
-    """The bill of a GPT on a grid beside AdamW's, and what is more and what is less."""
+    """The bill of a GPT on a grid and AdamW's, and where Muon's is larger or smaller."""
     adamw, muon, runs = bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
     figure, axes = blank(_WIDTH, 300)
     title = f"dp={dp}, tp={tp}, {dtype}, gather {gather}, buckets of {MEGABYTES[bucket]} MB"
@@ -168,7 +168,7 @@ def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
 
 
 def explore_bills(live: bool = True) -> Shell | Picture:
-    """Play through bucket sizes with buttons for dp, tp, dtypes and gather: a bill beside AdamW's."""
+    """Play through bucket sizes, with buttons for dp, tp, dtypes and gather: a bill compared with AdamW's."""
 
     def draw(bucket: int, dp: int, tp: int, dtype: str, gather: str) -> Picture:
         return draw_at(dp, tp, dtype, gather, bucket)

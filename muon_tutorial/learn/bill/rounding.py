@@ -1,4 +1,4 @@
-"""Lesson 10: why two runs that add in different orders part, and how far off a sum can be."""
+"""Lesson 10: why two runs that add in different orders drift apart, and how far off a sum can be."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _largest_change(one: Matrices, other: Matrices) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SumError:
-    """Mean gradients beside the exact ones: how many are rounded, and how far."""
+    """Mean gradients compared with exact ones: how many entries are rounded, and by how much."""
 
     rounded: int
     count: int
@@ -31,7 +31,7 @@ class SumError:
 
 
 def sum_error(gradients: Matrices, seed: int, dp: int) -> SumError:
-    """How far the gradients that were summed over dp are from the exact mean, taken in float64."""
+    """How far gradients that were averaged over dp are from the exact mean, computed in float64."""
     sums = _exact_sums(seed, dp)
     errors = torch.cat([(gradients[n].double() - sums[n].total / dp).abs().flatten() for n in MATRICES])
     of_bound = max(gradient_error(gradients[name], sums[name], dp) for name in MATRICES)
@@ -45,7 +45,7 @@ def _exact_sums(seed: int, dp: int) -> dict[str, Sums]:
 
 
 def mean_of(seed: int, texts: int) -> dict[str, Tensor]:
-    """The mean gradients of several texts, added one after the other in fp32."""
+    """The mean gradients of several texts, summed in fp32 in the texts' order."""
     parts = [local_gradients(seed, place) for place in range(texts)]
     return {name: torch.stack([part[name] for part in parts]).sum(0) / texts for name in MATRICES}
 
@@ -77,7 +77,7 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
-    """The same gradients, but the entry nearest to a rounding edge of bfloat16 is moved over that edge."""
+    """The same gradients, with the entry nearest to a rounding edge of bfloat16 moved over that edge."""
     grad = gradients[name].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())
@@ -88,13 +88,13 @@ def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
 
 
 def _first_input(grad: Tensor) -> Tensor:
-    """What Newton–Schulz is given of a first gradient, flat, before it is rounded."""
+    """The input of Newton–Schulz for a first gradient, flat, before rounding."""
     return momentum_update(torch.zeros_like(grad), grad, 0.95, True).flatten()
 
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """One gradient entry moved over a rounding edge: by how much, and how many weights followed, how far."""
+    """One gradient entry moved over a rounding edge: by how much, and how many weights changed, how far."""
 
     by: float
     weights: int
@@ -103,7 +103,7 @@ class Nudge:
 
     @property
     def size(self) -> str:
-        """How many weights followed, as one of the answers of the prediction."""
+        """How many weights changed, as one of the prediction's answers."""
         return "none" if not self.weights else "one" if self.weights == 1 else "hundreds"
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ class Nudge:
 
 
 def nudge(seed: int, texts: int) -> Nudge:
-    """Move one entry of the gradient of o over a rounding edge, and take a step with each."""
+    """Move one entry of o's gradient over a rounding edge, and take a step with and without this."""
     gradients = mean_of(seed, texts)
     other = nudged(gradients)
     one, two = step_alone(gradients, seed), step_alone(other, seed)

@@ -1,4 +1,4 @@
-"""The patients of lesson 15: the loop's file with a mistake in it, each as somebody has really made one."""
+"""The patients of lesson 15: copies of the loop's file, each with a mistake that people really make."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .on_ranks import TrainingRun, oracle, run_file
 from .training_rank import STEPS, batches_of, check_grid, loss_and_gradients
 
 Lines = tuple[str, str]
-"""Sound lines of the file, and what stands in their place."""
+"""Sound lines of the file, and the lines that replace them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Patient:
-    """A mistake, or two that hide one another: what is planted, and its story, told once it is repaired."""
+    """A mistake, or two that hide each other: the planted lines, and the story told after the repair."""
 
     planted: tuple[Lines, ...]
     story: str
@@ -88,7 +88,7 @@ LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)
 
 
 def file_of(name: str, dp: int, tp: int, seed: int) -> str:
-    """The loop's file as a patient has it."""
+    """The loop's file with a patient's mistake in it."""
     text, (low, high) = inspect.getsource(Loop), _thresholds(dp, seed)
     for sound, broken in PATIENTS[name].planted:
         assert text.count(sound) == 1, sound
@@ -98,7 +98,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """A loss below which, and one above which, one dp position alone comes, and only in one step."""
+    """A low and a high threshold; only one dp position's loss passes each, and only in one step."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(

@@ -1,4 +1,4 @@
-"""Lesson 15: what a run's notes prove. The first rung that differs from the oracle, and who waits for whom.
+"""Lesson 15, evidence in a run's notes: the first rung that differs from the oracle, and waiting ranks.
 
 Pure functions of a run: nothing here starts a rank.
 """
@@ -25,7 +25,7 @@ ROUNDING = torch.finfo(torch.float32).eps
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One rung of one rank: the results that differ from the oracle's; ``reached``: whether it got there."""
+    """One rung of one rank: the results that differ from the oracle's, and whether the rank reached it."""
 
     step: int
     name: str
@@ -35,7 +35,7 @@ class Rung:
 
 
 def rungs(run: TrainingRun) -> list[Rung]:
-    """All rungs in the order in which they were to be found, for each rank."""
+    """All rungs of all ranks, in the order of a sound run."""
     expected = [run.expected(rank) for rank in run.grid.ranks]
     return [_rung(run, key, rank, expected[rank][key]) for key in ladder_order() for rank in run.grid.ranks]
 
@@ -54,18 +54,18 @@ def _rung(run: TrainingRun, key: tuple[int, str], rank: int, right: Any) -> Rung
 
 
 def hash_of(results: Any) -> str:
-    """Six letters that stand for all bits of a rung."""
+    """Six hex digits that stand for all bits of a rung."""
     parts = [each.numpy().tobytes() for each in results.values()]
     return hashlib.sha256(b"".join(parts)).hexdigest()[:6]
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """The first rung that is not the oracle's: which ranks, which matrices, and how far off the numbers are.
+    """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
-    ``of`` is how many ranks find results of these matrices at that rung.
-    ``ratio`` is the size over the oracle's, ``cosine`` says whether they point the same way, and ``off`` is
-    the largest difference as a part of the largest number, all of the worst matrix.
+    ``of`` is the number of ranks that have results for these matrices at that rung. The other numbers are
+    those of the worst matrix: ``ratio`` is its norm over the oracle's, ``cosine`` is the cosine between both,
+    and ``off`` is the largest difference relative to the largest entry.
     """
 
     step: int
@@ -79,12 +79,12 @@ class FirstDifference:
 
     @property
     def who(self) -> int | str:
-        """The rank; the first of several; "all" where it differs on every rank that has such a result."""
+        """The rank, or the first of several; "all" if every rank with such a result differs."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     @property
     def is_rounding(self) -> bool:
-        """Whether sums in another order explain it: only last bits differ."""
+        """Whether summing in another order explains the difference: only last bits differ."""
         return self.off < 20 * ROUNDING
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class FirstDifference:
 
 
 def first_difference(run: TrainingRun) -> FirstDifference | None:
-    """The first rung that differs from the oracle's; None where none does."""
+    """The first rung that differs from the oracle's; None if none does."""
     wrong = [rung for rung in rungs(run) if rung.wrong]
     if not wrong:
         return None
@@ -106,7 +106,7 @@ def first_difference(run: TrainingRun) -> FirstDifference | None:
 
 
 def _holds(run: TrainingRun, rank: int, rung: Rung, matrices: tuple[str, ...]) -> bool:
-    """Whether a rank finds one of these matrices' results at a rung."""
+    """Whether a rank has a result for one of these matrices at a rung."""
     return any(name in run.expected(rank)[rung.step, rung.name] for name in matrices)
 
 
@@ -120,7 +120,7 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
 
 
 def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
-    """At one rung, for each rank and matrix: size over the oracle's, cosine with it, largest difference.
+    """One rung in words, per rank and matrix: norm over the oracle's, cosine with it, largest difference.
 
     Raises:
         UsageError: the run has no such rung.
@@ -136,14 +136,14 @@ def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
 
 
 def copies_agree(run: TrainingRun) -> bool:
-    """Whether, at the end, all ranks of each dp group hold the same bits. It proves nothing."""
+    """Whether all ranks of each dp group end with the same bits, which does not prove them right."""
     last = {rank: report.notes.rungs.get((STEPS, "share"), {}) for rank, report in enumerate(run.reports)}
     groups = {run.grid.at(rank).group("dp") for rank in run.grid.ranks}
     return all(len({hash_of(last[rank]) for rank in group}) == 1 for group in groups)
 
 
 def say_outcome(run: TrainingRun) -> str:
-    """What a test, or the log, would have shown of a run."""
+    """What a test or the log would have shown of a run."""
     said = {}
     if run.hangs:
         stuck = sorted((each.at, rank) for rank, each in enumerate(run.reports) if each.stuck)
@@ -158,12 +158,12 @@ def say_outcome(run: TrainingRun) -> str:
     return "\n".join(f"{what:<{wide}}{value}" for what, value in said.items())
 
 
-# Calls: who made which, and who waits for whom.
+# Calls: which ranks made them, and which ranks wait.
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits in a call for a rank that has not come to it."""
+    """A rank that waits in a call for another rank that has not made it."""
 
     waiter: int
     awaited: int
@@ -176,7 +176,7 @@ def _made(run: TrainingRun, rank: int) -> list[CallNote]:
 
 
 def waits(run: TrainingRun) -> list[Wait]:
-    """Who waits for whom when the run stands still: from each open call to those who have not made it."""
+    """All waits of a run that hangs: for each open call, the ranks that have not made it."""
     return list(_waits(run))
 
 
@@ -191,7 +191,7 @@ def _waits(run: TrainingRun) -> Iterator[Wait]:
 
 
 def say_calls(run: TrainingRun, step: int) -> str:
-    """The calls of one step, rank by rank, in the order in which each made them; an open one ends in "…"."""
+    """The calls of one step, rank by rank, in each rank's order; an unfinished one ends in "…"."""
     lines = []
     for rank in run.grid.ranks:
         calls = [each for each in _made(run, rank) if each.step == step]
@@ -201,7 +201,7 @@ def say_calls(run: TrainingRun, step: int) -> str:
 
 
 def say_stacks(run: TrainingRun) -> str:
-    """In which line of the file each rank stood when it gave up."""
+    """The line of the file in which each rank was when it gave up."""
     found = [re.findall(r"line (\d+), in (\w+)\n\s+(.*)", report.stack) for report in run.reports]
     return "\n".join(
         f"rank {rank}: " + ("line {}, in {}: {}".format(*stack[-1]) if stack else "returned")
@@ -210,13 +210,13 @@ def say_stacks(run: TrainingRun) -> str:
 
 
 def recorded_dump() -> str:
-    """What py-spy 0.4.2 printed of rank 3's main thread while the run of the first picture stood still."""
+    """What py-spy 0.4.2 printed for rank 3's main thread while the run of the first picture hung."""
     file = resources.files(inputs) / "recorded" / "py_spy_hang.txt"
     return file.read_text(encoding="utf-8").rstrip()
 
 
 def say_flight(run: TrainingRun, rank: int, last: int = 4) -> str:
-    """The last entries of PyTorch's flight recorder on one rank: kind, group, number in the group, sizes."""
+    """One rank's last entries in PyTorch's flight recorder: kind, group, number in the group, sizes."""
     entries = run.reports[rank].flight[-last:]
     if not entries:
         return "nothing recorded: set TORCH_FR_BUFFER_SIZE before ranks start; old torch has none for Gloo"

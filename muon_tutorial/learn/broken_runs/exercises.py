@@ -1,6 +1,6 @@
 """Exercises of lesson 15: a prediction, seven files to repair, and the quiz.
 
-A repair is judged by what it does: the repaired file runs on real ranks, beside the oracle.
+A repair is judged by its effect: the repaired file runs on real ranks and is compared with the oracle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPOILERS = {
     "rung": [r"\brung\W+\w*\W+share\b"],
     "agree": [r"copies agree to the last bit at the end\s+(yes|no)", r"\bagree\W+\w*\W+True\b"],
 }
-"""What would answer the two predictions, before the cells that are tagged answer."""
+"""Patterns that would give the two predictions away before the cells tagged ``answer``."""
 
 HANG_HINTS = (
     "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
@@ -49,7 +49,7 @@ class Listing:
 
 @dataclass(slots=True)
 class Clinic:
-    """The broken files of one grid, and their runs on real ranks, each made once and kept."""
+    """The broken files of one grid, and their runs on real ranks, which are cached."""
 
     dp: int
     tp: int
@@ -62,7 +62,7 @@ class Clinic:
         check_grid(self.dp, self.tp)
 
     def run(self, name: str) -> TrainingRun:
-        """A patient's run, as its file stands.
+        """The run of a patient's unrepaired file.
 
         Raises:
             UsageError: there is no patient of that name.
@@ -88,7 +88,7 @@ class Clinic:
         return Listing(lines[max(0, first - 1) : stop - 1])
 
     def check(self, name: str, repair: Any) -> AnswerVerdict:
-        """Run a patient's file with some lines replaced: {number: new line}, or "nothing" if all are right.
+        """Run a patient's file with some lines replaced: {number: new line}; "nothing" changes no line.
 
         Raises:
             UsageError: there is no patient of that name.
@@ -154,7 +154,7 @@ def with_lines(text: str, repair: Mapping[int, str]) -> str:
 
 
 def judge(run: TrainingRun) -> Diagnosis | None:
-    """What a run of a repaired file still shows; None where it is sound."""
+    """What is still wrong in a run of a repaired file; None if it is sound."""
     if run.hangs:
         each = waits(run)[0]
         where = f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
@@ -173,7 +173,7 @@ def open_clinic(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> Clini
 
 
 def guess() -> Exercise:
-    """The two predictions: which result is wrong first, and whether wrong copies agree."""
+    """The exercise: predict which result is wrong first, and whether wrong copies agree."""
 
     def judge_guess(rung: object, agree: object) -> str | None:
         if rung not in RUNGS[1:]:
@@ -190,13 +190,13 @@ def guess() -> Exercise:
 
 
 def outcomes(lie: TrainingRun) -> dict[str, Any]:
-    """What answers the two predictions: the first result that is wrong, and whether wrong copies agree."""
+    """The answers to both predictions: the first wrong result, and whether wrong copies agree."""
     spot = first_difference(lie)
     return {"rung": spot.phase if spot else "none", "agree": copies_agree(lie)}
 
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Three numbers that the notebook measured."""
     spot = first_difference(lie)
     return numbers(
         (

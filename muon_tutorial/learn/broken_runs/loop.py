@@ -1,4 +1,4 @@
-"""The file that lesson 15 breaks: a training loop under Muon, over dp and tp, written by hand."""
+"""The file that lesson 15 breaks: a handwritten training loop with Muon, over dp and tp."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Loop(RankNotes):
     """One rank's part of the training. All ranks must make it and train it."""
 
     def own_seed(self) -> int:
-        """The seed of the weights: the same on all ranks."""
+        """The seed of the weights, which is the same on all ranks."""
         return self.seed
 
     def train(self, steps: int) -> None:
-        """Take some steps."""
+        """Take ``steps`` steps."""
         for self.step in range(1, steps + 1):
             self.take_step()
 
@@ -34,24 +34,24 @@ class Loop(RankNotes):
         self.log()
 
     def load(self) -> None:
-        """Whole matrices over tp, for forward and backward."""
+        """Gather whole matrices over tp, for forward and backward."""
         names = list(self.mine)
         flat = torch.cat([self.mine[name].flatten() for name in names])
         pieces = [self.unpack(each, names) for each in self.gather_all("load", flat, names)]
         self.whole = {name: torch.cat([each[name] for each in pieces]) for name in names}
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
-        """What this rank reads in this step."""
+        """The batches that this rank reads in this step."""
         return [batch(self.seed, self.step, self.at["dp"], number) for number in range(BATCHES)]
 
     def gradient(self) -> None:
-        """The gradients of its own data; of each, the rows that it holds."""
+        """The gradients on the rank's own data, cut to the rows that it holds."""
         self.loss, found = loss_and_gradients(self.whole, self.batches())
         self.gradients = {name: each.chunk(self.at.size("tp"))[self.at["tp"]] for name, each in found.items()}
         self.keep("gradient", self.gradients)
 
     def average(self) -> None:
-        """The mean of the gradients over dp, added up in the order of ranks."""
+        """The mean of the gradients over dp, summed in the order of ranks."""
         order = list(self.gradients)
         flat = torch.cat([self.gradients[name].flatten() for name in order])
         summed = torch.stack(self.gather_all("average", flat, order)).sum(0)
@@ -65,7 +65,7 @@ class Loop(RankNotes):
         self.keep("momentum", self.memory)
 
     def input(self) -> None:
-        """What Newton–Schulz is given: the mean and the momentum, mixed as Nesterov does."""
+        """The input of Newton–Schulz: the mean and the momentum, mixed as in Nesterov's method."""
         self.inputs = {
             name: (1 - MEMORY) * mean + MEMORY * self.memory[name] for name, mean in self.mean.items()
         }
@@ -76,7 +76,7 @@ class Loop(RankNotes):
         return [name for number, name in enumerate(SHAPES) if number % self.at.size("dp") == place]
 
     def update(self) -> None:
-        """Gather the inputs of its own matrices over tp, orthogonalize them, and keep its rows."""
+        """Gather the inputs of the rank's own matrices over tp, orthogonalize them, and keep its rows."""
         names = self.owned(self.at["dp"])
         flat = torch.cat([torch.empty(0), *(self.inputs[name].flatten() for name in names)])
         pieces = [self.unpack(each, names) for each in self.gather_all("gather", flat, names)]
@@ -88,11 +88,11 @@ class Loop(RankNotes):
         self.keep("update", self.updates)
 
     def scale(self, name: str) -> float:
-        """By what an update is scaled."""
+        """The factor that scales an update."""
         return rescale(SHAPES[name])
 
     def share(self) -> None:
-        """New rows of its own matrices; then each owner's to all of its dp group."""
+        """Update the rows of the rank's own matrices; then each owner sends its rows to its dp group."""
         for name, update in self.updates.items():
             self.mine[name] = self.mine[name] * (1 - self.lr * DECAY) - self.lr * update
         for place in range(self.at.size("dp")):
@@ -104,7 +104,7 @@ class Loop(RankNotes):
         self.keep("share", self.mine)
 
     def log(self) -> None:
-        """The loss of all data: the sum over all ranks, divided by their number."""
+        """The loss on all data: the sum over all ranks, divided by their number."""
         total = torch.tensor(self.loss)
         with self.calling("log") as group:
             dist.all_reduce(total, group=group)

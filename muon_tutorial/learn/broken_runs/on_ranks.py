@@ -1,7 +1,7 @@
-"""Lesson 15 on real ranks: a run of a loop that comes as text, and what every rank wrote down.
+"""Lesson 15 on real ranks: a run of a loop given as text, and the notes of every rank.
 
-A rank that has waited too long reports whom it waited for, and its stack, instead of failing.
-``oracle`` is the same training in one process, without a single call.
+A rank that waits too long does not fail: it reports the error of its wait, and its stack. ``oracle`` is the
+same training in one process, without any call to other ranks.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from .training_rank import (
 )
 
 PATIENCE = 3.0
-"""Seconds that a rank waits for another before it gives up; a frozen run costs as much."""
+"""Seconds that a rank waits for another before it gives up; a run that hangs takes this long."""
 FILE = "loop.py"
-"""What the file is called in a stack."""
+"""The file's name in a stack."""
 
 ALL = -1
 Rungs = Mapping[tuple[int, str], Matrices]
@@ -49,7 +49,7 @@ Rungs = Mapping[tuple[int, str], Matrices]
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """What one rank sends back: its notes; where it waited too long, the error, its stack, and when."""
+    """One rank's report: its notes; if it waited too long, also the error, its stack, and the time."""
 
     notes: Notebook
     stuck: str = ""
@@ -60,7 +60,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """One run of the loop, as all ranks wrote it down, beside the oracle."""
+    """One run of the loop: all ranks' reports, and the oracle's results to compare with."""
 
     dp: int
     tp: int
@@ -75,11 +75,11 @@ class TrainingRun:
 
     @property
     def hangs(self) -> bool:
-        """Whether a rank waited until its patience was over."""
+        """Whether a rank gave up waiting."""
         return any(report.stuck for report in self.reports)
 
     def expected(self, rank: int) -> Rungs:
-        """What a rank should have written down: the oracle's results, the rows that it holds."""
+        """The results that a rank should have: the oracle's, cut to the rows that it holds."""
         at = self.grid.at(rank)
         owned = [name for number, name in enumerate(SHAPES) if number % self.dp == at["dp"]]
         found: dict[tuple[int, str], dict[str, Tensor]] = {}
@@ -95,9 +95,9 @@ class TrainingRun:
 
 @functools.cache
 def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int], dict[str, Tensor]]:
-    """Every result of a sound run, by step, rung and dp position (-1: the same on all), in one process.
+    """Every result of a sound run in one process, by step, rung and dp position (-1: the same on all).
 
-    No rank, no group, no call: what cannot hang or disagree with itself can be held against those that can.
+    It has no ranks, groups or calls, so it can neither hang nor disagree with itself.
     """
     with measure.one_thread():
         weights = initial_weights(seed)
@@ -126,13 +126,13 @@ def _gradients(weights: Matrices, seed: int, step: int, place: int) -> dict[str,
 def run_file(
     text: str, dp: int, tp: int, seed: int = 0, backend: str = "gloo", name: str = "the run"
 ) -> TrainingRun:
-    """Train on real ranks with the loop that stands in ``text``; ranks that wait too long give up."""
+    """Train on real ranks with the loop in ``text``; ranks that wait too long give up."""
     reports = launch(train, dp * tp, args=(dp, tp, seed, text), backend=backend, timeout=PATIENCE)
     return TrainingRun(dp, tp, seed, tuple(reports), name)
 
 
 def train(rank: int, dp: int, tp: int, seed: int, text: str) -> RankReport:
-    """One rank's part. A wait that found no end is reported; any other error is the caller's."""
+    """One rank's part. A wait that times out is reported; any other error is raised."""
     linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
     names = dict(vars(loop))
     exec(compile(text, FILE, "exec"), names)
@@ -147,16 +147,16 @@ def train(rank: int, dp: int, tp: int, seed: int, text: str) -> RankReport:
 
 
 def stack_of(error: BaseException) -> str:
-    """Where in the file an error came from, as Python prints it: the innermost call last."""
+    """The file's lines in an error's traceback, as Python prints them, with the innermost call last."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == FILE]
     return "".join(traceback.format_list(frames))
 
 
 def flight() -> tuple[Mapping[str, Any], ...]:
-    """What PyTorch's flight recorder has of this process; nothing where it is off or missing."""
+    """This process's entries in PyTorch's flight recorder; empty if the recorder is off or missing."""
     try:
         dump: Any = torch._C._distributed_c10d
         text = dump._dump_fr_trace_json(True, False)
         return tuple(json.loads(text)["entries"])
-    except Exception:  # a private function: whatever it does elsewhere, the lesson goes on without it
+    except Exception:  # a private function: if it fails, the lesson goes on without it
         return ()

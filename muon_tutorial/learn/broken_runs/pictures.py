@@ -1,4 +1,4 @@
-"""Pictures of lesson 15: who waits for whom, a run's ladder beside its oracle, a fault that spreads."""
+"""Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHIPPED = "hang_dp2_tp2.json"
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: a recorded run that stands still, with the guilty edge."""
+    """The first picture of the lesson: a recorded run that hangs, and the rank that causes it."""
     text = (resources.files(inputs) / "recorded" / SHIPPED).read_text(encoding="utf-8")
     found = json.loads(text)
     edges = [Wait(*each) for each in found["waits"]]
@@ -36,20 +36,20 @@ def hero() -> Picture:
 
 
 def recording_of(run: TrainingRun) -> str:
-    """What the first picture needs of a run, as JSON; made with ``worked_hang(2, 2)``."""
+    """The data of a run that the first picture needs, as JSON."""
     edges = [[each.waiter, each.awaited, each.step, each.phase] for each in waits(run)]
     guilty = next(rank for rank, report in enumerate(run.reports) if not report.stuck)
     return json.dumps({"dp": run.dp, "tp": run.tp, "waits": edges, "guilty": guilty}) + "\n"
 
 
 def draw_waits(run: TrainingRun, guilty: int = -1) -> Picture:
-    """Who waits for whom in a run that stands still; edges to ``guilty`` are red."""
+    """Which ranks wait for which in a run that hangs; edges to ``guilty`` are red."""
     title = f"{run.name[0].upper()}{run.name[1:]}, just now, on {run.grid.world_size} real processes"
     return draw_edges(waits(run), run.grid, guilty, title, f"broken_runs-waits-{run.name.replace(' ', '-')}")
 
 
 def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name: str) -> Picture:
-    """Ranks on their grid, and an arrow from each that waits to the one that has not come."""
+    """Ranks on their grid, and an arrow from each waiting rank to the rank that has not made the call."""
     across, down = 280, 176
     width, height = max(540, 150 + across * (grid.size("tp") - 1)), 116 + down * (grid.size("dp") - 1)
     figure, axes = blank(width, height)
@@ -88,7 +88,7 @@ def _draw_edge(
     shrink = 20 if start[0] == stop[0] else 42
     ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
     axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", **ends, **look))
-    along, aside = 0.42, 0.075  # of the way, and off it, where the bend is
+    along, aside = 0.42, 0.075  # the bend's place: this part of the way along, and this far beside it
     x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
     y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
     box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
@@ -96,7 +96,7 @@ def _draw_edge(
 
 
 def draw_ladder(run: TrainingRun) -> Picture:
-    """Every rung of every rank: green as the oracle has it, red where not, grey if not reached."""
+    """Every rung of every rank: green if it equals the oracle's, red if not, grey if not reached."""
     found = rungs(run)
     wide, high, left, top = 104, 24, 132, 72
     ranks = run.grid.world_size
@@ -138,7 +138,7 @@ def draw_ladder(run: TrainingRun) -> Picture:
 
 
 def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int) -> Picture:
-    """One moment of a step with a fault: what each rank has done, what is wrong, and who stands and waits."""
+    """One moment of a step with a fault: what each rank has done, what is wrong, and which ranks wait."""
     film = film_of(dp, tp, rank, phase, fault)
     now = film[min(moment, len(film) - 1)]
     ranks, wide, left, top, high = dp * tp, 124, 96, 78, 44
@@ -190,7 +190,7 @@ def _state(now: Moment, cell: tuple[str, int]) -> tuple[str, str]:
 
 
 def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """Pick a rank, a phase and a fault, and play one step, call by call."""
+    """Choose a rank, a phase and a fault, and play one step, call by call."""
     last = moments_of(dp, tp)
 
     def draw(rank: int, phase: str, fault: str, moment: int) -> Picture:

@@ -1,6 +1,6 @@
-"""Lesson 15, played: one step in a local world with a fault of your choice, call by call, to its end.
+"""Lesson 15 as a film: one step in a local world with a fault of your choice, call by call.
 
-A number travels that is 0 where all is well, and 1 from the fault on: a sum spreads it to all that are told.
+The ranks send a number that is 0 while all is well, and 1 after the fault; each sum spreads it to its group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SPREADS = {"a wrong number": "wrong", "a skipped call": "skips"}
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What stands after some calls: which (phase, rank) are done or wrong, and who waits."""
+    """The state after some calls: which (phase, rank) are done, wrong, or waiting."""
 
     done: frozenset[tuple[str, int]]
     wrong: frozenset[tuple[str, int]]
@@ -33,7 +33,7 @@ class Moment:
 
 @functools.cache
 def film_of(dp: int, tp: int, rank: int, phase: str, fault: str) -> tuple[Moment, ...]:
-    """All moments of one step with this fault, the first before any call was answered."""
+    """All moments of one step with this fault; the first one is before any call is answered."""
     world = LocalWorld(Grid.of(dp=dp, tp=tp))
     world.start([_program(each, rank, phase, fault) for each in world.grid.ranks])
     moments = [Moment(frozenset(), frozenset(), frozenset(), ())]
@@ -71,5 +71,5 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
 
 
 def moments_of(dp: int, tp: int) -> int:
-    """How many calls are answered in a sound step: the last moment's number."""
+    """The number of calls that are answered in a sound step, which is the last moment's number."""
     return len(film_of(dp, tp, 0, "log", "wrong")) - 1

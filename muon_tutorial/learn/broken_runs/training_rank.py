@@ -1,12 +1,12 @@
-"""What the loop of lesson 15 stands on: its matrices and batches, its groups, and what each rank writes down.
+"""The base of lesson 15's loop: its matrices and batches, its groups, and each rank's notes.
 
-Every rank holds rows of each matrix: tp cuts them, dp copies them. A step loads whole matrices over tp, takes
-the gradients of this dp position's data, averages them over dp, and updates momentum. Matrix i belongs to dp
-position i modulo dp, which gathers its Newton–Schulz input over tp, orthogonalizes it, and shares its new
-rows over dp. Last, all ranks log the loss.
+Every rank holds rows of each matrix: tp cuts them, dp copies them. A step gathers whole matrices over tp,
+takes the gradients on this dp position's data, averages them over dp, and updates momentum. Matrix i belongs
+to dp position i modulo dp, which gathers its Newton–Schulz input over tp, orthogonalizes it, and shares its
+new rows over dp. In the end, all ranks log the loss.
 
-Gradients are averaged by a gather and a sum in the order of ranks, so that the bits are those of one process.
-Each call to other ranks is noted when it begins and when it ends; each result is kept, a rung of the ladder.
+Gradients are averaged by a gather and a sum in the order of ranks, so the bits are those of one process. Each
+call to other ranks is noted when it begins and when it ends. Each result is kept, as a rung of the ladder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHAPES = {"up": (32, 16), "gate": (32, 16), "down": (16, 32), "out": (16, 16)}
 STEPS, BATCHES, ROWS = 3, 3, 8
 LR, MEMORY, DECAY = 0.05, 0.9, 0.1
 RUNGS = ("start", "gradient", "average", "momentum", "input", "update", "share")
-"""The results that a rank keeps, in the order in which a step finds them; the start stands before step 1."""
+"""The results that a rank keeps, in the order of a step; "start" is the state before step 1."""
 CALLS = ("load", "average", "gather", "share", "log")
 """The phases of a step in which ranks call each other, in the order of the program."""
 
@@ -54,7 +54,7 @@ def batches_of(seed: int, step: int, place: int) -> list[tuple[Tensor, Tensor]]:
 def loss_and_gradients(
     weights: Matrices, batches: list[tuple[Tensor, Tensor]]
 ) -> tuple[float, dict[str, Tensor]]:
-    """The loss and the gradients of all matrices, added up batch by batch in the order given."""
+    """The loss and the gradients of all matrices, summed over the batches in the given order."""
     total, summed = 0.0, {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for inputs, targets in batches:
         leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
@@ -67,13 +67,13 @@ def loss_and_gradients(
 
 
 def rescale(shape: tuple[int, ...]) -> float:
-    """By what an update is scaled: it follows from the shape of the whole matrix."""
+    """The factor that scales an update, which depends on the whole matrix's shape."""
     return max(1.0, shape[0] / shape[1]) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class CallNote:
-    """One call to other ranks: its step and phase, with whom, what was packed, and when; open if no stop."""
+    """One call to other ranks: step, phase, ranks, contents and times; ``stop`` is None until it ends."""
 
     step: int
     phase: str
@@ -90,7 +90,7 @@ class CallNote:
 
 @dataclass(slots=True)
 class Notebook:
-    """What a rank writes down: its calls, its rungs by step and name, and its losses."""
+    """A rank's notes: its calls, its rungs by step and name, and its losses."""
 
     calls: list[CallNote] = field(default_factory=list)
     rungs: dict[tuple[int, str], dict[str, Tensor]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Notebook:
 
 
 class RankNotes:
-    """What a rank of the loop knows and writes down. Must be made by all ranks."""
+    """The state and the notes of one rank of the loop. All ranks must create it."""
 
     lr = LR
     updates: dict[str, Tensor]
@@ -118,7 +118,7 @@ class RankNotes:
         self.keep("start", self.mine)
 
     def _group(self, phase: str) -> dist.ProcessGroup:
-        """This rank's group for a phase: each phase has groups of its own, as in large frameworks."""
+        """This rank's group for a phase; each phase has its own groups, as in large frameworks."""
         axes = {"load": ("tp",), "gather": ("tp",), "average": ("dp",), "share": ("dp",)}.get(
             phase, ("dp", "tp")
         )
@@ -127,7 +127,7 @@ class RankNotes:
         groups = {ranks: dist.new_group(list(ranks)) for ranks in members}
         return groups[self.at.group(*axes)]
 
-    # What a rank writes down.
+    # A rank's notes.
 
     def keep(self, rung: str, results: Matrices) -> None:
         """Keep copies of a phase's results."""
@@ -135,7 +135,7 @@ class RankNotes:
 
     @contextmanager
     def calling(self, phase: str, what: Sequence[str] = ()) -> Iterator[dist.ProcessGroup]:
-        """Note a call to other ranks: when it begins, and when it has ended."""
+        """Note when a call to other ranks begins and ends."""
         group = self.groups[phase]
         ranks = tuple(dist.get_process_group_ranks(group))
         self.notes.calls.append(CallNote(self.step, phase, ranks, ", ".join(what), time.time()))
@@ -143,21 +143,21 @@ class RankNotes:
         self.notes.calls[-1] = replace(self.notes.calls[-1], stop=time.time())
 
     def gather_all(self, phase: str, mine: Tensor, what: list[str]) -> list[Tensor]:
-        """What each rank of a phase's group hands over, in the order of ranks."""
+        """The tensors of all ranks in a phase's group, in the order of ranks."""
         with self.calling(phase, what) as group:
             found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
             dist.all_gather(found, mine, group=group)
         return found
 
     def unpack(self, flat: Tensor, order: list[str]) -> dict[str, Tensor]:
-        """Pieces out of a flat row of numbers, in this order."""
+        """Split a flat tensor into the pieces of the matrices in ``order``."""
         sizes = [self.mine[name].numel() for name in order]
         parts = zip(order, flat.split(sizes), strict=True)
         return {name: part.view_as(self.mine[name]).clone() for name, part in parts}
 
 
 def check_grid(dp: int, tp: int) -> None:
-    """Refuse a grid on which this lesson has nothing to break.
+    """Refuse a grid that is too small for this lesson, or that its matrices do not fit.
 
     Raises:
         UsageError: an axis is shorter than 2, or tp does not divide the rows of all matrices.

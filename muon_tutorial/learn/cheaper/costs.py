@@ -1,8 +1,8 @@
-"""Lesson 13: what a training step costs with AdamW and with Muon, and where the cheaper one changes.
+"""Lesson 13: what a training step costs with AdamW and with Muon, and when Muon is cheaper.
 
-Nothing here runs. Bytes and memory follow from plans, seconds from a machine's file, in which many numbers
-are estimates: the planner's, for one model on one node. Forward and backward are the products with hidden
-matrices alone, at the rate of bf16 products; gradients travel after them, and nothing overlaps.
+Nothing here runs. Bytes and memory follow from plans. The planner computes seconds, for one model on one
+node, from a machine's file, in which many numbers are estimates. Forward and backward count only the products
+with hidden matrices, at the rate of bf16 products; gradients are sent after them, and nothing overlaps.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ STRATEGIES: Mapping[str, Builder] = {
     "layerwise": layerwise,
 }
 LINKS = {"full speed": 1.0, "1 / 8": 1 / 8, "1 / 64": 1 / 64}
-"""Parts of the bandwidth that the machine's file says."""
+"""Link speeds, as fractions of the bandwidth in the machine's file."""
 TOKENS = tuple(2**power for power in range(15, 23))
-"""Tokens of a step, all ranks together."""
+"""Tokens per step, all ranks together."""
 FEWER = {"1.1 ×": 1.1, "as many": 1.0, "2 ×": 2.0}
-"""How many times as many steps as Muon AdamW takes to the same loss.
+"""AdamW's steps over Muon's, to the same loss.
 
-1.1 is what Wen et al. 2025 (arXiv 2509.02046) find at 1.2 billion parameters, 2 what Liu et al. 2025 (arXiv
-2502.16982) report for compute-optimal training.
+Wen et al. 2025 (arXiv 2509.02046) find 1.1 at 1.2 billion parameters; Liu et al. 2025 (arXiv 2502.16982)
+report 2 for compute-optimal training.
 """
 
 
 @cache
 def machine() -> Machine:
-    """The machine whose file all seconds follow from."""
+    """The machine from whose file all seconds are computed."""
     return find_machine(MACHINE)
 
 
@@ -57,7 +57,7 @@ def matrices(dtypes: str) -> list[Matrix]:
 
 @cache
 def muon_step(dtypes: str, strategy: str) -> StepEstimate:
-    """Muon's step, on the rank that computes most."""
+    """Muon's step on the rank with the most computation."""
     build, grid = STRATEGIES[strategy], Grid.of(dp=RANKS)
     return estimate(strategy, build, matrices(dtypes), grid, machine(), round_bytes=ROUND_BYTES)
 
@@ -74,7 +74,7 @@ def adamw_step(dtypes: str) -> StepEstimate:
 
 @cache
 def forward_backward(tokens: int) -> float:
-    """Seconds of the products with hidden matrices: one on the way forward, two on the way back."""
+    """Seconds of the products with hidden matrices: one in forward, two in backward."""
     each = tokens // RANKS
     return sum(
         3 * machine().gemm_seconds(torch.bfloat16, (each, *matrix.shape))
@@ -83,7 +83,7 @@ def forward_backward(tokens: int) -> float:
 
 
 def say_steps() -> str:
-    """Seconds of forward and backward for small and large steps, and of the optimizers' steps, in words."""
+    """Seconds of forward and backward for small and large batches, and of the optimizers' steps, in words."""
     rows = [(f"forward and backward, {tokens:,} tokens", forward_backward(tokens)) for tokens in TOKENS[::3]]
     rows += [("AdamW's step, all fp32, at any batch", adamw_step("all fp32").seconds)]
     rows += [(f"Muon's, {name}", muon_step("all fp32", name).seconds) for name in STRATEGIES]
@@ -92,15 +92,15 @@ def say_steps() -> str:
 
 
 def _source() -> str:
-    """Where the planner's seconds come from."""
+    """The source of the planner's seconds, in words."""
     return f"Nothing ran: {MODEL}, {RANKS} ranks, by the file of “{machine().name}”."
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared: dtypes of weights and gradients, tokens a step, bandwidth as a part of the file's.
+    """What is compared: dtypes of weights and gradients, tokens per step, bandwidth relative to the file's.
 
-    ``fewer`` says how many times as many steps AdamW takes to the same loss; 1 compares single steps.
+    ``fewer`` is AdamW's number of steps over Muon's, to the same loss; 1 compares single steps.
     """
 
     dtypes: str = "all fp32"
@@ -111,28 +111,28 @@ class Setting:
 
     @property
     def muon(self) -> StepEstimate:
-        """Muon's step, its links as the file has them."""
+        """Muon's step, with the link speed in the file."""
         return muon_step(self.dtypes, self.strategy)
 
     @property
     def adamw(self) -> StepEstimate:
-        """AdamW's step, its links as the file has them."""
+        """AdamW's step, with the link speed in the file."""
         return adamw_step(self.dtypes)
 
     @property
     def muon_seconds(self) -> float:
-        """A training step with Muon; to the same loss, for each step that AdamW takes."""
+        """Seconds of training with Muon per step that AdamW takes to the same loss."""
         return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
 
     @property
     def adamw_seconds(self) -> float:
-        """A training step with AdamW."""
+        """Seconds of a training step with AdamW."""
         return forward_backward(self.tokens) + self.adamw.seconds_at(self.bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
 class Waterfall:
-    """From AdamW's number to Muon's, by named changes, in some unit; ``note`` says more of AdamW's number."""
+    """The changes that lead from AdamW's number to Muon's; ``note`` says more about AdamW's number."""
 
     what: str
     unit: float
@@ -148,7 +148,7 @@ class Waterfall:
 
     @property
     def times(self) -> float:
-        """Muon's over AdamW's."""
+        """Muon's number over AdamW's."""
         return self.last / self.first
 
     def say(self, number: float, sign: str = "") -> str:
@@ -160,12 +160,12 @@ FEWER_STEPS = "fewer steps"
 
 
 def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
-    """Bytes that a rank sends, its seconds, and its memory at the worst moment of a step."""
+    """Waterfalls of the bytes that a rank sends, of its seconds, and of its peak memory in a step."""
     return _sent(at), _seconds(at), _memory(at)
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """The same, and what fewer steps save of all of it."""
+    """The same changes, and what fewer steps save of the total."""
     if fewer == 1.0:
         return changes
     return {**changes, FEWER_STEPS: (first + sum(changes.values())) * (1 / fewer - 1)}
@@ -183,7 +183,7 @@ def _sent(at: Setting) -> Waterfall:
 
 def _seconds(at: Setting) -> Waterfall:
     waits = [
-        one.seconds_at(at.bandwidth) - one.product - one.copy  # what communication leaves exposed
+        one.seconds_at(at.bandwidth) - one.product - one.copy  # the exposed communication
         for one in (at.adamw, at.muon)
     ]
     changes = {
@@ -207,21 +207,21 @@ def _memory(at: Setting) -> Waterfall:
 
 
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
-"""Between which parts of the file's bandwidth a break-even is looked for."""
+"""The range in which a break-even is searched, relative to the file's bandwidth."""
 Lead = Callable[[float], float]
 """Seconds by which Muon is ahead, by bandwidth."""
 
 
 def lead(at: Setting, bandwidth: float) -> float:
-    """Seconds by which Muon is ahead of AdamW on such links: below zero, AdamW is."""
+    """Seconds by which Muon is ahead of AdamW at this bandwidth; negative if AdamW is ahead."""
     there = replace(at, bandwidth=bandwidth)
     return there.adamw_seconds - there.muon_seconds
 
 
 def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """Where a lead changes sign, or None where it does not.
+    """The bandwidth at which a lead changes sign, or None if it does not.
 
-    Seconds are bytes over bandwidth and something that no link shortens: a straight line in 1 / bandwidth.
+    Seconds are bytes over bandwidth, plus a part that no link shortens: linear in 1 / bandwidth.
     """
     slow, fast = lead(slowest), lead(fastest)
     if (slow > 0) == (fast > 0):
@@ -231,7 +231,7 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
 
 
 def say_break_evens() -> str:
-    """For some settings, who is ahead on slow links and on fast ones, and from where on."""
+    """For some settings, which optimizer is ahead on slow and on fast links, and where that changes."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     for at in settings_tried():
         turn = break_even(partial(lead, at), SLOWEST, FASTEST)
@@ -244,7 +244,7 @@ def say_break_evens() -> str:
 
 
 def settings_tried() -> list[Setting]:
-    """Settings of which some turn and some do not."""
+    """Settings with and without a break-even."""
     return [
         Setting(dtypes, tokens, strategy=strategy, fewer=FEWER["1.1 ×"])
         for dtypes in ("all fp32", "all bf16")
@@ -254,5 +254,5 @@ def settings_tried() -> list[Setting]:
 
 
 def say_bandwidth(part: float) -> str:
-    """A part of the file's bandwidth, in bytes a second."""
+    """A fraction of the file's bandwidth, in GB/s."""
     return f"{part * machine().inside.bandwidth / 1e9:.3g} GB/s"

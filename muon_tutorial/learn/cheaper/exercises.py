@@ -47,7 +47,7 @@ from .trace_events import (
 )
 
 SPOILERS = {"working": [r"working\s+–\s+1"], "slow": [r"slow\s+–\s+boundary"]}
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
@@ -55,7 +55,7 @@ NAMES = ("AdamW", "zero1", "layerwise")
 
 
 def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
-    """The reference of the exercise: bytes that the ranks of a dp group send together in a step."""
+    """The exercise's reference: bytes that the ranks of a dp group together send in a step."""
     once = (dp - 1) * entries
     return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
 
@@ -73,7 +73,7 @@ _BYTES_HINTS = {
 
 
 def bytes_exercise(dp: int, tp: int) -> Exercise:
-    """Bytes by hand, judged against plans and formulas on several grids, in both dtypes."""
+    """The exercise: bytes by hand, compared with plans and formulas on several grids, in both dtypes."""
 
     grids = dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2)))
 
@@ -85,7 +85,7 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
 
 @cache
 def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
-    """What the plans say that the ranks of the first dp group send together."""
+    """The bytes that the ranks of the first dp group together send, by the plans."""
     item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
     entries = length_of(dp, tp)
     found = {"AdamW": int(dp * zero1_adamw(dp, entries, item, item))}
@@ -127,7 +127,7 @@ def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> 
 
 
 def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
-    """AdamW's step between its two moves, judged in one process by its bits and by its ledger."""
+    """The exercise: AdamW's step with its two transfers, judged in one process by its bits and its ledger."""
 
     def judge(step: StepOfAdamW) -> Found:
         grids = dict.fromkeys(((dp, tp), (2, 1), (4, 1), (2, 2)))
@@ -162,7 +162,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
 
 
 def _checked(step: StepOfAdamW) -> StepOfAdamW:
-    """The reader's step; what it raises names its line."""
+    """The reader's step; its errors become messages with the line."""
 
     def walk(*given: Any) -> Walk:
         asked = value_of(step, *given)
@@ -213,11 +213,11 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     ),
     ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
 )
-"""Traces on which the reader's function is judged, and what whoever fails there may have missed."""
+"""Traces on which the reader's function is judged, and hints for an answer that fails there."""
 
 
 def events_exercise() -> Exercise:
-    """Nanoseconds in which a collective ran, each moment counted once."""
+    """The exercise: nanoseconds in which any collective ran, each moment counted once."""
 
     def judge(answer: Callable[[list[TraceEvent]], int]) -> Diagnosis | None:
         for where, made, hints in CASES:
@@ -243,7 +243,7 @@ _HEADLINE_HINTS = {
 
 
 def headlines_exercise() -> Exercise:
-    """The published headlines, and beside each what it is when each thing is counted once, on the GPU."""
+    """The exercise: the published headlines, and their values with each event counted once, on the GPU."""
     asked = ((name, right, _HEADLINE_HINTS[name]) for name, right in right_headlines().items())
     return numbers(*asked, within=0.005)
 
@@ -268,7 +268,7 @@ WAIT_CASES: Sequence[tuple[str, list[Flight], str]] = (
 
 
 def waits_exercise() -> Exercise:
-    """How long each rank waits in one collective, judged on collectives that are made up."""
+    """The exercise: how long each rank waits in one collective, judged on made-up collectives."""
 
     def judge(answer: Callable[[list[Flight]], Mapping[int, int]]) -> Diagnosis | None:
         for where, flights, hint in WAIT_CASES:
@@ -286,14 +286,14 @@ def waits_exercise() -> Exercise:
 
 
 def slow_winner() -> str:
-    """The strategy that takes Muon past AdamW when the links get slower."""
+    """The strategy with which Muon beats AdamW on slow links."""
     strategies = ("zero1", "boundary", "layerwise")
     [only] = (each for each in strategies if lead(Setting(strategy=each, fewer=1.1), 1 / 64) > 0)
     return only
 
 
 def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook has measured or computed."""
+    """Numbers that the notebook measured or computed."""
     found: Mapping[str, Mapping[str, Sent]] = together(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
     gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
@@ -311,7 +311,7 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting.
 
     Raises:
-        UsageError: dp does not divide the entries of the bucket, or nothing travels along it.
+        UsageError: dp does not divide the bucket's entries, or is 1, so that nothing is sent.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:

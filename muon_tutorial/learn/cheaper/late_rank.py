@@ -1,6 +1,6 @@
 """Lesson 13: a step in which all ranks wait for one, recorded on real ranks.
 
-What records also draws, so this stands apart from what other cells run on ranks.
+Recording imports drawing code, so this is separate from what other cells run on ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIDE = 512
 
 
 def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: int) -> None:
-    """Steps of ``round_robin``, all but the first recorded; rank 0's matrix is much the largest."""
+    """Steps of ``round_robin``, all but the first recorded; rank 0's matrix is by far the largest."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     sides = [SIDE, *[SIDE // 8] * (ranks - 1)]
@@ -34,7 +34,7 @@ def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: i
 
 
 def record_late(ranks: int, steps: int, seed: int, backend: str = "gloo") -> Timeline:
-    """Steps that keep most ranks waiting, recorded on real ranks, all on one clock."""
+    """Record steps that keep most ranks waiting, on real ranks with one clock."""
     with TemporaryDirectory() as folder:
         run = record(
             step_late, ranks, Path(folder), args=(ranks, steps, seed), backend=backend, output="quiet"

@@ -1,4 +1,4 @@
-"""Lesson 13 on ranks: AdamW's step, whose moves the reader writes, beside Muon's; both counted."""
+"""Lesson 13 on ranks: the bytes of AdamW's step, whose transfers the reader writes, and of Muon's."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ StepOfAdamW = Callable[[Tensor, Tensor, Bucket, Coordinate], Any]
 
 
 def adamw(weights: Tensor, mean: Tensor) -> Tensor:
-    """New weights after AdamW's first step, from the mean gradient; element by element, wherever they lie."""
+    """New weights after AdamW's first step, from the mean gradient; elementwise, so any slice will do."""
     moment, square = (1 - BETAS[0]) * mean, (1 - BETAS[1]) * mean**2
     update = (moment / (1 - BETAS[0])) / ((square / (1 - BETAS[1])).sqrt() + EPS)
     return weights * (1 - LR * DECAY) - LR * update
 
 
 def adamw_step(gradients: Tensor, weights: Tensor, bucket: Bucket, at: Coordinate) -> Walk:
-    """The reference of the exercise: ZeRO-1 AdamW's step over a bucket; returns all of its weights."""
+    """The exercise's reference: ZeRO-1 AdamW's step over a bucket; returns all of its weights."""
     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
     fresh = adamw(weights, summed / bucket.summands)
     return (yield from travel(fresh, bucket.parameter, at, Label("weights")))
@@ -46,7 +46,7 @@ def matrices_of(dtype: torch.dtype) -> list[Matrix]:
 
 
 def plan_of(dp: int, tp: int, dtype: torch.dtype = torch.float32) -> Plan:
-    """All three in one bucket, cut over dp as ZeRO-1 cuts it."""
+    """The plan of all three in one bucket, cut over dp as in ZeRO-1."""
     return zero1(matrices_of(dtype), Grid.of(dp=dp, tp=tp))
 
 
@@ -62,7 +62,7 @@ def pieces(at: Coordinate, dtype: torch.dtype, seed: int) -> list[tuple[str, tor
 
 
 def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tensor, Bucket]:
-    """What AdamW's step begins with: own gradients, flat, whole; own slice of the weights; the bucket."""
+    """The inputs of AdamW's step: the rank's flat gradients (whole), its slice of the weights, the bucket."""
     [bucket] = plan_of(at.size("dp"), at.size("tp"), dtype).buckets
     length = bucket.length(bucket.model_layout, at)
     grads, params = torch.zeros(2, length, dtype=dtype)
@@ -75,13 +75,13 @@ def buffers(at: Coordinate, dtype: torch.dtype, seed: int) -> tuple[Tensor, Tens
 
 
 def walk_adamw(step: StepOfAdamW, at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
-    """A step as a walk; ``...`` where it is a stub still."""
+    """A step as a walk; returns ``...`` if it is still a stub."""
     asked = step(*buffers(at, dtype, seed), at)
     return (yield from asked) if hasattr(asked, "send") else asked
 
 
 def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple[list[Any], Ledger]:
-    """AdamW's step in the stepping world: what each rank returns, and the ledger of all."""
+    """AdamW's step in the stepping world: what each rank returns, and the ledger of all ranks."""
     world, ledger = LocalWorld(Grid.of(dp=dp, tp=tp)), Ledger()
     world.observers.append(ledger)
     walks = [walk_adamw(step, world.grid.at(rank), torch.float32, seed) for rank in world.grid.ranks]
@@ -90,7 +90,7 @@ def step_in_one_process(step: StepOfAdamW, dp: int, tp: int, seed: int) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Bytes that one rank sent along dp in a step: as a ring would send them, and as Gloo did."""
+    """Bytes that one rank sent along dp in a step: as a ring would send them, and as Gloo does."""
 
     ring: int
     gloo: int
@@ -101,13 +101,13 @@ Counted = Mapping[str, Mapping[str, Sent]]
 
 
 def sent_along_dp(entries: Sequence[LedgerEntry]) -> Sent:
-    """The sum of a ledger's entries; flags, and what travels along tp alone, are left out."""
+    """The sum of a ledger's entries, without flags and without what is sent only along tp."""
     along = [entry for entry in entries if entry.phase != FLAGS and entry.axis != "tp"]
     return Sent(sum(entry.ring for entry in along), sum(entry.gloo for entry in along))
 
 
 def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str, dict[str, Sent]]:
-    """A step of AdamW and of each strategy of Muon, counted, in both dtypes. Must be called by all ranks."""
+    """Count a step of AdamW and of each strategy of Muon, in both dtypes. Must be called by all ranks."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return {name: _count(world, step, dtype, seed) for name, dtype in DTYPES.items()}
@@ -122,7 +122,7 @@ def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -
 
 
 def _average(at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
-    """What DDP does before a step that expects averaged gradients."""
+    """The all_reduce that DDP runs before a step that expects averaged gradients."""
     return all_reduce(buffers(at, dtype, seed)[0], "dp", at, Label("gradients"))
 
 
@@ -145,7 +145,7 @@ def _count_muon(world: LiveWorld, build: Builder, dtype: torch.dtype, seed: int)
 
 
 def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
-    """What the ranks of the first dp group sent together."""
+    """The bytes that the ranks of the first dp group sent together."""
     group = counted[::tp]
     return {
         dtype: {
@@ -157,7 +157,7 @@ def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
 
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:
-    """What a dp group's ledgers counted, each beside AdamW's."""
+    """What a dp group's ledgers counted, compared with AdamW's, in words."""
     lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that a dp group sends along dp"]
     for dtype, found in together(counted, tp).items():
         base = found[ADAMW]

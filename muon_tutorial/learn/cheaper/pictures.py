@@ -1,4 +1,4 @@
-"""Pictures of lesson 13: waterfalls from AdamW to Muon, who waits in a real run, and a lead by bandwidth."""
+"""Pictures of lesson 13: waterfalls from AdamW to Muon, waiting in a real run, and ratios by setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WIDTH, _LEFT, _WIDE, _ROW, _SIZE = 900, 176, 560, 25, 11
 
 
 def hero() -> Picture:
-    """The first picture: from AdamW to Muon in bytes, seconds and memory, where all is fp32."""
+    """The first picture: from AdamW to Muon in bytes, seconds and memory, with everything in fp32."""
     return draw_waterfalls(Setting(), "hero")
 
 
@@ -66,7 +66,7 @@ def _said(fewer: float) -> str:
 
 
 def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
-    """One waterfall from ``y`` down; returns it in words."""
+    """Draw one waterfall from ``y`` down; returns it in words."""
     cheaper = "Muon" if fall.times < 1 else "AdamW"
     winner = "a tie" if math.isclose(fall.times, 1.0, abs_tol=0.005) else f"{cheaper} is cheaper"
     write(axes, 16, y + 8, fall.what, 12, weight="bold")
@@ -97,7 +97,7 @@ def _draw_bar(
 
 
 def explore_costs(live: bool = True) -> Shell | Picture:
-    """Play through tokens a step with buttons for dtypes, links, strategy and steps saved."""
+    """Play through tokens per step, with buttons for dtypes, links, strategy and steps saved."""
 
     def draw(tokens: int, dtypes: str, link: float, strategy: str, fewer: float) -> Picture:
         at = Setting(dtypes, TOKENS[tokens], link, strategy, fewer)
@@ -118,7 +118,7 @@ def explore_costs(live: bool = True) -> Shell | Picture:
 
 
 def draw_turns(at: Setting) -> Picture:
-    """Who is ahead, by tokens a step and by strategy and link: the whole film in one picture."""
+    """Which optimizer is ahead, by tokens per step, strategy and link: the whole film in one picture."""
     columns = [(strategy, link) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
     wide, high, left, top = 112, 30, 190, 92
     figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44)
@@ -154,7 +154,7 @@ _LOOK: dict[State, tuple[str, str]] = {
 
 
 def draw_waits(timeline: Timeline) -> Picture:
-    """Real steps, a lane for each rank: computing in the rank's colour, waiting and transfer hatched."""
+    """Real steps, one lane per rank: computing in the rank's colour, waiting and transfer hatched."""
     states = paint(timeline)
     begin, span = timeline.begin, max(1, timeline.end - timeline.begin)
     figure, axes = blank(_WIDTH, 84 + 38 * len(states))
@@ -187,7 +187,7 @@ def draw_waits(timeline: Timeline) -> Picture:
 def _draw_spans(
     axes: Axes, intervals: Intervals, frame: tuple[int, float, float], fill: str, hatch: str
 ) -> None:
-    """Intervals in a lane; ``frame`` is when it begins, pixels a nanosecond, and its upper edge."""
+    """Intervals in a lane; ``frame`` is its first moment, pixels per nanosecond, and its upper edge."""
     zero, scale, y = frame
     for begin, end in intervals:
         if (end - begin) * scale > 0.3:

@@ -1,9 +1,9 @@
-"""A published reproduction report: what four of its traces say, each collective counted once.
+"""A published reproduction report: the numbers in four of its traces, with each collective counted once.
 
-The report ("Reproducing and Validating Distributed Muon") published what few do: its traces
+The report ("Reproducing and Validating Distributed Muon") published its traces
 (huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``).
-``report_001.json`` holds what was read from four of them, so you need none here. In a checkout,
-``python -m scripts.lab.report_001`` reads them again and follows every published figure.
+``report_001.json`` holds the numbers read from four of them, so you need no traces here. In a checkout,
+``python -m scripts.lab.report_001`` reads the traces again and checks every published figure.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MB = 1e6  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What one trace says, each collective counted once. Times in nanoseconds, over all ``steps`` together.
+    """The numbers of one trace, each collective counted once; nanoseconds over all ``steps`` together.
 
-    ``matched`` is every name that the published sums go over; ``full_step`` and ``launch`` are annotations on
-    the CPU's track (the whole run, the optimizer's call), ``optimizer`` the annotation on the GPU's.
-    ``gpu_span`` runs from the first to the last thing the GPU did, ``busy`` is the time in which it did
-    anything, ``computing`` and ``communicating`` the time in which such kernels ran.
+    ``matched`` is every name that the published sums include. ``full_step`` and ``launch`` are annotations on
+    the CPU's track (the whole run, the optimizer's call), ``optimizer`` is the one on the GPU's. ``gpu_span``
+    goes from the GPU's first event to its last, ``busy`` is the time in which it did anything, and
+    ``computing`` and ``communicating`` are the times in which such kernels ran.
     """
 
     file: str
@@ -49,7 +49,7 @@ class TraceSummary:
 
     @property
     def sum_over_names(self) -> int:
-        """What a sum over names claims."""
+        """The time that a sum over names gives."""
         return sum(row.total for row in self.matched)
 
     @property
@@ -59,13 +59,13 @@ class TraceSummary:
 
     @property
     def times_counted(self) -> float:
-        """How many of the events summed by name there are for each collective."""
+        """The number of events summed by name per collective."""
         return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One number: what it measures, how it is shown, and what it was made from."""
+    """One ratio: what it measures, how it is shown, and how it was computed."""
 
     what: str
     shown: str
@@ -73,7 +73,7 @@ class Ratio:
 
 
 def packaged_summaries() -> dict[str, TraceSummary]:
-    """What was read from the four traces, without them."""
+    """The numbers read from the four traces; the traces themselves are not needed."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
     return {key: _summary_from(entry) for key, entry in data["traces"].items()}
 
@@ -89,11 +89,11 @@ def _summary_from(entry: Mapping[str, Any]) -> TraceSummary:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What one rank has to move in a step, from the sizes in the traces. Elements.
+    """Elements that one rank has to move in a step, from the sizes in the traces.
 
-    ``whole`` is the model, ``shard`` this rank's share of it by tensor parallelism, ``ranks`` how many ranks
-    share that by data parallelism (2 of the 4), and ``straddling`` what it receives to make whole the matrix
-    that its slice shares.
+    ``world`` is the number of ranks, ``whole`` is the model, ``shard`` is this rank's share of it by tensor
+    parallelism, ``ranks`` is how many ranks divide the shard by data parallelism (2 of the 4), and
+    ``straddling`` is what the rank receives to complete the matrix that its slice shares with others.
     """
 
     world: int
@@ -103,11 +103,11 @@ class StepSizes:
     straddling: int
 
     def all_reduced(self) -> Fraction:
-        """Bytes a rank sends when DDP all-reduces fp32 gradients of the whole model on a ring."""
+        """Bytes a rank sends if DDP all-reduces fp32 gradients of the whole model on a ring."""
         return formulas.ddp_adamw(self.world, self.whole, 4)
 
     def zero1_adamw(self) -> Fraction:
-        """ZeRO-1 AdamW, gradients and parameters in fp32."""
+        """Bytes a rank sends in ZeRO-1 AdamW, with gradients and parameters in fp32."""
         return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
 
     def zero1_muon(self) -> Fraction:
@@ -124,7 +124,7 @@ class StepSizes:
 
 
 def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
-    """The sizes, as the traces' own collectives state them."""
+    """The sizes, as given by the traces' own collectives."""
     slices, straddling = muon.collectives
     return StepSizes(
         world=adamw.devices,
@@ -136,7 +136,7 @@ def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
 
 
 def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
-    """Bytes of Muon beside those of AdamW: what the two runs moved, and like for like."""
+    """Muon's bytes over AdamW's: as the two runs moved them, and at equal settings."""
     sizes = step_sizes(adamw, muon)
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
     moved = sizes.momentum_gather() + sizes.tp_gather()

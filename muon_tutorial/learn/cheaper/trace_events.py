@@ -1,4 +1,4 @@
-"""Lesson 13: one collective in four events, the report's published figures, and waiting in a timeline."""
+"""Lesson 13: one collective in four events, the report's published figures, and waits in a timeline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
 
 
 def one_collective(begin: int, duration: int, asked: int = 300) -> list[TraceEvent]:
-    """One all_gather as a profiler logs it: two events where it is launched, two where it runs."""
+    """One all_gather as a profiler logs it: two events for its launch, two for its run."""
     return [
         event("c10d::_allgather_base_", "launch", begin - asked, 103),
         event("nccl:_all_gather_base", "cpu annotation", begin - asked + 26, 64),
@@ -36,7 +36,7 @@ def one_collective(begin: int, duration: int, asked: int = 300) -> list[TraceEve
 
 
 def made_up_trace() -> list[TraceEvent]:
-    """Four events of one collective, and two of something else, in the order of their beginnings."""
+    """Four events of one collective and two of other work, in the order in which they begin."""
     others = [event("Muon_Step", "cpu annotation", 0, 900), event(PRODUCT, "kernel", 4700, 1200)]
     return sorted([*one_collective(400, 4300), *others], key=lambda each: each.interval)
 
@@ -48,17 +48,17 @@ def say_events(events: Iterable[TraceEvent]) -> str:
 
 
 def at_work(events: Iterable[TraceEvent]) -> list[TraceEvent]:
-    """The events that are a collective at work, and no label or launch."""
+    """The events in which a collective really runs, without labels and launches."""
     return [each for each in events if each.sort == "kernel" and each.communicates]
 
 
 def communicating(events: Iterable[TraceEvent]) -> int:
-    """The reference of the exercise: nanoseconds in which any collective ran."""
+    """The exercise's reference: nanoseconds in which any collective ran."""
     return measure(covered(at_work(events)))
 
 
 def report() -> dict[str, TraceSummary]:
-    """What was read from the report's four traces: by run, times in nanoseconds over five steps."""
+    """The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
     return packaged_summaries()
 
 
@@ -70,11 +70,11 @@ FIELDS: Mapping[str, tuple[str, Callable[[TraceSummary], int]]] = {
     "optimizer.total": ("the optimizer, GPU", lambda run: run.optimizer.total),
     "gpu_span": ("from first to last, GPU", lambda run: run.gpu_span),
 }
-"""What the exercise needs of a summary, by how it is written, in words, and as a function."""
+"""The summary's fields that the exercise needs: each name's description and function."""
 
 
 def say_report() -> str:
-    """Those figures of all four runs, in milliseconds."""
+    """These fields of all four runs, in milliseconds."""
     runs = report()
     rows = [f"{'field':16} {' '.join(f'{name:>12}' for name in runs)}   what it is"]
     for field, (what, of) in FIELDS.items():
@@ -84,7 +84,7 @@ def say_report() -> str:
 
 
 def right_headlines() -> dict[str, float]:
-    """The published headlines and what stands beside each, by the names of the exercise."""
+    """The published headlines and the corrected numbers, by the names of the exercise."""
     runs = report()
     adamw, muon, later = runs["adamw"], runs["muon"], runs["muon_async"]
     return {
@@ -105,7 +105,7 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: how long each rank waited for the last; one done before has only sent."""
+    """The exercise's reference: how long each rank waited for the last one; a rank done earlier only sent."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 
@@ -120,7 +120,7 @@ def collectives_of(timeline: Timeline) -> list[list[Flight]]:
 
 
 def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
-    """For each rank: nanoseconds in collectives, and those of them that it waited."""
+    """For each rank: nanoseconds in collectives, and the nanoseconds of these that it waited."""
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
     for flights in collectives_of(timeline):
         for flight in flights:
@@ -131,7 +131,7 @@ def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
 
 
 def say_waits(timeline: Timeline, waited: Waited) -> str:
-    """What each rank's own trace would say, and what all of them together do."""
+    """Each rank's time in collectives, as its own trace would show it, split into waiting and transfer."""
     rows = [f"{'':7} {'in collectives':>15} {'waiting':>10} {'transfer':>10}"]
     for rank, (inside, waiting) in enumerate(waits_of(timeline, waited)):
         cells = f"{inside / 1e6:12.2f} ms {waiting / 1e6:7.2f} ms {(inside - waiting) / 1e6:7.2f} ms"

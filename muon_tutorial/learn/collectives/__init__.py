@@ -1,4 +1,4 @@
-"""What notebook 03 uses: collectives played message by message on real ranks, pictures and exercises."""
+"""What notebook 03 uses: collectives run message by message on real ranks, pictures and exercises."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ SPOILERS = {
     "bytes_sent": [r"\b57,?344\b"],
     "stuck": [r"\bstuck\W+(\w+\W+)?2\b", r"2 of them stand still"],
 }
-"""What would answer the predictions, before the cells that are tagged answer."""
+"""Patterns that would give the predictions away if they stood before the cells tagged ``answer``."""
 
 ORDER_HINT = "isend first, then recv, then wait() for the isend."
 GATHER_HINTS = (
@@ -90,7 +90,7 @@ def counted(run: CollectiveRun) -> dict[str, int]:
 
 
 def guess_stuck() -> Exercise:
-    """The prediction: in how many settings of the switches somebody waits for ever."""
+    """The prediction: in how many settings of the switches a rank waits for ever."""
 
     def judge(stuck: object) -> str | None:
         free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
@@ -106,7 +106,7 @@ def guess_stuck() -> Exercise:
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: an all_gather in which each rank passes on to the next what came last, on real ranks."""
+    """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
 
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
@@ -115,7 +115,7 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
 
 def judge_ring(run: CollectiveRun) -> Diagnosis | None:
-    """What is wrong with a run of an all_gather, or None."""
+    """What is wrong with a run of an all_gather; None if nothing is."""
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
     return _with_ladder(run, judges, GATHER_HINTS, GATHER, "collectives-wrong")
 
@@ -127,7 +127,7 @@ def _with_ladder(
     heading: tuple[str, str],
     name: str,
 ) -> Diagnosis | None:
-    """The first thing that is wrong, with the run's ladder; and with ``hints``, if it has none of its own."""
+    """The first mistake found, with the run's ladder; it gets ``hints`` if it has none of its own."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
     if found is None:
         return None
@@ -136,7 +136,7 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks. Par is what its all_reduce sends, in bytes."""
+    """The hard exercise: a reduce_scatter on real ranks. Par counts the bytes of the all_reduce it makes."""
     play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
@@ -153,15 +153,15 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
 
 @dataclass(frozen=True, slots=True)
 class BytesPar(Par):
-    """Par in bytes: what the busiest rank sends in an all_reduce, beside what a ring needs."""
+    """Par in bytes: what the busiest rank sends in an all_reduce, compared with what a ring needs."""
 
     def say(self, *answers: Any) -> str:
-        """The bytes that a run of the answer sent, beside par."""
+        """The bytes that a run of the answer sent, and par."""
         return f"Your all_reduce: {self.count(*answers):,} bytes; par {self.number:,}."
 
 
 def judge_sum(run: CollectiveRun) -> Diagnosis | None:
-    """What is wrong with a run of a reduce_scatter, or None."""
+    """What is wrong with a run of a reduce_scatter; None if nothing is."""
     judges = (_judge_stuck, _judge_own_sum, _judge_ends)
     return _with_ladder(run, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
 
@@ -285,7 +285,7 @@ _CASES: tuple[tuple[Kind, int, int, int], ...] = (
 
 
 def check_formula() -> Exercise:
-    """The exercise: the bytes that one rank sends on a ring, for any collective, dtype and ranks."""
+    """The exercise: bytes that one rank sends on a ring, for any collective, dtype and number of ranks."""
 
     def judge(function: Callable[..., Any]) -> str | None:
         for kind, entries, itemsize, ranks in _CASES:
@@ -307,7 +307,7 @@ def check_formula() -> Exercise:
 
 
 def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
-    """What a wrong number of bytes has forgotten; ``whole`` is the tensor's bytes."""
+    """The likely mistake behind a wrong number of bytes; ``whole`` is the tensor's bytes."""
     both = kind == "all_reduce"
     due = (1 + both) * whole * (ranks - 1) / ranks
     entries = any(math.isclose(said * size, due) for size in (2, 4))
@@ -322,7 +322,7 @@ def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
 
 
 def quiz(ranks: int) -> Exercise:
-    """Three numbers that the notebook has measured, or that its formula gives."""
+    """Three numbers that the notebook measured or that its formula gives."""
     on_a_ring = "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more."
     return numbers(
         ("messages", 2 * (ranks - 1), on_a_ring),

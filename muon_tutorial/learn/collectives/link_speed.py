@@ -14,18 +14,18 @@ __all__ = ["fastest"]  # the notebook uses it, too
 
 @dataclass(frozen=True, slots=True)
 class LinkSpeed:
-    """A message's time as ``latency + bytes / bandwidth``: seconds, and bytes a second."""
+    """A message's time as ``latency + bytes / bandwidth``, in seconds and bytes per second."""
 
     latency: float
     bandwidth: float
 
     def seconds(self, nbytes: float) -> float:
-        """What the model says of a message."""
+        """The model's seconds for a message."""
         return self.latency + nbytes / self.bandwidth
 
 
 def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
-    """The latency and bandwidth that fit measured messages best, by relative error; neither is negative."""
+    """The latency and bandwidth that fit measured messages with the least relative error; never negative."""
     size, time = np.asarray(sizes, float), np.asarray(seconds, float)
     slope, latency = np.polyfit(size, time, 1, w=1 / time)
     if latency <= 0 or slope <= 0:

@@ -1,8 +1,8 @@
-"""Messages between ranks, written down as they happen, and what they brought to whom.
+"""Messages between ranks, recorded as they happen, and what each rank holds after them.
 
-Inside ``noting``, ``torch.distributed``'s own send and receive write a note of every call. Pieces carry
-numbers from which a note reads which piece travels, and whose summands are in it. Knows messages. Refuses to
-know how they are drawn, and judges nothing.
+Inside ``noting``, ``torch.distributed``'s own send and receive write a note of every call. The numbers in a
+piece encode which piece it is and which ranks' summands are in it. Knows messages. Refuses to know how they
+are drawn, and judges nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class PieceContent:
 
 
 def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A piece as one rank brings it. In float32 sums are exact, and ``content_of`` reads them."""
+    """A piece as one rank brings it. Its sums are exact in float32, so ``content_of`` can decode them."""
     return torch.full((numel,), float(2**rank + piece * 2**ranks), dtype=dtype)
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
-    """What a tensor holds, or None where it is no piece, nor a sum of one piece's summands.
+    """What a tensor holds, or None if it is neither a piece nor a sum of one piece's summands.
 
     >>> content_of(fill(2, rank=0, ranks=4, numel=8) + fill(2, rank=3, ranks=4, numel=8), 4)
     PieceContent(piece=2, ranks=frozenset({0, 3}))
@@ -59,7 +59,7 @@ def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
 
 @dataclass(frozen=True, slots=True)
 class MessageNote:
-    """One call, as one rank saw it. Seconds of a clock they share; ``stop`` None: never finished."""
+    """One call, as one rank saw it. Times are seconds of a shared clock; ``stop`` is None if it hangs."""
 
     verb: Verb
     peer: int
@@ -71,7 +71,7 @@ class MessageNote:
 
 @contextmanager
 def noting(ranks: int) -> Iterator[list[MessageNote]]:
-    """Write down every send and receive that this process makes inside, in the order of its calls."""
+    """Record every send and receive that this process makes inside, in the order of its calls."""
     notes: list[MessageNote] = []
 
     def note(
@@ -110,7 +110,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message; ``round`` counts what its sender got before; ``stop`` is None where nobody received it."""
+    """One message. Its sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int
@@ -127,7 +127,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageLog:
-    """What every rank held at first, and all messages that followed."""
+    """What every rank held at the start, and all messages that followed."""
 
     ranks: int
     start: tuple[HeldPieces, ...]
@@ -135,17 +135,17 @@ class MessageLog:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there are."""
+        """The number of rounds."""
         return max((message.round for message in self.messages), default=0)
 
     @property
     def sums(self) -> bool:
-        """Whether pieces are summed: then every rank begins with all of them."""
+        """Whether pieces are summed, which is so if every rank begins with all of them."""
         return self.ranks > 1 and all(len(held) == self.ranks for held in self.start)
 
 
 def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
-    """The messages of an all_reduce on a ring, without any process: what a run of it sends, but for times."""
+    """The messages of a ring all_reduce, computed without processes; only their times differ from a run's."""
     found = []
     for step, sender in itertools.product(range(2 * (ranks - 1)), range(ranks)):
         piece = (sender - step - 1) % ranks
@@ -157,7 +157,7 @@ def of_ring_all_reduce(ranks: int, nbytes: int) -> list[Message]:
 
 
 def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
-    """The messages behind the ranks' notes: the first that one sent is the first that the other received."""
+    """The messages behind the ranks' notes. Sends and receives between two ranks are matched in order."""
     arrivals: dict[tuple[int, int], deque[float]] = defaultdict(deque)
     for rank, mine in enumerate(notes):
         for note in mine:
@@ -178,7 +178,7 @@ def match_messages(notes: Sequence[Sequence[MessageNote]]) -> list[Message]:
 
 
 def holdings_after(start: Sequence[HeldPieces], messages: Iterable[Message], last: int) -> list[HeldPieces]:
-    """What each rank holds of each piece after round ``last``: what it began with, and what came."""
+    """What each rank holds of each piece after round ``last``: what it began with and what it received."""
     held = [dict(mine) for mine in start]
     for message in messages:
         if message.round <= last and message.stop is not None and message.content is not None:
@@ -188,7 +188,7 @@ def holdings_after(start: Sequence[HeldPieces], messages: Iterable[Message], las
 
 
 def first_repeat(start: Sequence[HeldPieces], messages: Sequence[Message]) -> Message | None:
-    """The first message that brings its receiver nothing that it did not hold."""
+    """The first message that brings its receiver nothing new."""
     for message in messages:
         held = holdings_after(start, messages, message.round - 1)
         if message.content is None:

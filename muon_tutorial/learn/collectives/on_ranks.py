@@ -1,4 +1,4 @@
-"""Lesson 03 on real ranks: a collective played message by message, and the bytes that a rank sent."""
+"""Lesson 03 on real ranks: a collective run message by message, and the bytes that a rank sent."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ PATIENCE = 8.0
 
 
 def ring_all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
-    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of what it has left."""
+    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of its results."""
     return ring_all_gather(ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 
 def all_reduce_with(
     reduce_scatter: Callable[..., Any], pieces: list[Tensor], rank: int, ranks: int
 ) -> list[Tensor]:
-    """As ``ring_all_reduce``, with another first half."""
+    """As ``ring_all_reduce``, with ``reduce_scatter`` as its first half."""
     return ring_all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class CallReport:
-    """What one rank sends back: what its function returned, its notes, and whom it waited for in vain."""
+    """One rank's report: what its function returned, its notes, and the error of a wait that timed out."""
 
     returned: Any
     notes: tuple[MessageNote, ...]
@@ -50,7 +50,7 @@ class CallReport:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRun:
-    """One collective, as all ranks played it."""
+    """One run of a collective on all ranks."""
 
     ranks: int
     start: tuple[HeldPieces, ...]
@@ -63,7 +63,7 @@ class CollectiveRun:
 
     @property
     def log(self) -> MessageLog:
-        """What every rank held at first, and all messages."""
+        """What every rank held at the start, and all messages."""
         return MessageLog(self.ranks, self.start, self.messages)
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
@@ -82,14 +82,14 @@ def my_piece(rank: int, ranks: int) -> Tensor:
 
 
 def my_pieces(rank: int, ranks: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """What a rank brings to a sum: all pieces, with entries of its own."""
+    """What a rank brings to a sum: all pieces, with its own entries."""
     return [messages.fill(piece, rank, ranks, NUMEL, dtype) for piece in range(ranks)]
 
 
 def run_gather(
     algorithm: Algorithm, ranks: int, backend: str = "gloo", timeout: float = PATIENCE
 ) -> CollectiveRun:
-    """Play ``algorithm(my piece, rank, ranks)`` on real ranks; the reference, where it is still a stub."""
+    """Run ``algorithm(my piece, rank, ranks)`` on real ranks; if it is still a stub, run the reference."""
     play_it = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     return run_or_reference(play_it, algorithm, ring_all_gather)
 
@@ -100,14 +100,14 @@ def run_sum(
     backend: str = "gloo",
     dtype: torch.dtype = torch.float32,
 ) -> CollectiveRun:
-    """Play ``algorithm(my pieces, rank, ranks)`` on real ranks, with pieces of a dtype."""
+    """Run ``algorithm(my pieces, rank, ranks)`` on real ranks, with pieces of ``dtype``."""
     return play_on_ranks(algorithm, partial(my_pieces, dtype=dtype), ranks, backend)
 
 
 def play_on_ranks(
     algorithm: Algorithm, bring: Bring, ranks: int, backend: str, timeout: float = PATIENCE
 ) -> CollectiveRun:
-    """Play ``algorithm(what bring gives a rank, rank, ranks)`` on real ranks."""
+    """Run ``algorithm(bring(rank, ranks), rank, ranks)`` on real ranks."""
     reports = launch(play, ranks, args=(algorithm, bring, ranks), backend=backend, timeout=timeout)
     start = tuple(_held(bring(rank, ranks), ranks) for rank in range(ranks))
     return CollectiveRun(ranks, start, tuple(reports))
@@ -120,7 +120,7 @@ def _held(brought: Tensor | list[Tensor], ranks: int) -> HeldPieces:
 
 
 def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallReport:
-    """One rank's part, noted. A wait in vain is reported; any other error is the caller's."""
+    """One rank's part, with notes. A wait that times out is reported; any other error is raised."""
     mine, stuck, returned = bring(rank, ranks), None, None
     dist.barrier()
     with messages.noting(ranks) as notes:
@@ -134,12 +134,12 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
 
 
 def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., Any]) -> str:
-    """What rank 0 sent in an all_reduce of this dtype and its halves, counted, beside what a formula says.
+    """What rank 0 sent in an all_reduce of this dtype and in its halves, as counted and by ``formula``.
 
     ``formula(collective, entries, itemsize, ranks)`` gives bytes.
     """
     ranks = total.ranks
-    half = total.messages_sent(0) - (ranks - 1)  # the gather comes last, a piece a message
+    half = total.messages_sent(0) - (ranks - 1)  # the gather comes last, with one message per piece
     entries, size = ranks * NUMEL, dtype.itemsize
     counted: dict[Kind, int] = {
         "reduce_scatter": total.bytes_sent(0, last=half),
@@ -156,7 +156,7 @@ def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., A
 
 
 def ring_formula(collective: Kind, entries: int, itemsize: int, ranks: int) -> int:
-    """Bytes that each rank sends on a ring for a whole tensor of so many entries: the package's own count."""
+    """Bytes that each rank sends on a ring for a whole tensor of ``entries``, as the package counts them."""
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
     whole, piece = (torch.empty(numel, dtype=dtype, device="meta") for numel in (entries, entries // ranks))
     both = {"all_gather": (piece, whole), "reduce_scatter": (whole, piece)}

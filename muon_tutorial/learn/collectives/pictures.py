@@ -1,4 +1,4 @@
-"""Pictures of lesson 03: messages over time, a lane for each rank; and time by bytes of a message."""
+"""Pictures of lesson 03: messages over time with a lane per rank, and a message's time by its bytes."""
 
 from __future__ import annotations
 
@@ -55,17 +55,17 @@ SUM = (
 
 
 def _pitch(ranks: int) -> float:
-    """From one lane to the next, in pixels."""
+    """The distance between two lanes, in pixels."""
     return min(116.0, (900 - _LEFT - _RIGHT) / ranks)
 
 
 def _x(ranks: int, rank: int, share: float = 0.5) -> float:
-    """The middle of a rank's lane; with a share of 0, its left edge, with 1 its right one."""
+    """A place across a rank's lane: ``share`` 0 is its left edge, 0.5 its middle, 1 its right edge."""
     return _LEFT + _pitch(ranks) * (rank + 0.5 + 0.76 * (share - 0.5))
 
 
 def _y(row: int) -> float:
-    """The top of the strips that show what is held after a round."""
+    """The top of the strips that show what ranks hold after round ``row``."""
     return _TOP + 22 + row * _ROW
 
 
@@ -83,7 +83,7 @@ def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: i
 
 
 def draw_messages(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
-    """What each rank holds after every round, and the messages in between; rounds after ``last`` are open."""
+    """What each rank holds after every round, and the messages in between; without rounds after ``last``."""
     last = run.rounds if last is None else last
     width = round(max(_LEFT + _RIGHT + _pitch(run.ranks) * run.ranks, 540))
     figure, axes = blank(width, round(_y(run.rounds) + _STRIP + 16))
@@ -119,7 +119,7 @@ def draw_messages(run: MessageLog, words: tuple[str, str], name: str, last: int 
 
 
 def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, width: float) -> None:
-    """What a rank holds: a cell for each piece, the fuller the more ranks are in its sum."""
+    """What a rank holds: a cell per piece, filled in proportion to the ranks in its sum."""
     cell = width / run.ranks
     for piece in range(run.ranks):
         ranks = held.get(piece, frozenset())
@@ -135,7 +135,7 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
-    """Where the arrow runs. Between the last lane and the first it leaves the card and comes in again."""
+    """The arrow's lines. Between the last lane and the first, one leaves the card and one enters it."""
     here, there, last = message.sender, message.receiver, ranks - 1
     high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
     if there != (here + 1) % ranks:
@@ -148,7 +148,7 @@ def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
 
 
 def _describe(run: MessageLog, heading: tuple[str, str], last: int) -> str:
-    """The ladder in words: each round's messages, and which of them nobody received."""
+    """The ladder in words: each round's messages, and which of them were never received."""
     said = [": ".join(heading)]
     for row in range(1, last + 1):
         sent = [_say(message, run.sums) for message in run.messages if message.round == row]
@@ -180,7 +180,7 @@ def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:
-    """Time by bytes, both logarithmic: measured dots, and the model's line."""
+    """A message's time by its bytes, both logarithmic: measurements as dots, the model as a line."""
     figure = card(640, 400)
     title = "One message between two ranks of your machine"
     axes = style(figure.add_subplot(), title, "bytes of the message", "microseconds")
@@ -210,7 +210,7 @@ _TO_THE_END: dict[str, Any] = {"shrinkA": 0, "shrinkB": 0}
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """A ring of ranks with one setting of its switches, after some moments; where it is drawn."""
+    """A ring of ranks with one setting of its switches after ``moment`` moments, and where it is drawn."""
 
     setting: Setting
     moment: int
@@ -219,12 +219,12 @@ class _Ring:
 
     @property
     def spots(self) -> tuple[tuple[float, float], ...]:
-        """Where the ranks stand; messages go round clockwise."""
+        """The ranks' places; messages go round clockwise."""
         return (self.left, 130), (self.right, 130), (self.right, 300), (self.left, 300)
 
     @property
     def now(self) -> list[int]:
-        """The ranks whose message passes just now."""
+        """The ranks whose message passes in this moment."""
         film = moments_of(self.setting)
         return film[self.moment - 1] if 0 < self.moment <= len(film) else []
 
@@ -243,7 +243,7 @@ class _Ring:
 
 
 def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
-    """A switch for each rank, and a film of what comes of them; below it, what real ranks have made of it."""
+    """A switch per rank, a film of what follows from them, and below it what real ranks did."""
     options: dict[str, First] = {"send first": "send", "receive first": "receive"}
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
     return play(partial(_draw, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
@@ -254,7 +254,7 @@ def _draw(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
 
 
 def draw_setting(runs: SettingRuns, setting: Setting, moment: int) -> Picture:
-    """The ring after some moments: which messages have passed, what every rank is doing, and how it ended."""
+    """The ring after ``moment`` moments: messages that have passed, what each rank does, and how it ended."""
     ring = _Ring(setting, moment)
     figure, axes = blank(_WIDE, _HIGH)
     heading(axes, f"After {moment} moment{'s' * (moment != 1)}", _DASHED)
@@ -263,7 +263,7 @@ def draw_setting(runs: SettingRuns, setting: Setting, moment: int) -> Picture:
 
 
 def draw_flip(runs: SettingRuns) -> Picture:
-    """A deadlock, and beside it the same ring with one switch flipped, on its way."""
+    """A deadlock, and next to it the same ring with one switch flipped, half-way through."""
     rings = _Ring(("send",) * 4, 2, 100, 330), _Ring(("receive", "send", "send", "send"), 2, 560, 790)
     figure, axes = blank(890, _HIGH)
     heading(axes, "After 2 moments: all send first, and the same with rank 0 flipped", _DASHED)
@@ -309,7 +309,7 @@ def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
 
 
 def draw_every_setting(runs: SettingRuns) -> Picture:
-    """Every setting of the switches, and what came of it on real ranks."""
+    """Every setting of the switches, and how it ended on real ranks."""
     columns, wide, high, top = 4, 150, 118, 72
     figure, axes = blank(columns * wide + 16, top + high * (len(EVERY) // columns) + 8)
     title = f"All {len(EVERY)} settings of the switches, on real processes"

@@ -1,4 +1,4 @@
-"""Lesson 03: a switch for each rank of a ring, send first or receive first, and what comes of it."""
+"""Lesson 03: a switch for each rank of a ring, send first or receive first, and which settings deadlock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat
 
 
 def moments_of(setting: Setting) -> list[list[int]]:
-    """Moment by moment, the ranks whose message passes; it ends when none can any more.
+    """For each moment, the ranks whose message passes; it ends when no message can pass.
 
     >>> moments_of(("send", "receive", "send", "receive")), moments_of(("send",) * 4)
     ([[0, 2], [1, 3]], [])
@@ -45,19 +45,19 @@ def moments_of(setting: Setting) -> list[list[int]]:
 
 @dataclass(frozen=True, slots=True)
 class SettingRuns:
-    """Which settings of the switches real ranks got through, and how long those that did not were given."""
+    """Which settings of the switches real ranks finished, and the seconds after which the others gave up."""
 
     arrived: dict[Setting, bool]
     patience: float
 
     @property
     def stuck(self) -> int:
-        """In how many settings somebody waited in vain."""
+        """The number of settings in which a rank gave up waiting."""
         return sum(not arrived for arrived in self.arrived.values())
 
 
 def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = PATIENCE) -> SettingRuns:
-    """Play ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
+    """Run ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
     runs = {
         setting: run_setting(exchange, setting, backend, AMPLE)
         if moments_of(setting)
@@ -68,7 +68,7 @@ def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float
 
 
 def _run_in_vain(exchange: Exchange, setting: Setting, backend: str, patience: float) -> CollectiveRun:
-    """As ``run_setting``; where a busy machine has not even started the ranks in that time, once more."""
+    """As ``run_setting``, but if a busy machine could not start the ranks in time, it tries once more."""
     try:
         return run_setting(exchange, setting, backend, patience)
     except RankFailedError:
@@ -78,7 +78,7 @@ def _run_in_vain(exchange: Exchange, setting: Setting, backend: str, patience: f
 def run_setting(
     exchange: Exchange, setting: Setting, backend: str = "gloo", patience: float = PATIENCE
 ) -> CollectiveRun:
-    """Play ``exchange`` on real ranks with one setting of the switches."""
+    """Run ``exchange`` on real ranks with one setting of the switches."""
     play = partial(_with_switches, exchange, setting)
     return play_on_ranks(play, my_piece, len(setting), backend, patience)
 

@@ -1,4 +1,4 @@
-"""The words and symbols that all lessons share: one sentence each, and the lesson that brings them in.
+"""The words and symbols that all lessons share: one sentence each, and the lesson that introduces them.
 
 The package's own records are explained in their docstrings.
 """
@@ -16,7 +16,7 @@ from . import series
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word, what it means, and the number of the lesson that sets it in bold, perhaps in another form."""
+    """A word, its meaning, and the lesson that sets it in bold; ``bold`` is its form there, if different."""
 
     word: str
     lesson: str
@@ -26,7 +26,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A sign or a short name as formulas, code and pictures have it, and the lessons that use it."""
+    """A symbol or short name in formulas, code and pictures, its meaning, and the lessons that use it."""
 
     sign: str
     lessons: tuple[str, ...]
@@ -169,12 +169,12 @@ J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis
 
 
 def _rows(table: str) -> Iterator[list[str]]:
-    """The cells of each row of a table; a row goes on where the next line is indented."""
+    """The cells of each row of a table; an indented line continues the row before it."""
     return (row.split(" | ") for row in table.replace("\n    ", " ").splitlines())
 
 
 def _term(word: str, lesson: str, meaning: str) -> Term:
-    """The term of a row; behind a word stands the form that its lesson sets in bold, if it is another."""
+    """The term of a row; the brackets after a word hold the form that its lesson sets in bold."""
     word, _, bold = word.rstrip(")").partition(" (")
     return Term(word, lesson, meaning, bold)
 
@@ -200,7 +200,7 @@ a notebook: `from muon_tutorial.learn import glossary`, then `glossary.look_up("
 
 @dataclass(frozen=True, slots=True)
 class GlossaryEntries:
-    """Words and symbols that show themselves: a table in a notebook, plain lines elsewhere."""
+    """Words and symbols, displayed as a table in a notebook and as plain lines elsewhere."""
 
     terms: Sequence[Term] = ()
     symbols: Sequence[Symbol] = ()
@@ -215,10 +215,10 @@ class GlossaryEntries:
 
 
 def look_up(word: str = "") -> GlossaryEntries:
-    """The entry of a word or symbol; without one, all of them.
+    """The entry of a word or symbol; without an argument, all entries.
 
     Raises:
-        UsageError: there is no such entry; names those that are spelt nearly so.
+        UsageError: there is no such entry; it lists entries with a similar spelling.
 
     >>> look_up("ring")
     ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.
@@ -249,7 +249,7 @@ def by_word() -> list[Term]:
 
 
 def page() -> str:
-    """The whole of ``GLOSSARY.md``, which lies beside the notebooks."""
+    """The whole text of ``GLOSSARY.md``, which lies next to the notebooks."""
     return _PAGE.format(words=term_table(by_word(), _linked), symbols=symbol_table(SYMBOLS, _linked))
 
 

@@ -1,6 +1,6 @@
 """The course in order: its lessons, what each needs, the paths through them, and the links between them.
 
-Titles, minutes and file names; what the lessons say stands in the lessons.
+It knows titles, minutes and file names, and nothing of the lessons' contents.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from urllib.parse import quote
 from ...errors import UsageError
 
 REPOSITORY = ""
-"""Where the course lies on GitHub, as ``owner/name``; links that open a lesson elsewhere are made from it.
+"""The course's repository on GitHub, as ``owner/name``; links that open a lesson elsewhere are made from it.
 
-While it is empty there are none. After a change, run ``scripts/series.py`` and build the notebooks.
+While it is empty there are no such links. After a change, run ``scripts/series.py`` and build the notebooks.
 """
 BRANCH = "main"
 _WIDTH = 108
@@ -26,8 +26,8 @@ _WIDTH = 108
 class Lesson:
     """One notebook: the stem of its file, its package, its title, its minutes, and the lessons it needs.
 
-    ``minutes`` are those of reading and of the required exercises; the ``optional`` ones take so many more.
-    What the notebook uses is ``muon_tutorial.learn.<package>``.
+    ``minutes`` cover reading and the required exercises; the optional exercises take ``optional`` more. The
+    notebook uses ``muon_tutorial.learn.<package>``.
     """
 
     stem: str
@@ -49,7 +49,7 @@ class Lesson:
 
     @property
     def name(self) -> str:
-        """Number and title, as its heading has them."""
+        """Number and title, as in its heading."""
         return f"{self.number} · {self.title}"
 
 
@@ -57,7 +57,7 @@ class Lesson:
 class CoursePath:
     """A way through the course. ``note`` says what it is for and what it leaves open.
 
-    ``and_then`` are minutes for what it takes from other lessons.
+    ``and_then``: minutes for the parts that it takes from other lessons.
     """
 
     name: str
@@ -68,7 +68,7 @@ class CoursePath:
 
     @property
     def minutes(self) -> int:
-        """Of all its lessons together."""
+        """Minutes of all its lessons, plus ``and_then``."""
         lessons = [lesson(number) for number in self.numbers]
         optional = sum(each.optional for each in lessons) if self.exercises == "all" else 0
         return sum(each.minutes for each in lessons) + optional + self.and_then
@@ -166,13 +166,13 @@ PATHS = (
 
 
 def lesson(number: str) -> Lesson:
-    """The lesson of that number.
+    """The lesson with that number.
 
     >>> lesson("05").name, lesson("05").file
     ('05 · ZeRO-1 and the virtual buffer', '05_zero1_and_the_virtual_buffer.ipynb')
 
     Raises:
-        UsageError: there is none.
+        UsageError: no lesson has it.
     """
     for each in LESSONS:
         if each.number == number:
@@ -196,7 +196,7 @@ def neighbours(of: Lesson) -> tuple[Lesson | None, Lesson | None]:
 
 
 def hosted_links(of: Lesson) -> dict[str, str]:
-    """Where a lesson can be opened with nothing installed, by the host's name; empty without a repository.
+    """Links that open a lesson with nothing installed, by the host's name; empty without a repository.
 
     >>> list(hosted_links(lesson("05"))) == (["Colab", "Binder"] if REPOSITORY else [])
     True
@@ -211,7 +211,7 @@ def hosted_links(of: Lesson) -> dict[str, str]:
 
 
 def site() -> str:
-    """Where GitHub publishes the course's pages, with a slash at the end; empty without a repository.
+    """The address of the course's pages on GitHub, with a slash at the end; empty without a repository.
 
     >>> site() == "" if not REPOSITORY else site().endswith("/")
     True
@@ -221,12 +221,12 @@ def site() -> str:
 
 
 def archive() -> str:
-    """From where pip can install the package; empty without a repository."""
+    """The address from which pip can install the package; empty without a repository."""
     return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
 
 
 def navigation(of: Lesson) -> str:
-    """The list in a lesson's opening cell: where it stands, and how to open it elsewhere."""
+    """The list in a lesson's opening cell: the lessons before and after it, and how to open it elsewhere."""
     links = hosted_links(of)
     here = f"[open this lesson]({links['Colab']}), or " if links else ""
     colab = (
@@ -238,7 +238,7 @@ def navigation(of: Lesson) -> str:
 
 
 def navigation_of_copy(of: Lesson) -> str:
-    """The same list in a self-contained copy, which has no other file beside it."""
+    """The same list for a self-contained copy, which has no other files next to it."""
     return _navigation(
         of,
         "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",
@@ -265,7 +265,7 @@ def _item(text: str) -> str:
 
 
 def hero_lines(of: Lesson) -> str:
-    """How a set-up cell that is the first screen, too, ends: with the lesson's picture.
+    """The last lines of a set-up cell that is also the first screen: they show the lesson's picture.
 
     >>> print(hero_lines(lesson("05")))
     from muon_tutorial.learn import zero1_buffer as lesson

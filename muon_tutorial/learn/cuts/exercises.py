@@ -1,4 +1,4 @@
-"""Exercises of lesson 07: shapes of pieces, a pass through both layers, who holds what, a fused weight."""
+"""Exercises of lesson 07: shapes of pieces, a pass through both layers, holders, a fused weight."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
 PARTS = (1, 2, 3, 4, 5, 8)
 GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
-"""Heads and tp of the fused weights that are tried."""
+"""(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
 SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"], "torn": [r"\btorn\W+4\b"]}
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]
 
 
 def pieces_exercise(tp: int) -> Exercise:
-    """The guess: the shapes of the last piece of ``up``, cut each way."""
+    """The guess: the shapes of the last piece of ``up``, for both cuts."""
 
     def judge(column_parallel: object, row_parallel: object) -> str | None:
         for kind, said in zip(KINDS, (column_parallel, row_parallel), strict=True):
@@ -73,7 +73,7 @@ def pieces_exercise(tp: int) -> Exercise:
 
 
 def shapes_exercise() -> Exercise:
-    """The exercise: local shapes, column parallel and row parallel, of sizes that tp does not divide."""
+    """The exercise: local shapes, column parallel and row parallel, for sizes that tp does not divide."""
 
     def judge(function: ShapeOf) -> str | None:
         for shape, tp in ((shape, tp) for tp in PARTS for shape in SHAPES):
@@ -110,7 +110,7 @@ def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp
 
 
 def _is_pair(said: object) -> bool:
-    """Whether it is a pair of whole numbers. 4.0 is none: the lesson cuts with them."""
+    """Whether ``said`` is a pair of integers. 4.0 does not count, because the lesson slices with them."""
     pair = isinstance(said, (tuple, list)) and len(said) == 2
     return pair and all(hasattr(value, "__index__") for value in said)  # type: ignore[attr-defined]
 
@@ -146,7 +146,7 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
 
 def judge_layers(run: LayersRun) -> str | None:
-    """What is wrong with the outputs of a run on whole numbers, or None."""
+    """What is wrong with the outputs of a run on whole numbers; None if nothing is."""
     for rank, output in enumerate(run.outputs):
         right = run.given.alone(rank // run.tp)
         if not isinstance(output, Tensor) or output.shape != right.shape:
@@ -176,7 +176,7 @@ def _why_not_y(run: LayersRun, rank: int, output: Tensor) -> str:
 
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: for any entry of ``up``, who holds its weight, and who keeps its momentum."""
+    """The exercise: for any entry of ``up``, which ranks hold its weight, and which keeps its momentum."""
     grids = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:
@@ -213,7 +213,7 @@ def _judge_holders(said: object, row: int, column: int, sizes: tuple[int, int]) 
 
 
 def qkv_exercise() -> Exercise:
-    """The hard exercise: cut a fused weight so that every head is whole, and the inverse that restores it."""
+    """The hard exercise: cut a fused weight so that every head stays whole, and write the inverse."""
 
     def judge(shard: Shard, join: Join) -> str | Diagnosis | None:
         return first(judge_fused(shard, join, *sizes) for sizes in FUSED)
@@ -229,13 +229,13 @@ def qkv_exercise() -> Exercise:
 
 
 def busiest(shard: Shard, join: Join) -> int:
-    """The most entries that a rank gets of the lesson's fused weight."""
+    """The largest number of entries that a rank gets of the lesson's fused weight."""
     whole = qkv.fused_weight(0)
     return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
 
 
 def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosis | None:
-    """What is wrong with a cut of one fused weight, and with its inverse; None where nothing is."""
+    """What is wrong with a cut of one fused weight or with its inverse; None if nothing is."""
     case = f"{heads} heads, tp {tp}: {{}}"
     whole = torch.arange(3 * heads * qkv.HEAD_DIM * qkv.WIDTH).float().reshape(-1, qkv.WIDTH)
     pieces = [value_of(shard, whole.clone(), heads, tp_rank, tp, told=case) for tp_rank in range(tp)]
@@ -259,10 +259,10 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
 
 
 def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
-    """The rows of the fused weight that a piece holds, by number.
+    """The numbers of the fused weight's rows that a piece holds.
 
     Raises:
-        MistakeError: it is no tensor of whole rows.
+        MistakeError: the piece is no tensor of whole rows.
     """
     if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
         came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
@@ -292,7 +292,7 @@ def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook has measured."""
+    """Numbers that the notebook measured."""
     plan = plan_of(dp, tp)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
     return numbers(

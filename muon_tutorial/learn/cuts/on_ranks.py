@@ -1,4 +1,4 @@
-"""Lesson 07 on real ranks: pieces of two weights of odd sizes, a pass through both, training."""
+"""Lesson 07 on real ranks: pieces of two weights of odd sizes, a pass through both, and training."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DIM: dict[CutKind, int] = {"column": 0, "row": 1}
 UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
 PATIENCE = 10.0
-"""Seconds that a rank waits for others in an answer that hangs."""
+"""Seconds after which a rank gives up waiting if an answer hangs."""
 
 
 def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
-    """A copy of what one tp coordinate holds of a weight, by the lengths that ``shape_of`` says."""
+    """A copy of one tp coordinate's piece of a weight, with the lengths that ``shape_of`` returns."""
     dim, shape = DIM[kind], (weight.shape[0], weight.shape[1])
     lengths = [shape_of(shape, kind, other, tp)[dim] for other in range(tp_rank + 1)]
     return weight.narrow(dim, sum(lengths[:tp_rank]), lengths[tp_rank]).clone()
@@ -38,7 +38,7 @@ def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf 
 
 @dataclass(frozen=True, slots=True)
 class LinearNumbers:
-    """What a run works on: a batch for each dp coordinate, and the whole weights of two Linears."""
+    """A run's inputs: a batch per dp coordinate, and the whole weights of two Linears."""
 
     batches: tuple[Tensor, ...]
     up: Tensor
@@ -50,7 +50,7 @@ class LinearNumbers:
 
 
 def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> LinearNumbers:
-    """Data and weights: ordinary random numbers, or small whole ones, whose sums need no rounding."""
+    """Data and weights: ordinary random numbers, or small integers, whose sums are exact."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -64,15 +64,15 @@ def make_numbers(kind: Literal["whole", "ordinary"], dp: int, seed: int) -> Line
 
 def both_layers(x: Tensor, up: Tensor, down: Tensor, tp_group: Any) -> Tensor:
     """The reference: this rank's pieces of both layers, and one all_reduce. All of the tp group must call."""
-    hidden = torch.relu(x @ up.T)  # (batch, my hidden features): whole sums
-    y = hidden @ down.T  # (batch, out): a part of every sum
+    hidden = torch.relu(x @ up.T)  # (batch, my hidden features): complete sums
+    y = hidden @ down.T  # (batch, out): partial sums
     dist.all_reduce(y, group=tp_group)
     return y
 
 
 @dataclass(frozen=True, slots=True)
 class LayersRun:
-    """What every rank returned of ``both_layers``, beside what it worked on."""
+    """What the function returned on every rank, and the inputs."""
 
     dp: int
     tp: int
@@ -84,11 +84,11 @@ class LayersRun:
         return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
 
     def same_output(self) -> bool:
-        """Whether all outputs are those of one process, but for rounding."""
+        """Whether all outputs equal one process's up to rounding."""
         return all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in self.pairs())
 
     def same_bits(self) -> bool:
-        """Whether all outputs are those of one process, to the bit."""
+        """Whether all outputs equal one process's to the bit."""
         return all(torch.equal(one, other) for one, other in self.pairs())
 
 
@@ -120,15 +120,15 @@ def call_layers(
 
 
 def say_layers(run: LayersRun, kind: str) -> str:
-    """Whether the ranks' outputs are those of one process, in a line."""
+    """One line that says whether the ranks' outputs equal one process's."""
     return f"{kind + ' numbers':17} the same output: {run.same_output()!s:6} the same bits: {run.same_bits()}"
 
 
-# Training: what is kept.
+# Training: what each rank keeps.
 
 
 def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape) -> list[torch.nn.Parameter]:
-    """This rank's pieces of both weights, each saying how it was cut."""
+    """This rank's pieces of both weights, each with attributes that say how it was cut."""
     whole, tp_rank = make_numbers("ordinary", 0, seed), rank % tp
     parameters = []
     for weight, kind in zip((whole.up, whole.down), KINDS, strict=True):
@@ -140,7 +140,7 @@ def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape
 
 
 def fill_gradients(parameters: Sequence[torch.nn.Parameter], rank: int, tp: int, step: int) -> None:
-    """The gradients of one step: those of a dp coordinate, whose data nobody else has."""
+    """Set the gradients of one step; each dp coordinate has its own data."""
     whole = make_numbers("ordinary", 0, 1000 * (rank // tp + 1) + step)
     for parameter, gradient, kind in zip(parameters, (whole.up, whole.down), KINDS, strict=True):
         parameter.grad = cut(gradient, kind, rank % tp, tp)
@@ -155,12 +155,12 @@ class KeptByRank:
 
     @property
     def entries(self) -> int:
-        """How many entries of momentum it keeps."""
+        """The number of momentum entries that the rank keeps."""
         return sum(part.numel() for part in self.momentum)
 
 
 def kept_by(muon: Any) -> KeptByRank:
-    """What the optimizer of this rank keeps."""
+    """What this rank's optimizer keeps."""
     parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
     momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
     return KeptByRank(tuple(parameter.detach() for parameter in parameters), momentum)
@@ -176,7 +176,7 @@ def plan_of(dp: int, tp: int) -> Plan:
 
 
 def slice_length(dp: int, tp: int) -> int:
-    """How many entries of its tp coordinate's buffer each rank keeps, padding included.
+    """The number of entries of its tp coordinate's buffer that each rank keeps, padding included.
 
     >>> slice_length(2, 3)
     28
@@ -186,9 +186,9 @@ def slice_length(dp: int, tp: int) -> int:
 
 
 def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[list[int], int]:
-    """The reference: the ranks that hold the weight ``up[row, column]``, and the one that keeps its momentum.
+    """The reference: the ranks that hold the weight ``up[row, column]``, and the rank with its momentum.
 
-    ``length`` is that of each rank's slice of the buffer, in which the piece of ``up`` comes first.
+    ``length`` is the length of each rank's slice of the buffer, which begins with the piece of ``up``.
 
     >>> who_holds(7, 2, 2, 3, 28)
     ([1, 4], 1)
@@ -200,7 +200,7 @@ def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[lis
 
 
 def letters_of(kept: Sequence[KeptByRank]) -> tuple[list[str], list[str], list[str]]:
-    """A letter for each rank's piece of the first weight, of the second, and for all of its momentum."""
+    """Letters for the contents of each rank's first weight, of its second, and of its whole momentum."""
     pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
     momentum = [torch.cat([part.flatten() for part in mine.momentum]) for mine in kept]
     letters, ranks = name_contents([*pieces, *momentum]), len(kept)

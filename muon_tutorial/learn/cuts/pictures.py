@@ -24,14 +24,14 @@ _CUTS: dict[CutKind, str] = {
     "row": "Row parallel cuts the columns of W: its in features.",
 }
 _MOST_TP = 6
-"""How far the film of the fused weight goes."""
+"""The largest tp in the film of the fused weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearOperand:
     """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
 
-    ``partial`` says that every tp coordinate has a part of every sum.
+    ``partial``: every tp coordinate holds a partial sum of every entry.
     """
 
     name: str
@@ -40,11 +40,11 @@ class LinearOperand:
     partial: bool = False
 
     def box(self, tp_rank: int, tp: int) -> Box:
-        """What one tp coordinate holds of it."""
+        """The part that one tp coordinate holds."""
         return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), tp_rank, tp)
 
     def say(self, tp_rank: int, tp: int) -> str:
-        """What one tp coordinate holds of it, in words."""
+        """The part that one tp coordinate holds, in words."""
         if self.dim is None or tp == 1:
             return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
         box, what = self.box(tp_rank, tp), ("row", "column")[self.dim]
@@ -65,7 +65,7 @@ def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, Line
 
 
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """A button for each rank and one for each cut, over what the rank holds of a Linear."""
+    """A rank's part of a Linear, with buttons for the rank and for the cut."""
     grid = Grid.of(dp=dp, tp=tp)
 
     def draw(rank: int, cut: CutKind) -> Picture:
@@ -76,7 +76,7 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
 
 
 def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
-    """What one rank holds of a Linear that is cut one way, in its colour."""
+    """One rank's part of a Linear that is cut in one way, in the rank's colour."""
     figure, axes = blank(_WIDTH, 366)
     _draw_cut(axes, grid, shape, rank, kind, 24.0)
     lines = _held_lines(grid, shape, rank, kind)
@@ -86,7 +86,7 @@ def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) ->
 
 
 def draw_both_cuts(grid: Grid, shape: tuple[int, int], rank: int) -> Picture:
-    """One rank's part of a Linear, cut each way, one below the other."""
+    """One rank's part of a Linear for both cuts, one below the other."""
     figure, axes = blank(_WIDTH, 620)
     for number, kind in enumerate(KINDS):
         _draw_cut(axes, grid, shape, rank, kind, 24.0 + 304 * number)
@@ -102,7 +102,7 @@ def _held_lines(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) ->
 
 
 def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind, top: float) -> None:
-    """``y = x Wᵀ`` with every piece hatched and labelled, and one rank's in its colour."""
+    """``y = x Wᵀ`` with every piece hatched and labelled, and one rank's pieces in its colour."""
     write(axes, _MARGIN, top, _CUTS[kind], 12.5, weight="bold")
     write(axes, _WIDTH - _MARGIN, top, f"in colour: rank {rank}", 11.5, ha="right", color=QUIET)
     left, at = _MARGIN + 16, grid.at(rank)
@@ -112,7 +112,7 @@ def _draw_cut(axes: Axes, grid: Grid, shape: tuple[int, int], rank: int, kind: C
 
 
 def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: int, corner: Point) -> None:
-    """An operand's pieces, each with its tp coordinate beside it, where even a sliver has room."""
+    """An operand's pieces, each with its tp coordinate next to it, so that even a thin piece has a label."""
     (left, top), (rows, columns) = corner, operand.shape
     whole = (left, top, columns * _UNIT, rows * _UNIT)
     write(axes, left, top - 30, f"{operand.name}   {rows} × {columns}", 12, weight="bold")
@@ -138,18 +138,18 @@ def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: 
 
 
 def hero() -> Picture:
-    """Who holds which entries on a grid of two by three: copies of the weight, slices of the buffers."""
+    """Which ranks hold which entries on a grid of 2 × 3: copies of the weight, slices of the buffers."""
     return draw_holders(plan_of(2, 3), "cuts-hero")
 
 
 def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
-    """The same with a letter for each distinct content of a real run."""
+    """The same, with letters that show which contents were equal in a real run."""
     weights, _, momentum = letters_of(kept)
     return draw_holders(plan_of(dp, tp), "cuts-kept", weights, momentum)
 
 
 def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: Sequence[str] = ()) -> Picture:
-    """The first weight, a copy for each dp coordinate, beside the buffers of both weights' momentum."""
+    """The first weight, copied for each dp coordinate, and the buffers of both weights' momentum."""
     tp = plan.grid.size("tp")
     figure, axes = blank(_WIDTH, round(max(322, 72 + 80 * tp)))
     write(axes, _MARGIN, 24, "The weight up: tp cuts it, dp copies it", 12.5, weight="bold")
@@ -178,7 +178,7 @@ def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
 
 
 def picture_of_buffers(dp: int, tp: int) -> Picture:
-    """For each tp coordinate the flat buffer of both weights' pieces, and how dp cuts it."""
+    """The flat buffer of both weights' pieces at each tp coordinate, and how dp cuts it."""
     plan = plan_of(dp, tp)
     figure, axes = blank(_WIDTH, round(48 + 84 * tp))
     write(axes, _MARGIN, 24, "One buffer for each tp coordinate, and dp cuts each", 12.5, weight="bold")
@@ -188,7 +188,7 @@ def picture_of_buffers(dp: int, tp: int) -> Picture:
 
 
 def _draw_buffer(axes: Axes, plan: Plan, tp_rank: int, frame: Frame, letters: Sequence[str] = ()) -> None:
-    """Above, the pieces that lie in a buffer; below, the slices into which dp cuts it."""
+    """The pieces that lie in a buffer, and below them the slices into which dp cuts it."""
     [bucket] = plan.buckets
     at, dp = plan.grid.at(tp_rank), plan.grid.size("dp")
     left, top, width, height = frame[0] + 44, frame[1], frame[2] - 44, frame[3] / 2
@@ -219,7 +219,7 @@ def _spots(plan: Plan, tp_rank: int) -> list[BufferSlice]:
 
 
 def _label(rank: int, letters: Sequence[str], width: float) -> str:
-    """A rank, and the letter of what it holds, as many words as fit."""
+    """A rank and the letter of what it holds, shortened if there is little room."""
     words = f"rank {rank}" if width > (90 if letters else 60) else str(rank)
     if not letters:
         return words
@@ -232,7 +232,7 @@ def _say_weight(grid: Grid, rank: int, letters: Sequence[str]) -> str:
 
 
 def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
-    """One buffer in words: which pieces lie where, and which rank keeps which slice."""
+    """One buffer in words: where each piece lies, and which rank keeps which slice."""
     [bucket] = plan.buckets
     at, dp = plan.grid.at(tp_rank), plan.grid.size("dp")
     length = bucket.length(bucket.model_layout, at)
@@ -249,7 +249,7 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
 
 
 def slide_qkv(live: bool = True) -> Shell | Picture:
-    """Slide tp over a fused weight that is cut as one, beside one in which q, k and v are each cut."""
+    """A slider for tp: a fused weight cut as one, and the same weight with q, k and v each cut."""
     return play(draw_tp, _MOST_TP, draw_tp(2), live, label="tp", interval=1500, first=1)
 
 
@@ -266,7 +266,7 @@ def draw_tp(tp: int) -> Picture:
 
 
 def draw_fused(fused: FusedWeight, title: str) -> Picture:
-    """A fused weight as somebody cut it, with its heads: whole, or torn."""
+    """A fused weight as an answer cuts it, and which of its heads are whole or torn."""
     figure, axes = blank(460, 442)
     _draw_fused(axes, fused, title, _MARGIN)
     return finish(figure, "cuts-qkv-yours", _say_fused(fused, title))
@@ -292,7 +292,7 @@ def _fill(tp_rank: int) -> str:
 
 
 def _draw_heads_of_weight(axes: Axes, fused: FusedWeight, left: float, unit: float) -> None:
-    """The edges of q, k and v, and of their heads, and the names of q, k and v."""
+    """The edges and names of q, k and v, and the edges of their heads."""
     for number, name in enumerate(PARTS):
         top, height = 70 + unit * number * fused.rows / 3, unit * fused.rows / 3
         rectangle(axes, left + 26, top, 96, height, "none", linewidth=2.2, zorder=6)
@@ -303,7 +303,7 @@ def _draw_heads_of_weight(axes: Axes, fused: FusedWeight, left: float, unit: flo
 
 
 def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Who holds, where a run of it starts, and how long it is.
+    """Runs of equal holders: (holder, start, length).
 
     >>> _runs([0, 0, 1])
     [(0, 0, 2), (1, 2, 1)]
@@ -316,7 +316,7 @@ def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 def _draw_head(axes: Axes, fused: FusedWeight, head: int, corner: Point) -> None:
-    """One head: its q, its k and its v in the colours of those that hold their rows."""
+    """One head: its q, k and v in the colours of the ranks that hold their rows."""
     left, top = corner
     mark, edge = ("✗ torn", WRONG) if len(fused.ranks_of(head)) > 1 else ("✓ whole", RIGHT)
     write(axes, left, top + 12, f"head {head}", 11.5, weight="bold")

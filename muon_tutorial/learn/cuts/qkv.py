@@ -1,4 +1,4 @@
-"""Lesson 07: q above k above v in one weight, and what becomes of its heads when tp cuts it."""
+"""Lesson 07: q, k and v stacked in one weight, and what happens to their heads when tp cuts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RowsOf = Callable[[int, int, int, int], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class FusedWeight:
-    """The rows of a fused weight, by number, and for each tp coordinate those that it holds."""
+    """A fused weight: its heads, the rows per head, and the numbers of the rows at each tp coordinate."""
 
     heads: int
     size: int
@@ -25,24 +25,24 @@ class FusedWeight:
 
     @property
     def rows(self) -> int:
-        """All rows: of q, k and v together."""
+        """The number of all rows: those of q, k and v together."""
         return 3 * self.heads * self.size
 
     def holders(self, part: int, head: int) -> list[int]:
-        """Who holds the rows of one head of q (0), k (1) or v (2), one tp coordinate a row; -1 for nobody."""
+        """The tp coordinate of each row of one head of q (0), k (1) or v (2); -1 if a row is missing."""
         start = (part * self.heads + head) * self.size
         return [self.holder(row) for row in range(start, start + self.size)]
 
     def holder(self, row: int) -> int:
-        """The first tp coordinate that holds a row; -1 where nobody does."""
+        """The first tp coordinate that holds a row; -1 if none does."""
         return next((tp_rank for tp_rank, rows in enumerate(self.held) if row in rows), -1)
 
     def ranks_of(self, head: int) -> list[int]:
-        """The tp coordinates among which the rows of one head lie."""
+        """The tp coordinates that hold rows of one head."""
         return sorted({holder for part in range(3) for holder in self.holders(part, head)})
 
     def torn(self) -> list[int]:
-        """The heads whose rows are not all in one place."""
+        """The heads whose rows lie at several tp coordinates."""
         return [head for head in range(self.heads) if len(self.ranks_of(head)) > 1]
 
     def name(self, row: int) -> str:
@@ -56,13 +56,13 @@ class FusedWeight:
 
 
 def rows_as_one(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
-    """The rows of one tp coordinate when the fused weight is cut as any other."""
+    """The rows of one tp coordinate if the fused weight is cut like any other weight."""
     start, length = Shard(0).run(3 * heads * size, tp_rank, tp)
     return list(range(start, start + length))
 
 
 def rows_of_each(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
-    """The rows of one tp coordinate when q, k and v are each cut."""
+    """The rows of one tp coordinate if q, k and v are each cut."""
     start, length = Shard(0).run(heads * size, tp_rank, tp)
     return [part * heads * size + row for part in range(3) for row in range(start, start + length)]
 
@@ -73,7 +73,7 @@ def cut_fused(rows_of: RowsOf, tp: int, heads: int = HEADS, size: int = HEAD_DIM
 
 
 def count_torn(tp: int) -> int:
-    """How many heads are torn when the fused weight is cut as one.
+    """The number of torn heads if the fused weight is cut as one.
 
     >>> count_torn(1), count_torn(2)
     (0, 4)
@@ -87,7 +87,7 @@ def fused_weight(seed: int, heads: int = HEADS) -> Tensor:
 
 
 def shard_qkv(W: Tensor, heads: int, tp_rank: int, tp: int) -> Tensor:
-    """The reference: whole heads of q, of k and of v for one tp coordinate, one above the other."""
+    """The reference: one tp coordinate's whole heads of q, of k and of v, stacked."""
     mine = torch.arange(heads).tensor_split(tp)[tp_rank]
     by_head = W.reshape(3, heads, -1, W.shape[1])  # q, k and v × heads × rows × in
     return by_head[:, mine].reshape(-1, W.shape[1])

@@ -1,4 +1,4 @@
-"""What notebook 12 uses: loops that ask ahead, a missing wait, an order of gathers, timelines, exercises."""
+"""What notebook 12 uses: loops that prefetch, a missing wait, timelines, and exercises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of lesson 12: a makespan, a loop that asks ahead, a missing wait, an order of gathers, a quiz."""
+"""Exercises of lesson 12: a makespan, a loop that prefetches, a missing wait, and a quiz."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ TRIED = (
     (LoopTimes((9, 1, 1, 1, 9, 1), (4,) * 6), 3),
     (LoopTimes.alike(3, 5, 3), 6),
 )
-"""Times and windows that a loop is tried with."""
+"""The times and windows that a loop is tried with."""
 
 SPOILERS = {
     "one_at_a_time": [r"one_at_a_time\s+–\s+20"],
     "ahead_of_work": [r"ahead_of_work\s+–\s+14"],
     "slow_link": [r"slow_link\s+–\s+23"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 
 def makespans(ranks: int) -> dict[str, int]:
-    """The answers of the prediction, by the timed world: milliseconds of three loops over four matrices."""
+    """The prediction's answers from the timed world: milliseconds of three loops over four matrices."""
     names = ("one_at_a_time", "ahead_of_work", "slow_link")
     return {name: round(loop.milliseconds) for name, loop in zip(names, _schedules(ranks), strict=True)}
 
@@ -61,7 +61,7 @@ def makespan_exercise(ranks: int) -> Exercise:
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
-    """A loop with a window, judged by time, by what it holds, and by bits."""
+    """The exercise: a loop with a window, judged by time, by the matrices that it holds, and by bits."""
 
     def judge(loop: Loop) -> Diagnosis | None:
         tried = first(_judge_times(loop, times, window, ranks) for times, window in TRIED)
@@ -109,7 +109,7 @@ def _judge_bits(loop: Loop, ranks: int, seed: int) -> Diagnosis | None:
 
 
 def wait_exercise(ranks: int) -> Exercise:
-    """Where a wait is missing, and for what: judged by the program with that wait."""
+    """The exercise: where a wait is missing, and for which ticket; judged by running the program with it."""
     due = run_program(with_wait(RIGHT_LINE, RIGHT_TICKET), ranks)
 
     def judge(line: Any, ticket: Any) -> Diagnosis | None:
@@ -142,12 +142,12 @@ def draw_schedules(ranks: int) -> Picture:
 
 
 def broken_program(ranks: int) -> Picture:
-    """The program as it stands, drawn: what goes wrong in it."""
+    """A picture of the unchanged program, and of what goes wrong in it."""
     return draw_program(run_program(PROGRAM, ranks), "The program as it stands")
 
 
 def quiz(ranks: int) -> Exercise:
-    """Numbers that the notebook has measured, or can in a line."""
+    """Numbers that the notebook measured, or can measure in one line."""
     two, three, all_at_once = (time_loop(prefetch, QUICK, window, ranks) for window in (2, 3, COUNT))
     ahead = "A window of three holds what is worked on, and what was asked for ahead."
     endless = "Once the link is never waited for but at the start, a larger window gains nothing."

@@ -1,8 +1,8 @@
-"""Lesson 12: loops over matrices, as generators: who asks when, who waits when, and what that takes.
+"""Lesson 12: loops over matrices, as generators: when a rank asks, when it waits, and how long that takes.
 
-In turn ``i`` each rank gathers a matrix of its own, of which all ranks hold rows, and works on it. The same
-loop is walked by real ranks, by a world without processes, and by the timed world, on a toy machine in which
-gathers and work take as many milliseconds as they are told.
+In turn ``i`` each rank gathers one matrix, whose rows lie on all ranks, and works on it. The same loop runs
+on real ranks, in a world without processes, and in the timed world, on a toy machine where gathers and work
+take the milliseconds that they are given.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Loop = Callable[[int, Callable[[int], Collective], Callable[[int, Any], Any], in
 """``loop(count, gather, work, window)``: ``gather(i)`` is a request, ``work(i, whole)`` computes."""
 
 ENTRIES = 1000
-"""Of a piece that takes the toy link one millisecond."""
+"""Entries of a piece that takes the toy link one millisecond."""
 COLUMNS = 24
 
 
@@ -41,7 +41,7 @@ def one_by_one(count: int, gather: Callable, work: Callable, window: int = 1) ->
 
 
 def prefetch(count: int, gather: Callable, work: Callable, window: int) -> Walk:
-    """The reference of the exercise: at most ``window`` matrices are asked for and not yet done."""
+    """The exercise's reference: at most ``window`` matrices are asked for and not yet done."""
     tickets, asked = [], 0
     for i in range(count):
         while asked < min(count, i + window):
@@ -52,14 +52,14 @@ def prefetch(count: int, gather: Callable, work: Callable, window: int) -> Walk:
 
 
 def toy_machine(ranks: int) -> Machine:
-    """A machine on which ``asked_for`` and ``busy_for`` take the milliseconds that they say."""
+    """A machine on which ``asked_for`` and ``busy_for`` take the milliseconds that they are given."""
     rate = ((1.0, 2e6),)  # a product of w pairs of numbers takes w microseconds
     link = Link(bandwidth=4.0 * ENTRIES * 1000 * max(1, ranks - 1), latency=0.0)
     return Machine("toy", {"float32": rate, "bfloat16": rate}, ((1.0, 1e18),), 0.0, 0.0, link)
 
 
 def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collective:
-    """A request without data that takes the toy link so long: each rank exchanges pieces with all."""
+    """A request without data that takes the toy link ``milliseconds``; all ranks exchange pieces."""
     each = (round(ENTRIES * milliseconds),) * ranks
     mine = torch.empty(sum(each), device="meta")
     label = Label(phase, f"matrix {index}")
@@ -67,21 +67,21 @@ def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collec
 
 
 def busy_for(milliseconds: float) -> None:
-    """Work that takes the toy processor so long."""
+    """Work that takes the toy processor ``milliseconds``."""
     one = torch.empty(1, round(1000 * milliseconds), device="meta")
     torch.mm(one, one.t())
 
 
 @dataclass(eq=False)
 class LoopWatch:
-    """What a loop asked for and worked on, and the most matrices that were asked for and not done."""
+    """The matrices a loop asked for and worked on, and how many it held at most: asked for and not done."""
 
     asked: list[int] = field(default_factory=list)
     done: list[int] = field(default_factory=list)
     held: int = 0
 
     def ask(self, index: int) -> None:
-        """A gather was asked for."""
+        """Note that a gather was asked for."""
         self.asked.append(index)
         self.held = max(self.held, len(self.asked) - len(self.done))
 
@@ -95,29 +95,29 @@ class LoopTimes:
 
     @classmethod
     def alike(cls, count: int, gather: float, work: float) -> LoopTimes:
-        """All matrices alike."""
+        """The same times for all matrices."""
         return cls((gather,) * count, (work,) * count)
 
 
 @dataclass(frozen=True, slots=True)
 class TimedLoop:
-    """A loop as the timed world walked it: its timeline, and what was watched on rank 0."""
+    """A loop's run in the timed world: its timeline, and rank 0's watch."""
 
     timeline: StepTimeline
     watch: LoopWatch
 
     @property
     def milliseconds(self) -> float:
-        """Until the last rank ended; whole numbers of toy times come out whole."""
+        """Milliseconds until the last rank ended, rounded so that whole toy times stay whole."""
         return round(1000 * self.timeline.seconds, 6)
 
 
 def time_loop(loop: Loop, times: LoopTimes, window: int, ranks: int) -> TimedLoop:
-    """A loop on all ranks of the toy machine.
+    """Run a loop on all ranks of the toy machine.
 
     Raises:
-        MistakeError: it raised, or yielded what nobody can answer.
-        OpenAnswerError: it is a stub.
+        MistakeError: the loop raised an error, or yielded something other than a Start or Wait.
+        OpenAnswerError: the function is a stub.
     """
     watches = [LoopWatch() for _ in range(ranks)]
     walks = [_timed_walk(loop, times, window, ranks, watch) for watch in watches]
@@ -139,17 +139,17 @@ def _timed_walk(loop: Loop, times: LoopTimes, window: int, ranks: int, watch: Lo
 
 
 def check_came(whole: Any) -> None:
-    """Raises MistakeError where a loop works on what is no tensor yet."""
+    """Raise MistakeError if a loop works on something that is not yet a tensor."""
     if not isinstance(whole, Tensor):
         raise MistakeError("work was given a ticket. Wait for it first: whole = yield Wait(ticket).")
 
 
 def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
-    """A reader's generator, its errors said in a sentence.
+    """Run a reader's generator, and turn its errors into one plain sentence.
 
     Raises:
-        MistakeError: it is no generator, it raised, or it yielded what nobody can answer.
-        OpenAnswerError: it is a stub.
+        MistakeError: it is no generator, it raised an error, or it yielded something other than a request.
+        OpenAnswerError: the function is a stub.
     """
     walk = value_of(loop, *given)
     if not isinstance(walk, Generator):
@@ -173,7 +173,7 @@ def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
 
 @dataclass(eq=False)
 class RealMatrices:
-    """One rank's rows of real matrices, and its updates; ``noting`` is around the work, for a recorder."""
+    """One rank's rows of real matrices, and its updates; a recorder can wrap the work in ``noting``."""
 
     rank: int
     ranks: int
@@ -183,18 +183,18 @@ class RealMatrices:
     updates: dict[int, Tensor] = field(default_factory=dict)
 
     def whole(self, index: int, owner: int) -> Tensor:
-        """The matrix of one owner; any rank could make it, so that a loop can be checked."""
+        """The matrix of one owner, made from the seed, so that any rank can check a loop."""
         draw = torch.Generator().manual_seed(1000 * self.seed + index * self.ranks + owner)
         return torch.randn(self.rows * self.ranks, COLUMNS * self.rows // 8, generator=draw)
 
     def gather(self, index: int) -> Collective:
-        """The request by which each rank gets its matrix of this turn, whole."""
+        """The request that gives each rank its whole matrix of this turn."""
         mine = slice(self.rank * self.rows, (self.rank + 1) * self.rows)
         pieces = [self.whole(index, owner)[mine].reshape(-1) for owner in range(self.ranks)]
         return exchange("gather", index, torch.cat(pieces), self.ranks)
 
     def work(self, index: int, arrived: Any) -> Tensor:
-        """Newton–Schulz on what has come."""
+        """Newton–Schulz on the gathered matrix."""
         check_came(arrived)
         with self.noting():
             whole = arrived.view(self.rows * self.ranks, -1)
@@ -202,19 +202,19 @@ class RealMatrices:
         return self.updates[index]
 
     def right(self, index: int) -> Tensor:
-        """The update of this rank's matrix, as one process has it."""
+        """The update of this rank's matrix, computed in one process."""
         return zeropower_via_newtonschulz(self.whole(index, self.rank))
 
 
 def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
-    """A request that sends each rank its piece of a flat buffer, all pieces alike."""
+    """A request that sends each rank its piece of a flat buffer; all pieces have the same size."""
     each = (packed.numel() // ranks,) * ranks
     label = Label(phase, f"matrix {index}")
     return Collective("all_to_all", ("dp",), packed.dtype, packed, packed.numel(), label, None, each, each)
 
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
-    """The first turn whose update is missing, or differs from one process in any bit."""
+    """The first turn whose update is missing, or differs from one process's in any bit."""
     return next((i for i in range(count) if not _is_right(matrices, i)), None)
 
 
@@ -231,11 +231,11 @@ def real_walks(
 
 
 def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:
-    """What becomes of ``program(rank)`` on all ranks of the toy machine, in words."""
+    """Run ``program(rank)`` on all ranks of the toy machine, and say in words how it ended."""
     try:
         run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run([program(rank) for rank in range(ranks)])
     except TutorialError as error:
-        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # sizes are all alike
+        return re.sub(r" \(\(.*\)", "", f"{type(error).__name__}: {error}")  # all sizes are equal
     return f"went through in {1000 * run.seconds:g} ms"
 
 

@@ -1,7 +1,7 @@
-"""Lesson 12: a program that uses two buffers in turn and forgets a wait; what a wait in some line changes.
+"""Lesson 12: a program that uses two buffers in turn and forgets a wait, and the effect of adding one.
 
-Where nobody waits, a backend may read a buffer as late as it likes. Here it does: each rank's buffer is read
-in the moment in which that rank waits for it, and not before.
+Until a rank waits, a backend may read its buffer as late as it likes. Here the backend reads as late as
+possible: only when the rank waits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def say_program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """What became of the program with one more wait: the first wrong matrix, if any, and its timeline."""
+    """A run of the program with one more wait: its first wrong matrix, if any, and its timeline."""
 
     wrong: int | None
     timeline: StepTimeline
@@ -57,12 +57,12 @@ class ProgramRun:
 
     @property
     def milliseconds(self) -> float:
-        """Until the last rank ended."""
+        """Milliseconds until the last rank ended."""
         return round(1000 * self.timeline.seconds, 6)
 
 
 def with_wait(line: Any, ticket: Any) -> str:
-    """The program with a wait before a line; it is skipped while there is no such ticket.
+    """The program with a wait before a line; the wait is skipped while there is no such ticket.
 
     Raises:
         MistakeError: there is no such line, or no such ticket.
@@ -84,7 +84,7 @@ def with_wait(line: Any, ticket: Any) -> str:
 
 
 def compiled(source: str) -> Callable[..., Walk]:
-    """The program of a source."""
+    """The function ``program`` of a source text."""
     names: dict[str, Any] = {"Start": Start, "Wait": Wait}
     exec(compile(source, "<the program>", "exec"), names)
     program: Callable[..., Walk] = names["program"]
@@ -92,11 +92,12 @@ def compiled(source: str) -> Callable[..., Walk]:
 
 
 def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) -> ProgramRun:
-    """The program on real entries, read as late as may be, and in the timed world, where sharing an update
-    takes ``share`` milliseconds.
+    """Run the program on real entries, read as late as possible, and in the timed world.
+
+    ``share`` is the milliseconds that sharing an update takes there.
 
     Raises:
-        MistakeError: it raised.
+        MistakeError: the program raised an error.
     """
     wrong = _first_wrong(compiled(source), ranks, seed)
     timeline = _timeline(compiled(source), ranks, share)
@@ -104,7 +105,7 @@ def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) ->
 
 
 def say_overwriting(share: float, ranks: int) -> str:
-    """Whether the program, as it stands, writes a buffer while it is read, if a share takes so long."""
+    """Whether the unchanged program writes a buffer while it is read, if a share takes ``share`` ms."""
     run = run_program(PROGRAM, ranks, share=share)
     when = "after s0 has ended" if run.overwritten is None else "while s0 still reads it"
     return f"a share of {share:g} ms: buffer 0 is written again {when}"
@@ -127,9 +128,9 @@ def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> 
 
 
 def _overwritten(timeline: StepTimeline, wrong: int) -> float | None:
-    """When the next to use the same buffer wrote it, if the wrong matrix was still on its way."""
+    """When the next matrix was written to the wrong one's buffer, if that was still being sent."""
     shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
-    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is there
+    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
     return written if written < shared.end else None
 
 
@@ -180,7 +181,7 @@ class _LateRank:
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
-    """Walk all ranks to their end; what a rank sends is read when it waits for it. Returns their values."""
+    """Run all ranks to their end, and return their values; a rank's data is read when it waits."""
     ranks = [_LateRank(walk) for walk in walks]
     while not all(rank.ended for rank in ranks):
         for rank in ranks:
@@ -194,7 +195,7 @@ def run_late(walks: Sequence[Walk]) -> list[Any]:
 
 
 def _proceed(rank: _LateRank) -> None:
-    """Let a rank go on until it waits for what has not come."""
+    """Let a rank go on until it waits for something that has not arrived."""
     while not rank.ended:
         if rank.waiting is not None:
             rank.answer, rank.waiting = rank.waiting.answer, None

@@ -21,7 +21,7 @@ ROWS = 64
 
 @dataclass(frozen=True, slots=True)
 class LoopOnRanks:
-    """A loop that real ranks have walked: the first wrong turn of each rank, and when they did what."""
+    """A loop's run on real ranks: the first wrong turn of each rank, and the timeline."""
 
     wrong: tuple[int | None, ...]
     timeline: StepTimeline
@@ -36,7 +36,7 @@ class LoopOnRanks:
 def run_loop(
     loop: Loop, ranks: int, seed: int, window: int, count: int = 6, backend: str = "gloo"
 ) -> LoopOnRanks:
-    """Walk a loop on real ranks, over real matrices, and compare with one process."""
+    """Run a loop on real ranks, over real matrices, and compare with one process."""
     found = launch(_run_loop, ranks, args=(loop, seed, window, count), backend=backend, output="quiet")
     return LoopOnRanks(tuple(wrong for wrong, _ in found), recorded_timeline([notes for _, notes in found]))
 
@@ -44,14 +44,14 @@ def run_loop(
 def _run_loop(rank: int, loop: Loop, seed: int, window: int, count: int) -> tuple[int | None, RankNotes]:
     ranks = dist.get_world_size()
     world, recorder = LiveWorld(build_mesh({"dp": ranks})), StepRecorder(rank)
-    for _ in range(2):  # the first run makes connections; the second is the one to look at
+    for _ in range(2):  # the first run makes the connections; the second one is kept
         held = RealMatrices(rank, ranks, seed, rows=ROWS, noting=recorder.product)
         record_walk(world, guarded(loop, count, held.gather, held.work, window), recorder)
     return first_wrong(held, count), recorder.notes[-1]
 
 
 def record_steps(plan: Plan, windows: Sequence[int], steps: int, backend: str = "gloo") -> list[StepTimeline]:
-    """The median of some steps of the package's own for each window, on real ranks of this machine."""
+    """The median of ``steps`` steps of the package's Muon for each window, on real ranks of this machine."""
     args = (plan, tuple(windows), steps)
     found = launch(_record_steps, plan.grid.world_size, args=args, backend=backend, output="quiet")
     by_window = (zip(*(notes[each] for notes in found), strict=True) for each in range(len(windows)))
@@ -69,7 +69,7 @@ def _record_steps(rank: int, plan: Plan, windows: Sequence[int], steps: int) -> 
 
 
 def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:
-    """What each rank's watch said: seconds of the call, and of the wait."""
+    """Each rank's stopwatch in words: seconds of the call, and of the wait."""
     lines = [f"{'rank':<6}{'the call, ms':>14}{'the wait, ms':>14}"]
     for rank, (call, wait) in enumerate(told):
         lines.append(f"{rank:<6}{1000 * call:>14.2f}{1000 * wait:>14.2f}")

@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: for each rank a lane for what it computes and one for what is on its way."""
+"""Pictures of lesson 12: each rank has a lane for its computation and one for its communication."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LEGEND = "solid: computes · pale: copies and all else · hatched: waits · gre
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One timeline under a heading; ``wrong`` marks a moment in seconds, and the label of what it spoils."""
+    """One timeline under a heading; ``wrong`` is a moment in seconds and the label of the spoiled flight."""
 
     heading: str
     timeline: StepTimeline
@@ -35,7 +35,7 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """In pixels."""
+        """The height in pixels."""
         return 30 + len(self.ranks) * (_COMPUTE + _LINK + _GAP)
 
 
@@ -116,7 +116,7 @@ def _heading(step: PredictedStep, window: int) -> str:
 
 
 def hero() -> Picture:
-    """The first picture: the same step with a window of one and of three."""
+    """The first picture: the same step with windows of one and of three."""
     link = "200 Mbit/s"
     steps = {window: predict(link, window) for window in (1, 3)}
     panels = [Panel(_heading(step, window), step.timeline, (0, 1)) for window, step in steps.items()]
@@ -161,7 +161,7 @@ def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> 
 
 
 def draw_run(timeline: StepTimeline, title: str, name: str = "run") -> Picture:
-    """A recorded run of all its ranks."""
+    """A recorded run, with all its ranks."""
     heading = f"{1000 * timeline.seconds:.1f} ms"
     return draw_panels([Panel(heading, timeline, timeline.ranks)], title, name)
 
@@ -176,7 +176,7 @@ def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[i
 
 
 def draw_program(run: ProgramRun, title: str) -> Picture:
-    """The program with its buffers on rank 0; a red line where a buffer is written again too early."""
+    """The program and its buffers on rank 0; a red line marks where a buffer is written again too early."""
     mark, foot = None, ""
     if run.wrong is not None and run.overwritten is not None:
         mark = run.overwritten, f"share of matrix {run.wrong}"
@@ -186,7 +186,7 @@ def draw_program(run: ProgramRun, title: str) -> Picture:
 
 
 def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, window: int, link: str) -> Picture:
-    """A recorded step, and above it what is predicted for it, on its first two ranks."""
+    """A recorded step, and above it its prediction, on the first two ranks."""
     step = recording.step(strategy, window, link)
     ranks = step.timeline.ranks[:2]
     panels = [
@@ -201,7 +201,7 @@ def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, windo
 def explore_recording(
     recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline], live: bool = True
 ) -> Shell | Picture:
-    """Buttons for link, window and strategy over a recording's steps."""
+    """A recording's steps, with buttons for link, window and strategy."""
 
     @functools.cache
     def draw(link: str, window: int, strategy: str) -> Picture:

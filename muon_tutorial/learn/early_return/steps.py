@@ -1,4 +1,4 @@
-"""Lesson 12: the package's own step in the timed world, by link and window; and recorded steps."""
+"""Lesson 12: the package's own step in the timed world, by link and window, and recorded steps."""
 
 from __future__ import annotations
 
@@ -28,31 +28,33 @@ _RECORDED = Path(__file__).parents[1] / "inputs" / "recorded" / "timelines.json"
 
 @dataclass(frozen=True, slots=True)
 class PredictedStep:
-    """A step as it is predicted: its timeline, and the most bytes that rank 0 makes on the way."""
+    """A predicted step: its timeline, and the peak of the bytes that rank 0 allocates in it."""
 
     timeline: StepTimeline
     peak: int
 
     @property
     def milliseconds(self) -> float:
-        """Until the last rank ended."""
+        """Milliseconds until the last rank ended."""
         return 1000 * self.timeline.seconds
 
     @property
     def exposed(self) -> float:
-        """Milliseconds in which rank 0 waits."""
+        """Milliseconds that rank 0 waits."""
         return 1000 * self.timeline.total("wait", 0)
 
 
 def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
-    """``zero1`` over buckets of one matrix for each rank."""
+    """``zero1`` over buckets of one matrix per rank."""
     matrices = [Matrix(i, f"m{i}", (side, side)) for i in range(buckets * ranks)]
     return zero1(matrices, Grid.of(dp=ranks), cut="bucket", round_bytes=4 * ranks * side**2)
 
 
 def machine_of(link: str) -> Machine:
-    """A laptop's processor for each rank, and a network card that works alone; or one processor for all
-    ranks, which also sends: a bare loopback."""
+    """A laptop's processor per rank, with a network card that sends by itself.
+
+    For a bare loopback, all ranks share one processor, which also sends.
+    """
     laptop = find_machine("laptop")
     if link == LOOPBACK:
         return replace(laptop, cores=1)
@@ -61,7 +63,7 @@ def machine_of(link: str) -> Machine:
 
 
 def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
-    """What the timed world says of a step."""
+    """The timed world's prediction for a step."""
     plan, machine = plan_of(ranks), machine_of(link)
     at, meta = plan.grid.at(0), torch.device("meta")
     step = step_over_ones(plan, at, meta, window)
@@ -71,12 +73,12 @@ def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
 
 
 def recorded() -> Recording:
-    """Real steps on a bare loopback and behind a limited one."""
+    """Real steps on a bare loopback and on one with limited bandwidth."""
     return read_recording(_RECORDED)
 
 
 def say_about(recording: Recording) -> str:
-    """What a recording is of."""
+    """What was recorded, in words."""
     return "\n".join(f"{name + ':':<9} {value}" for name, value in recording.about.items())
 
 
@@ -86,8 +88,10 @@ def links_of(recording: Recording) -> list[str]:
 
 
 def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTimeline]:
-    """What the timed world says of each recorded step, by strategy, window and link: from the numbers that
-    were measured with it."""
+    """The timed world's prediction for each recorded step, by strategy, window and link.
+
+    It uses the machine's numbers that were measured with the recording.
+    """
     task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
     return {
         (step.strategy, step.window, step.link): predict_case(
@@ -98,7 +102,7 @@ def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTim
 
 
 def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
-    """For each strategy and link: a step with either window, and what the larger one saves; and should."""
+    """For each strategy and link: a step with each window, the time saved, and the predicted saving."""
     lines = [
         f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
     ]
@@ -113,6 +117,6 @@ def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTime
 
 
 def _gain(seconds: Sequence[float]) -> str:
-    """What the second saves of the first, in whole per cent."""
+    """What the second time saves of the first, in whole per cent."""
     before, after = seconds
     return f"{round(100 * (1 - after / before))} %"

@@ -1,9 +1,9 @@
-"""Exercises: check an answer, say what is wrong with this one, hint after a failed try.
+"""Exercises: check an answer, say what is wrong with it, and give a hint after a failed try.
 
-An answer of ``...`` is unanswered: nothing is judged, and the cells that follow go on with the reference.
-A ``Diagnosis`` brings hints of its own, for those who made this mistake; ``Par`` says how good is good.
-It deals in answers and messages alone. What a check returns shows itself in a notebook, in colour, and with a
-picture of this wrong answer if its ``Diagnosis`` brings one.
+An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference. A
+``Diagnosis`` has hints for its own mistake; ``Par`` says how good a good answer is. This module deals only
+with answers and messages. A notebook displays what a check returns in colour, with a picture of the wrong
+answer if its ``Diagnosis`` has one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with an answer, and the hints for whoever goes wrong in this way, one for each time.
+    """What is wrong with an answer, and hints for this mistake, one for each time that it is made.
 
     ``picture`` shows what this wrong answer does.
     """
@@ -37,7 +37,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Par:
-    """A number that a good answer reaches, as in golf: less is better. ``count`` finds it for an answer.
+    """A number that a good answer reaches, as in golf: less is better. ``count`` computes the answer's.
 
     >>> Par("calls", 3, len).say([1, 2, 3, 4])
     'Yours takes 4 calls; par is 3.'
@@ -48,7 +48,7 @@ class Par:
     count: Callable[..., float]
 
     def say(self, *answers: Any) -> str:
-        """An answer's number beside par."""
+        """An answer's number, and par."""
         mine = self.count(*answers)
         better = " You are below it!" if mine < self.number else ""
         return f"Yours takes {mine:g} {self.unit}; par is {self.number:g}.{better}"
@@ -58,11 +58,11 @@ Judge = Callable[..., str | Diagnosis | None]
 
 
 class OpenAnswerError(Exception):
-    """A function of the reader's still returns ``...``."""
+    """One of the reader's functions still returns ``...``."""
 
 
 class MistakeError(Exception):
-    """What is wrong with an answer, as a sentence; a judge may raise it in place of returning it."""
+    """What is wrong with an answer, as a sentence; a judge may raise it instead of returning it."""
 
 
 _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
@@ -70,7 +70,7 @@ _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
 
 @dataclass(frozen=True, slots=True)
 class VerdictLook:
-    """How a verdict shows in HTML: its mark, and its colours. Pages have it as a class."""
+    """How a verdict looks in HTML: its mark and its colours. Pages have it as a class."""
 
     name: str
     mark: str
@@ -89,12 +89,12 @@ LOOKS = {
     False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
     None: VerdictLook("open", "…", QUIET, EMPTY),
 }
-"""By whether the answer passed; None where there is none."""
+"""By whether the answer passed; None if there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerVerdict:
-    """What a check says. ``passed`` is None where nothing was answered."""
+    """The result of a check. ``passed`` is None if there was no answer."""
 
     passed: bool | None
     message: str
@@ -119,9 +119,10 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
-    ``hints`` come one by one, each after a failed try; those of a ``Diagnosis`` come first, each the next
-    time that it is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right
-    answers go into the reader's my_muon.py under the names in ``keeps``, one for each answer.
+    ``hints`` are given one by one, each after a failed try. If the ``Diagnosis`` has hints, those are given
+    instead, one each time that its mistake is made. ``praise`` says why the right answer is right, and
+    ``par`` how good it is. Right answers are written to the reader's my_muon.py under the names in ``keeps``,
+    one name per answer.
 
     >>> def judge(x):
     ...     return None if x == 4 else f"2 + 2 is not {x}."
@@ -146,7 +147,7 @@ class Exercise:
     accepted: Any = field(default=..., init=False)
 
     def check(self, *answers: Any) -> AnswerVerdict:
-        """Judge the answers of the exercise's stub, in its order."""
+        """Judge the answers, given in the order of the exercise's stub."""
         try:
             if any(_is_open(answer) for answer in answers):
                 raise OpenAnswerError
@@ -168,21 +169,21 @@ class Exercise:
         return AnswerVerdict(False, f"{found.what} Hint: {hint}" if hint else found.what, found.picture)
 
     def _keep(self, answers: Sequence[Any]) -> list[str]:
-        """What is said of answers that go into my_muon.py."""
+        """Write right answers into my_muon.py, and return what to say about it."""
         if not self.keeps:
             return []
-        from ..my_muon.keep import keep  # it starts ranks, which most exercises never do
+        from ..my_muon.keep import keep  # here: it starts ranks, and most exercises do not
 
         return [keep(name, answer) for name, answer in zip(self.keeps, answers, strict=True)]
 
     def _ask_for_an_answer(self) -> AnswerVerdict:
-        """Who comes back with nothing is told how to begin."""
+        """Ask for an answer; from the second time on, also say how to begin."""
         self.opened += 1
         start = f" To begin: {self.hints[0]}" if self.opened > 1 and self.hints else ""
         return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
 
     def _hint(self, found: Diagnosis) -> str:
-        """The next hint for this mistake, or of the exercise; the last one again once all are given."""
+        """The next hint for this mistake, or else for the exercise; the last hint repeats."""
         hints = found.hints or tuple(self.hints)
         if found.hints:
             self.made[hints] = tries = self.made.get(hints, 0) + 1
@@ -191,7 +192,7 @@ class Exercise:
         return hints[min(tries, len(hints)) - 1] if hints else ""
 
     def accepted_or(self, reference: Any) -> Any:
-        """The answer that passed, or the reference, said aloud, where none has."""
+        """The answer that passed; if there is none, print a note and return the reference."""
         if self.accepted is ...:
             print("No right answer yet: from here on, the reference is used.")
             return reference
@@ -202,8 +203,9 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
     """What the reader's function returns.
 
     Raises:
-        OpenAnswerError: it returns ``...``.
-        MistakeError: it is no function, or it raised; says in which line. ``told`` says where ``{}`` stands.
+        OpenAnswerError: the function returned ``...``.
+        MistakeError: it is no function, or it raised an error, whose line is named. The message takes the
+            place of ``{}`` in ``told``.
     """
     if not callable(function):
         raise MistakeError(told.format("Give a function."))
@@ -224,7 +226,7 @@ def _is_open(answer: Any) -> bool:
 
 
 def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
-    """Names of the known ones as a list; None where the answer is something else."""
+    """The answer's names as a list; None if it is anything but names in ``known``."""
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         return None
     names = list(answer)
@@ -232,9 +234,9 @@ def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers: for each a name, what is right, and what is said of a wrong answer.
+    """A quiz answered by numbers: for each a name, the right number, and what to say about a wrong one.
 
-    ``within`` is how far an answer may be off, as a part of the right number.
+    ``within`` is the relative error that an answer may have.
 
     >>> numbers(("legs", 4, "Count a cat's.")).check({"legs": 5})
     Not yet. legs: 5 is not it. Count a cat's.
@@ -256,7 +258,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:
-    """A prediction of several things, in order, each a name, what is right, and what is said otherwise.
+    """A prediction of several things, in order: for each a name, the right value, and what to say otherwise.
 
     >>> guesses(("legs", 4, "Count a cat's."), ("wings", 0, "None."), praise="A cat it is.").check(4, 2)
     Not yet. wings: not 2. None.
@@ -273,12 +275,12 @@ def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> E
 
 
 def first(found: Iterable[str | Diagnosis | None]) -> Any:
-    """The first thing that is wrong; None where nothing is."""
+    """The first mistake found; None if there is none."""
     return next((each for each in found if each), None)
 
 
 def why(*cases: tuple[object, str], otherwise: str = "") -> str:
-    """What is said of a wrong answer: the words of the first case that holds.
+    """What to say about a wrong answer: the text of the first case that holds.
 
     >>> why((False, "Too few."), (True, "Too many."), otherwise="Count again.")
     'Too many.'
@@ -287,7 +289,7 @@ def why(*cases: tuple[object, str], otherwise: str = "") -> str:
 
 
 def lines_of(function: Callable[..., Any]) -> int:
-    """How many lines of a function's body hold code.
+    """The number of lines in a function's body that hold code.
 
     >>> def double(x):
     ...     # a comment is no code
@@ -308,7 +310,7 @@ def _lines(code: CodeType) -> Iterator[int]:
 
 
 def is_near(answer: Any, right: Any, within: float = 0.0) -> bool:
-    """Whether an answer is right: a number within that part of it, a truth value itself, a word alike."""
+    """Whether an answer is right: a number up to the relative error ``within``, a bool or a word exactly."""
     if isinstance(right, bool | str):
         return answer is right or (isinstance(right, str) and answer == right)
     try:

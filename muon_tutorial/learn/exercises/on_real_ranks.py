@@ -1,4 +1,4 @@
-"""Exercises whose answer runs on real ranks: what becomes of a stub, and of a run that fails."""
+"""Exercises whose answers run on real ranks: how stubs and failed runs are handled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CELL = re.compile(r"Cell In\[\d+\], line")
 
 
 def say_failure(error: RankFailedError) -> str:
-    """A failed launch in a few lines: its name, its first line, your own line, and the other ranks."""
+    """A failed launch in a few lines: the error's name and first line, the reader's line, the other ranks."""
     report = str(error).splitlines()
     own = [place for place, line in enumerate(report) if line.strip().startswith("Cell In")]
     yours = report[own[-1] : own[-1] + 2] if own else []
@@ -33,7 +33,7 @@ def say_failure(error: RankFailedError) -> str:
 
 
 def _say_together(lines: Sequence[str], headline: str) -> list[str]:
-    """Lines such as ``rank 1: …``, one for each thing that is said, with all ranks of which it is said.
+    """Merge lines such as ``rank 1: …`` that say the same into one that names all of their ranks.
 
     >>> _say_together(["  rank 1: had returned", "  rank 2: E: no", "  rank 3: E: no"], "rank 0 raised E: no")
     ['  rank 1: had returned', '  ranks 2 and 3: the same']
@@ -62,7 +62,7 @@ AnyRun = TypeVar("AnyRun")
 
 
 def is_stub(run: Any) -> bool:
-    """Whether the reader's function was a stub still: any rank brought ``...`` back."""
+    """Whether the reader's function was still a stub, so that any rank returned ``...``."""
     if run is ... or (not isinstance(run, Mapping | list | tuple) and not is_dataclass(run)):
         return run is ...
     if is_dataclass(run):
@@ -74,7 +74,7 @@ def is_stub(run: Any) -> bool:
 
 @contextmanager
 def watching(see: Callable[..., Any], *names: str) -> Iterator[None]:
-    """Inside, ``see(original, *given, **named)`` answers these calls of ``torch.distributed``."""
+    """Inside, calls of these ``torch.distributed`` functions go to ``see(original, *given, **named)``."""
     seen: dict[str, Any] = {name: partial(see, getattr(dist, name)) for name in names}
     with patch.multiple(dist, **seen):
         yield
@@ -85,7 +85,7 @@ def judge_on_ranks(
     judge_run: Callable[[AnyRun], str | Diagnosis | None],
     say: Callable[[RankFailedError], str] = say_failure,
 ) -> Judge:
-    """A judge that plays the reader's function on real ranks; ``say`` tells of a run that failed."""
+    """A judge that runs the reader's function on real ranks; ``say`` describes a run that failed."""
 
     def judge(function: Any) -> str | Diagnosis | None:
         if not callable(function):
@@ -102,7 +102,7 @@ def judge_on_ranks(
 
 
 def run_or_reference(play: Callable[[Any], AnyRun], function: Any, reference: Any) -> AnyRun:
-    """The run of the reader's function; of the reference, said aloud, where it is a stub still."""
+    """A run of the reader's function; if it is still a stub, print a note and run the reference."""
     run = play(function)
     if not is_stub(run):
         return run

@@ -1,4 +1,4 @@
-"""Exercises of lesson 00: who keeps what of the momentum, a rank's own columns, and the quiz."""
+"""Exercises of lesson 00: which rank keeps which part of the momentum, a rank's own columns, and the quiz."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
 SPOILERS = {"holders": [r"rank 3[^;]*rows 24 to 47", r"\bholders\W+(\w[\w, ]*\W+)?\[3\]"]}
-"""What would answer the prediction, before the cell that is tagged answer."""
+"""Patterns that would give the prediction away if they stood before the cell tagged ``answer``."""
 
 TP_HINT = "rank % tp is a rank's place along tp: 0, 1, … from left to right, in every row of the grid."
 CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take the one at your place."
@@ -51,7 +51,7 @@ def _judge_ranks(grid: Grid, said: object, held: Sequence[RankBoxes]) -> str | N
 
 
 def check_columns(dp: int, tp: int) -> Exercise:
-    """The exercise: the columns that a rank holds of a whole matrix."""
+    """The exercise: the columns of a whole matrix that a rank holds."""
     grid, whole = Grid.of(dp=dp, tp=tp), weight(0)
 
     def judge(function: Callable[[Tensor, int], Any]) -> str | Diagnosis | None:
@@ -84,7 +84,7 @@ def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
 
 
 def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
-    """The box of the whole matrix that a piece is; none where it is no such box."""
+    """The box of the whole matrix that equals ``piece``; empty if there is none."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or not piece.numel():
         return ()
     for row, column in (whole == piece[0, 0]).nonzero().tolist():
@@ -95,7 +95,7 @@ def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Two numbers that the notebook has measured."""
+    """Two numbers that the notebook measured."""
     at: Coordinate = plan.grid.at(0)
     return numbers(
         ("copies", at.size("dp"), "Count the ranks whose weight has the same letter as rank 0's."),

@@ -1,4 +1,4 @@
-"""Lesson 00: a step as a film. Each piece of the matrix is known by its keeper, whose colour it has."""
+"""Lesson 00: a step as a film. A piece of the matrix has the colour of the rank that keeps its momentum."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _of(held: Sequence[tuple[Piece, ...]], ranks: Sequence[int]) -> tuple[Piece,
 
 
 def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[Flight, ...]:
-    """What each rank receives when all of an axis share what they hold."""
+    """What each rank receives when all ranks along an axis exchange what they hold."""
 
     def arriving(rank: int) -> Iterator[Flight]:
         for peer in plan.grid.at(rank).group(axis):

@@ -1,7 +1,7 @@
-"""Lesson 00 on real ranks: one matrix, its gradients, what a rank reports of a step, and what a step costs.
+"""Lesson 00 on real ranks: one matrix, its gradients, a rank's report of a step, and what a step costs.
 
-The gradients are small multiples of 1/64, so that their sum over dp has no rounding: any order gives the same
-bits.
+The gradients are small multiples of 1/64, so their sum over dp is exact, and any order of summation gives the
+same bits.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def weight(seed: int) -> Tensor:
 
 
 def local_gradient(seed: int, dp_position: int) -> Tensor:
-    """The whole gradient of the data that one dp position has seen."""
+    """The whole gradient on the data of one dp position."""
     generator = torch.Generator().manual_seed(1000 * (seed + 1) + dp_position)
     return torch.randint(-64, 65, SHAPE, generator=generator) / 64
 
 
 def mean_gradient(seed: int, dp: int) -> Tensor:
-    """The gradient of all data: the mean over dp positions."""
+    """The gradient on all data: the mean over dp positions."""
     return torch.stack([local_gradient(seed, position) for position in range(dp)]).sum(0) / dp
 
 
@@ -62,7 +62,7 @@ def join_columns(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]:
-    """For each copy of the weight, how many bits are not those of the weight that one process has found."""
+    """For each copy of the weight, how many bits differ from the weight that a single process computed."""
     copies = [join_columns(after[first : first + tp]) for first in range(0, len(after), tp)]
     return [
         _count_bits(copy ^ alone.detach().view(torch.int32)) for copy in (c.view(torch.int32) for c in copies)
@@ -70,13 +70,13 @@ def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]
 
 
 def _count_bits(numbers: Tensor) -> int:
-    """How many bits of whole numbers of 32 bits are 1."""
+    """The number of 1 bits in a tensor of 32-bit integers."""
     return sum(int((numbers >> place & 1).sum()) for place in range(32))
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a rank measured: seconds of one step, and bytes of memory that are its own."""
+    """What a rank measured: seconds per step, and bytes of private memory."""
 
     seconds: float
     memory: int

@@ -19,7 +19,7 @@ from .film import FilmMoment, Piece, moments_of
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
 
 _BETWEEN = 3
-"""Pictures of a flight."""
+"""Frames drawn while pieces are in flight."""
 _GAP = 22
 
 
@@ -47,7 +47,7 @@ class _Place:
 
 
 def _place(grid: Grid, left: float, top: float, room: float, most: float = 190.0) -> _Place:
-    """Places for all ranks of a grid, in a ``room`` of so many pixels across."""
+    """Places for all ranks of a grid, within a width of ``room`` pixels."""
     width = min(most, room / grid.size("tp") - _GAP, 460 / grid.size("dp") / SHAPE[0] * SHAPE[1])
     return _Place(grid, left, top, width, width * SHAPE[0] / SHAPE[1])
 
@@ -60,7 +60,7 @@ def hero() -> Picture:
 
 
 def picture_of_momentum(plan: Plan) -> Picture:
-    """Who keeps what of the momentum."""
+    """Which rank keeps which part of the momentum."""
     return draw_grid(
         plan.grid, momentum_holdings(plan), "The momentum", "grey: not here", "first_look-momentum"
     )
@@ -69,7 +69,7 @@ def picture_of_momentum(plan: Plan) -> Picture:
 def draw_grid(
     grid: Grid, held: Sequence[RankBoxes], title: str, what: str, name: str = "first_look-hero"
 ) -> Picture:
-    """One matrix for each rank of a grid, with what the rank holds in its colour, and axes that say where."""
+    """One matrix per rank of a grid, coloured where the rank holds it, with the grid's axes."""
     place = _place(grid, 84, 108, 780)
     figure, axes = blank(_wide(place), round(place.bottom + 4))
     heading(axes, title, what)
@@ -82,7 +82,7 @@ def draw_grid(
 
 
 def _say_columns(held: RankBoxes, room: float) -> str:
-    """The columns that a rank holds, for its label, where there is room for them."""
+    """The columns that a rank holds, for its label; empty if there is no room for them."""
     if not held.boxes or room < 180:
         return ""
     first = min(box.offset[1] for box in held.boxes)
@@ -108,7 +108,7 @@ def _write_axes(axes: Axes, place: _Place) -> None:
 def _draw_rank(
     axes: Axes, place: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any
 ) -> None:
-    """One rank's matrix: what it holds in the colours of its keepers, the rest grey; below it, a label."""
+    """One rank's matrix: the pieces it holds in their keepers' colours, the rest grey, and a label below."""
     x, y = place.corner(rank)
     rectangle(axes, x, y, place.width, place.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
     for piece in pieces:
@@ -125,7 +125,7 @@ def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: P
 
 @dataclass(frozen=True, slots=True)
 class StepFilm:
-    """A step that was taken: its moments, a letter for the bytes of each report, and bits that differ."""
+    """A step that ran: its moments, a letter for each report's bytes, and how many of its bits differ."""
 
     plan: Plan
     moments: tuple[FilmMoment, ...]
@@ -135,7 +135,7 @@ class StepFilm:
 
     @property
     def frames(self) -> list[tuple[int, float]]:
-        """The number of each picture's moment, and how much of the way its flights have gone."""
+        """For each frame, the number of its moment, and what part of their way its flights have gone."""
         stops = []
         for number, moment in enumerate(self.moments):
             parts = range(1, _BETWEEN + 1) if moment.flights else ()
@@ -144,23 +144,23 @@ class StepFilm:
 
     @property
     def verdict(self) -> str:
-        """How many bits of the new weight are not those of one process."""
+        """How many bits of the new weight differ from a single process's."""
         return f"{self.differ} of {self.bits:,} bits differ"
 
     def label(self, rank: int, moment: FilmMoment) -> str:
-        """A rank's number, and a letter for its bytes where it reported them."""
+        """A rank's number, and a letter for its bytes if it reported them."""
         letters = self.letters.get(moment.letters)
         return f"rank {rank} · bytes {letters[rank]}" if letters else f"rank {rank}"
 
 
 def play_step(plan: Plan, reports: Sequence[WeightReport], alone: Any, live: bool = True) -> Shell | Picture:
-    """The film of a step on real ranks, which ends beside the weight that one process alone has found."""
+    """The film of a step on real ranks; it ends with a comparison with one process's weight."""
     film = film_of(plan, reports, alone)
     return play(partial(_draw_frame, film), len(film.frames) - 1, draw_story(film), live, interval=500)
 
 
 def film_of(plan: Plan, reports: Sequence[WeightReport], alone: Any) -> StepFilm:
-    """What the film shows, from the ranks' reports and the weight that one process alone has found."""
+    """The film, made from the ranks' reports and from the weight that a single process computed."""
     tensors = [getattr(report, name) for name in ("before", "momentum", "after") for report in reports]
     named, count = name_contents(tensors), len(reports)
     letters = {
@@ -213,7 +213,7 @@ def _say_frame(film: StepFilm, moment: int) -> str:
 
 
 def _say_pieces(held: RankBoxes) -> str:
-    """What a rank holds, in words; its pieces put together where they make the whole, or whole columns."""
+    """What a rank holds, in words; its pieces are joined if they make up the whole, or whole columns."""
     if sum(box.numel for box in held.boxes) == SHAPE[0] * SHAPE[1]:
         return "the whole matrix"
     left = min((box.offset[1] for box in held.boxes), default=0)
@@ -234,7 +234,7 @@ _TOLD = (0, 2, 4, 5, 6, 7)
 
 
 def draw_story(film: StepFilm) -> Picture:
-    """The film's moments side by side, and how it ends."""
+    """The film's moments side by side, and its verdict."""
     grid = film.plan.grid
     columns = 3 if grid.size("tp") < 4 else 2 if grid.size("tp") < 7 else 1
     room = 888 / columns

@@ -1,4 +1,4 @@
-"""Lesson 04: owners chosen by cost, and five matrices for which longest first is not the best."""
+"""Lesson 04: owners chosen by cost, and five matrices for which longest first is not optimal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...plan.strategies import plan_imbalance
 from .on_ranks import gpt_shapes
 
 TOY = (8, 7, 6, 5, 4)
-"""Costs of five matrices, in some unit, for which longest first on two owners is not the best."""
+"""Costs of five matrices, in any unit, for which longest first on two owners is not optimal."""
 TOY_BEST = (0, 0, 1, 1, 1)
 """Owners with the least makespan for ``TOY``."""
 
@@ -30,12 +30,12 @@ def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[
 
 
 def deal_longest_first(costs: list[int], ranks: int) -> list[int]:
-    """Owners as the package chooses them: the costliest first, each to the rank that has least so far."""
+    """Owners as the package chooses them: costliest first, each to the rank with the least work so far."""
     return longest_first(costs, [0] * ranks)
 
 
 def toy_makespans() -> dict[str, int]:
-    """The makespans of ``TOY`` on two owners: the costliest first, and the least possible."""
+    """The makespans of ``TOY`` on two owners: with the costliest first, and the least possible."""
     longest = deal_longest_first(list(TOY), 2)
     return {
         name: int(max(loads_of(TOY, owners, 2)))
@@ -62,5 +62,5 @@ def plan_of(ranks: int, way: Way) -> Plan:
 
 
 def fair_shares(ranks: int, way: Way = "by index") -> float:
-    """The makespan for the large model, in fair shares: 1 is perfect."""
+    """The makespan for the large model, relative to a fair share: 1 is perfect."""
     return plan_imbalance(plan_of(ranks, way))

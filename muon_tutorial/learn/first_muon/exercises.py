@@ -1,4 +1,4 @@
-"""Exercises of lesson 04: owners, a skipped offset, two right sharings, a load balancer, and the quiz."""
+"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SPOILERS = {
     "longest_first": [r"longest_first\W+\w*\W+17\b", r"longest first: makespan 17"],
     "best": [r"best\W+\w*\W+15\b"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 
 def guess(ranks: int) -> Exercise:
-    """The prediction: with one more rank, who owns the last matrix, and what part of all buffers is zero?"""
+    """The prediction: with one more rank, the last matrix's owner, and the part of buffers that is zero."""
     more = ranks + 1
     right = PLACES[-1].owner(more)
 
@@ -114,7 +114,7 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
 
 
 def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
-    """The exercise: every update in its place, whatever gradient is missing wherever, on real ranks."""
+    """The exercise: every update in its place on real ranks, even if any rank lacks any gradient."""
     cases = [
         (),
         owner_lacks(LACKING, ranks),
@@ -163,7 +163,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
 
 def check_toy() -> Exercise:
-    """The prediction: the makespan of five matrices on two owners, the costliest first, and the best."""
+    """The prediction: the makespans of five matrices on two owners, with the costliest first and at best."""
     longest, best = toy_makespans().values()
 
     def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
@@ -183,7 +183,7 @@ def check_toy() -> Exercise:
 
 
 def quiz(ranks: int) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Three numbers that the notebook measured."""
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
     sent = predict_ring(ranks)
     return numbers(

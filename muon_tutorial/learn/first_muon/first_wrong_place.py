@@ -1,4 +1,4 @@
-"""Lesson 04: the first wrong place of a run, by rank and matrix, and why; what a skipped offset spoils."""
+"""Lesson 04: a run's first wrong place, by rank and matrix, its cause, and what a skipped offset spoils."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .on_ranks import LENGTH, PLACES, BufferPlace, Lacking, SharingRun, is_buffe
 
 
 def explain(run: SharingRun) -> str | None:
-    """What is wrong with a run, told by its first wrong interval; None where nothing is."""
+    """What is wrong with a run, by its first wrong interval; None if nothing is."""
     if odd := _not_a_buffer(run):
         return odd
     right = run.expected()
@@ -40,7 +40,7 @@ def _not_a_buffer(run: SharingRun) -> str | None:
 
 
 def explain_gathered(run: SharingRun) -> str | None:
-    """What is wrong with updates that were gathered: the first wrong place, and what lies there instead."""
+    """What is wrong with gathered updates: the first wrong place, and what lies there instead."""
     if odd := _not_a_buffer(run):
         return odd
     for rank in range(run.ranks):
@@ -108,7 +108,7 @@ def _why_empty(run: SharingRun, rank: int, place: BufferPlace, owner: int) -> st
 
 
 def _say_displaced(run: SharingRun) -> str:
-    """The first update that a rank has put elsewhere than in its place."""
+    """The first update that a rank has put in a wrong place."""
     for rank in range(run.ranks):
         for name, start in run.found(rank).items():
             if off := start - place_of(name).start:
@@ -118,7 +118,7 @@ def _say_displaced(run: SharingRun) -> str:
 
 
 def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
-    """Where each matrix's owner puts its update if a missing gradient does not move the offset."""
+    """Where each owner puts its matrix's update if a missing gradient does not move the offset."""
     starts: dict[str, int] = {}
     for rank in range(ranks):
         offset = 0
@@ -132,7 +132,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that come out wrong then: those put elsewhere, and those they are put upon."""
+    """The matrices that come out wrong then: those put in a wrong place, and those that they overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     return [
@@ -143,5 +143,5 @@ def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
 
 
 def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
-    """Whether a matrix's update, put at ``start``, lies in part in the place of another."""
+    """Whether a matrix's update, put at ``start``, overlaps the place of another."""
     return start < other.stop and other.start < start + place_of(name).size

@@ -1,8 +1,8 @@
-"""Lesson 04 on real ranks: updates shared through one flat buffer, its record, bytes and time of steps.
+"""Lesson 04 on real ranks: updates shared through one flat buffer, and the bytes and seconds of steps.
 
 The matrices are those of a small GPT. A rank fills the buffer with the updates of the matrices it owns and
-leaves the rest at zero; an all_reduce adds the buffers up. What each rank handed to it is kept. Bytes, time
-and the bits at the end are those of the package's own ``Muon(strategy="round_robin")``.
+leaves the rest at zero; an all_reduce adds the buffers up. Each rank's input to it is kept. Bytes, time and
+the final bits are those of the package's own ``Muon(strategy="round_robin")``.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _NOTED = {
     "all_gather_into_tensor": (1, "input_tensor"),
     "broadcast": (0, "tensor"),
 }
-"""The collectives that are watched, and which argument is what a rank hands over."""
+"""The collectives that are watched, and the position and name of the tensor that a rank hands over."""
 SharingFunction = Callable[[list[torch.nn.Parameter], int, int], Any]
 Lacking = tuple[tuple[int, str], ...]
-"""Gradients that are missing: on which rank, of which matrix."""
+"""Missing gradients, as (rank, matrix)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class BufferPlace:
 
     @property
     def slice(self) -> slice:
-        """The place, to index a buffer with."""
+        """The place as a slice of the buffer."""
         return slice(self.start, self.stop)
 
     @property
     def size(self) -> int:
-        """How many entries the matrix has."""
+        """The number of the matrix's entries."""
         return self.stop - self.start
 
     def owner(self, ranks: int) -> int:
-        """The rank that orthogonalizes the matrix: matrices are dealt out in turn."""
+        """The rank that orthogonalizes the matrix; ranks take turns."""
         return self.number % ranks
 
 
@@ -93,7 +93,7 @@ def place_of(name: str) -> BufferPlace:
 def parameters(
     seed: int, lacking: Sequence[str] = (), *, shapes: Mapping[str, tuple[int, int]] = SHAPES
 ) -> list[torch.nn.Parameter]:
-    """The matrices in order, each with its averaged gradient, but for those that are named."""
+    """The matrices in order, each with its averaged gradient, except those in ``lacking``."""
     generator, made = torch.Generator().manual_seed(seed), []
     for name, shape in shapes.items():
         parameter = torch.nn.Parameter(torch.randn(shape, generator=generator) / shape[1])
@@ -104,12 +104,12 @@ def parameters(
 
 
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
-    """The exercise's reference: every place filled by its owner, summed over ranks. All ranks must call."""
+    """The exercise's reference: owners fill their places, and ranks sum the buffers. All ranks must call."""
     return sum_counts(fill(parameters, rank, ranks))
 
 
 def gathered(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
-    """All updates, flat, without a zero on the way but what makes segments alike. All ranks must call."""
+    """All updates, flat; zeros only pad segments to equal length. All ranks must call."""
     sizes = [sum(each.numel() for each in parameters[owner::ranks]) for owner in range(ranks)]
     mine = torch.zeros(max(sizes), dtype=WIRE)
     own = [
@@ -126,14 +126,14 @@ def gathered(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Ten
 def _take(
     segments: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter], number: int, ranks: int
 ) -> Tensor:
-    """One matrix's update, out of its owner's segment."""
+    """One matrix's update, taken from its owner's segment."""
     owner = number % ranks
     start = sum(each.numel() for each in parameters[owner:number:ranks])
     return segments[owner][start : start + parameters[number].numel()]
 
 
 def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, skips: bool = False) -> Tensor:
-    """A rank's own updates in their places, zeros elsewhere; ``skips`` as the early code does."""
+    """A rank's own updates in their places, zeros elsewhere; with ``skips`` as in the early code."""
     flat, offset = torch.zeros(sum(each.numel() for each in parameters), dtype=WIRE), 0
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
@@ -146,7 +146,7 @@ def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, ski
 
 @functools.cache
 def updates(seed: int) -> dict[str, Tensor]:
-    """The update for each matrix, flat, as one process finds it."""
+    """Each matrix's update, flat, computed in one process."""
     with measure.one_thread():
         grads = [parameter.grad for parameter in parameters(seed)]
         found = [zeropower_via_newtonschulz(grad).flatten() for grad in grads if grad is not None]
@@ -155,8 +155,10 @@ def updates(seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class BufferReport:
-    """What one rank sends back: each buffer it handed to an all_reduce, what its function returned, and the
-    bytes that its collectives send, run as rings."""
+    """One rank's report: the buffers it handed to all_reduces, and what its function returned.
+
+    ``sent`` is the bytes that its collectives send if they run as rings.
+    """
 
     handed: tuple[Tensor, ...]
     returned: Any
@@ -165,7 +167,7 @@ class BufferReport:
 
 @dataclass(frozen=True, slots=True)
 class SharingRun:
-    """One sharing of updates, as all ranks played it."""
+    """One sharing of updates, as all ranks ran it."""
 
     seed: int
     lacking: Lacking
@@ -173,12 +175,14 @@ class SharingRun:
 
     @property
     def ranks(self) -> int:
-        """How many took part."""
+        """The number of ranks."""
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """A rank's buffer as it handed it to its last all_reduce of a whole one, in whatever shape; what it
-        returned, where it called no all_reduce at all."""
+        """The last whole buffer, of any shape, that a rank handed to an all_reduce.
+
+        If the rank called no all_reduce, it is what its function returned.
+        """
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned
@@ -194,11 +198,11 @@ class SharingRun:
         return max(report.sent for report in self.reports)
 
     def zeros(self, rank: int) -> int:
-        """How many entries of the buffer a rank handed over are zero."""
+        """The number of zeros in the buffer that a rank handed over."""
         return int((self.filled(rank) == 0).sum())
 
     def expected(self) -> Tensor:
-        """All updates in their places; zeros where the owner has no gradient."""
+        """All updates in their places; zeros if the owner has no gradient."""
         flat, found = torch.zeros(LENGTH, dtype=WIRE), updates(self.seed)
         for place in PLACES:
             if (place.owner(self.ranks), place.name) not in self.lacking:
@@ -206,39 +210,39 @@ class SharingRun:
         return flat
 
     def wrong_places(self, rank: int) -> list[BufferPlace]:
-        """Where a rank's buffer holds something else than it should."""
+        """The places in which a rank's buffer is wrong."""
         differs = self.after(rank) != self.expected()
         return [place for place in PLACES if bool(differs[place.slice].any())]
 
     def wrong(self) -> list[str]:
-        """The matrices whose place is wrong on any rank."""
+        """The matrices whose places are wrong on any rank."""
         wrong = {place for rank in range(self.ranks) for place in self.wrong_places(rank)}
         return [place.name for place in PLACES if place in wrong]
 
     def agree(self) -> bool:
-        """Whether all ranks ended with the same bits, in a buffer."""
+        """Whether all ranks ended with buffers of the same bits."""
         return not any(bool((self.after(0) != self.after(rank)).any()) for rank in range(self.ranks))
 
     def writers(self) -> Tensor:
-        """For each entry of the buffer, who wrote there before the sum: bit r is set for rank r."""
+        """For each entry of the buffer, the ranks that wrote it before the sum: bit r is set for rank r."""
         buffers = (self.filled(rank) for rank in range(self.ranks))
         flags = ((buffer != 0) & ~buffer.isnan() for buffer in buffers)
         return torch.stack([flag.long() << rank for rank, flag in enumerate(flags)]).sum(0)
 
     def found(self, rank: int) -> dict[str, int]:
-        """Where in the buffer that a rank handed over each update begins, if it is there at all."""
+        """Where each update begins in the buffer that a rank handed over; missing updates are left out."""
         buffer, right = self.filled(rank), updates(self.seed)
         starts = {name: _find(buffer, update) for name, update in right.items()}
         return {name: start for name, start in starts.items() if start is not None}
 
 
 def is_buffer(value: Any) -> bool:
-    """Whether it is a tensor of the flat buffer's length."""
+    """Whether ``value`` is a tensor of the flat buffer's shape."""
     return isinstance(value, Tensor) and tuple(value.shape) == (LENGTH,)
 
 
 def _as_buffer(value: Any) -> Tensor:
-    """A tensor of the buffer's length as it is; anything else as a buffer of NaN, which equals nothing."""
+    """A buffer unchanged; for anything else, a buffer of NaN, which equals nothing."""
     return value.detach() if is_buffer(value) else torch.full((LENGTH,), torch.nan, dtype=WIRE)
 
 
@@ -248,14 +252,14 @@ def _find(buffer: Tensor, update: Tensor) -> int | None:
 
 
 def owner_lacks(name: str, ranks: int) -> Lacking:
-    """The gradient of one matrix is missing, on its owner."""
+    """The case in which one matrix's gradient is missing on its owner."""
     return ((place_of(name).owner(ranks), name),)
 
 
 def run_cases(
     function: SharingFunction, ranks: int, cases: Sequence[Lacking], *, backend: str = "gloo", seed: int = 0
 ) -> list[SharingRun]:
-    """Play ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
+    """Run ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
     reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=PATIENCE)
     return [
         SharingRun(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)
@@ -277,7 +281,7 @@ def play(
 
 
 def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = False) -> SharingRun:
-    """What ``share`` does on real ranks, added up here; with ``skips``, what the early code does."""
+    """The result of ``share``, computed in this process; with ``skips``, that of the early code."""
     filled = []
     with measure.one_thread():
         for rank in range(ranks):
@@ -289,7 +293,7 @@ def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = F
 
 @dataclass(slots=True)
 class Traffic:
-    """What this process handed to each all_reduce, and the bytes that all its collectives send as rings."""
+    """The tensors this process handed to all_reduces, and the bytes that its collectives send as rings."""
 
     handed: list[Tensor] = field(default_factory=list)
     sent: int = 0
@@ -297,7 +301,7 @@ class Traffic:
 
 @contextmanager
 def noting_traffic() -> Iterator[Traffic]:
-    """Note what this process hands to its collectives inside; buffers of unequal length are refused."""
+    """Record what this process hands to its collectives inside; buffers of unequal length are refused."""
     traffic = Traffic()
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
@@ -315,7 +319,7 @@ def noting_traffic() -> Iterator[Traffic]:
 
 
 def ring_sent(kind: str, size: int, ranks: int) -> int:
-    """Bytes that a rank sends, in a ring, where it hands ``size`` bytes to a collective.
+    """Bytes that a rank sends in a ring if it hands ``size`` bytes to a collective.
 
     >>> [ring_sent(kind, 400, 4) for kind in ("all_reduce", "all_gather", "broadcast")]
     [600, 1200, 400]
@@ -326,7 +330,7 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
 
 
 def _check_alike(brought: str) -> None:
-    """Compare what the ranks bring to their next collective.
+    """Check that all ranks bring the same to their next collective.
 
     Raises:
         MismatchError: they bring different things.
@@ -342,7 +346,7 @@ BACKS: tuple[Literal["all_reduce", "all_gather"], ...] = ("all_reduce", "all_gat
 
 
 def say_axes(dp: int, tp: int) -> str:
-    """One line on what the lesson makes of its grid."""
+    """One line on how the lesson uses its grid."""
     unused = "" if tp == 1 else f" tp = {tp} is not used here; it enters with lesson 06."
     return f"dp = {dp}: every rank holds all matrices, and the same averaged gradients.{unused}"
 
@@ -350,9 +354,9 @@ def say_axes(dp: int, tp: int) -> str:
 def run_share(
     function: SharingFunction, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
 ) -> SharingRun:
-    """Play ``function(parameters, rank, ranks)`` on real ranks; the reference, where it is a stub or fails.
+    """Run ``function(parameters, rank, ranks)`` on real ranks; if it is a stub or fails, run the reference.
 
-    ``lacking`` names a matrix whose gradient is missing, on its owner. Says so if it takes the reference.
+    ``lacking`` names a matrix whose gradient is missing on its owner. Prints a line if it uses the reference.
     """
     cases = [owner_lacks(lacking, ranks) if lacking else ()]
     try:
@@ -367,12 +371,12 @@ def run_share(
 
 
 def part_of_zeros(run: SharingRun) -> float:
-    """What part of all buffers together is zero, before the sum."""
+    """The fraction of zeros in all buffers together, before the sum."""
     return round(sum(run.zeros(rank) for rank in range(run.ranks)) / (LENGTH * run.ranks), 4)
 
 
 def say_outcome(run: SharingRun) -> str:
-    """What a test would see of a run, and what it would not."""
+    """What a test would see of a run, and what it would miss."""
     rights = [place.name for place in PLACES if place.name not in run.wrong()]
     same = "yes" if run.agree() else "no"
     return (
@@ -383,7 +387,7 @@ def say_outcome(run: SharingRun) -> str:
 
 
 def say_trouble(error: RankFailedError) -> str:
-    """A run that did not end: what the ranks did differently, or the first failure."""
+    """Why a run failed: what the ranks did differently, or the first error."""
     if isinstance(error.original, MismatchError):
         said = str(error.original)
         return said[0].upper() + said[1:]
@@ -402,7 +406,7 @@ def say_refusal(error: RankFailedError) -> str:
 
 
 def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
-    """What one step's updates cost a rank, for either way of sharing them. Must be called by all ranks."""
+    """What sharing one step's updates costs a rank, for both ways to share. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
     counted = []
     for back in BACKS:
@@ -418,7 +422,7 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
 
 
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
-    """Bytes of one rank: the gradients' average that comes before, and either way of sharing updates."""
+    """Bytes of one rank, in words: the averaging of gradients, and both ways to share updates."""
     gradients = int(ddp_adamw(ranks, LENGTH, g=4))
     lines = [
         f"{'':<44}{'sends, bytes':>14}",
@@ -434,14 +438,14 @@ def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepSeconds:
-    """Seconds of the fastest step where every rank does all the work, and where it is dealt out."""
+    """Seconds of the fastest step if every rank does all the work, and if owners share it."""
 
     replicated: float
     round_robin: float
 
 
 def time_steps(rank: int, ranks: int, seed: int, steps: int) -> StepSeconds:
-    """Time a step either way, with products in fp32, which suit any CPU. Must be called by all ranks."""
+    """Time a step of each kind, with products in fp32, which suit any CPU. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": ranks}))
     seconds = []
     for strategy in ("replicated", "round_robin"):
@@ -464,6 +468,6 @@ def say_clock(alone: Sequence[StepSeconds], pair: Sequence[StepSeconds]) -> str:
 
 
 def predict_ring(ranks: int) -> int:
-    """Bytes a rank sends to all_gather the updates: every segment but one, each as long as the longest."""
+    """Bytes a rank sends in an all_gather of updates: all segments but one, each as long as the longest."""
     own = [sum(place.size for place in PLACES if place.owner(ranks) == rank) for rank in range(ranks)]
     return (ranks - 1) * max(own) * 2

@@ -1,4 +1,4 @@
-"""Pictures of lesson 04: flat buffers with owners above and zeros grey, and the work of each rank."""
+"""Pictures of lesson 04: flat buffers with their owners, zeros in grey, and the work of each rank."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: flat buffers, owners, zeros, and the sum of all."""
+    """The first picture of the lesson: flat buffers, owners, zeros, and their sum."""
     return draw_run(imitate(4), "first_muon-hero")
 
 
@@ -118,7 +118,7 @@ def _write_name(axes: Axes, start: int, stop: int, top: float, name: str, **look
 
 
 def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
-    """For each entry in a rank's buffer at a moment: who wrote it, one bit a rank; 0 where it is zero."""
+    """For each entry of a rank's buffer at a moment, its writers, one bit per rank; 0 for zeros."""
     if moment == 0:
         return torch.zeros(LENGTH, dtype=torch.long)
     if moment == 1:
@@ -128,7 +128,7 @@ def _codes(run: SharingRun, rank: int, moment: int) -> Tensor:
 
 
 def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
-    """Runs of one code that are not zero: (start, stop, code)."""
+    """Runs of equal nonzero codes: (start, stop, code)."""
     values, lengths = torch.unique_consecutive(codes, return_counts=True)
     stops = lengths.cumsum(0)
     pieces = zip((stops - lengths).tolist(), stops.tolist(), values.tolist(), strict=True)
@@ -136,7 +136,7 @@ def _pieces(codes: Tensor) -> list[tuple[int, int, int]]:
 
 
 def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, str]]:
-    """Updates that lie whole in a rank's buffer at a moment: (start, stop, name)."""
+    """Updates that are complete in a rank's buffer at a moment: (start, stop, name)."""
     if moment == 1:
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
     if moment == 2:
@@ -160,7 +160,7 @@ def _say_count(run: SharingRun, moment: int, rank: int) -> str:
 
 
 def say_run(run: SharingRun) -> str:
-    """A run in words: who owns what, what each hands over and where it lies, and what is wrong after it."""
+    """A run in words: what each rank owns, what it hands over and where, and what is wrong in the end."""
     owned: dict[int, list[str]] = {}
     for place in PLACES:
         owned.setdefault(place.owner(run.ranks), []).append(place.name)
@@ -189,14 +189,14 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
 
 
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
-    """Buttons for the moment of the step and for the rank, over the flat buffers of a run."""
+    """A run's flat buffers, with buttons for the moment of the step and for the rank."""
     moment = choice("moment", MOMENTS, width=120)
     rank = rank_choice(run.ranks)
     return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, moment=moment, rank=rank)
 
 
 def draw_loads(ranks: int) -> Picture:
-    """The work of each rank: matrices dealt out by index, and the costliest first."""
+    """The work of each rank, with owners chosen by index and with the costliest first."""
     panels = []
     for way in WAYS:
         plan = plan_of(ranks, way)
@@ -207,7 +207,7 @@ def draw_loads(ranks: int) -> Picture:
 
 
 def draw_toy() -> Picture:
-    """Five matrices on two owners: the costliest first, and the best."""
+    """Five matrices on two owners: with the costliest first, and at best."""
     longest = deal_longest_first(list(TOY), 2)
     panels = [
         (f"{way}: makespan {max(loads_of(TOY, owners, 2)):.0f}", owners)
@@ -225,7 +225,7 @@ def _draw_packings(
     alt: str,
     bar: int = 20,
 ) -> Picture:
-    """Ways to deal out the same work, side by side: a bar for each rank, a piece for each matrix."""
+    """Ways to divide the same work, side by side: one bar per rank, one piece per matrix."""
     figure, said = card(900, 110 + bar * ranks), [alt]
     fair = sum(costs) / ranks
     most = max(max(loads_of(costs, owners, ranks)) for _, owners in panels)
@@ -244,13 +244,13 @@ def _draw_packings(
 
 
 def _draw_load(axes: Axes, rank: int, costs: Sequence[float]) -> None:
-    """One rank's bar, one piece a matrix, the largest first."""
+    """One rank's bar, with one piece per matrix, the largest first."""
     costs = sorted(costs, reverse=True)
     spans = [(sum(costs[:number]), cost) for number, cost in enumerate(costs)]
     axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=rank_colour(rank), edgecolors=INK, linewidth=0.6)
 
 
 def explore_loads(live: bool = True) -> Shell | Picture:
-    """A slider over the number of ranks, over the work of each."""
+    """The work of each rank, with a slider for the number of ranks."""
     ranks = slider("ranks", first=1, last=MOST, start=WORST)
     return show(draw_loads, draw_loads(WORST), live, ranks=ranks)

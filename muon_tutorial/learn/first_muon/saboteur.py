@@ -1,8 +1,8 @@
-"""Lesson 04, played: training with the early code in a local world, where one rank is sabotaged in one step.
+"""Lesson 04 as a film: training with the early code in a local world, with a fault on one rank in one step.
 
-A tiny GPT with the lesson's matrices learns to give random targets. The rank that you choose loses the
-gradient of one matrix in step 1, or gets a row of it with the wrong sign. All that every rank holds from then
-on is held against the same training without a saboteur.
+A tiny GPT with the lesson's matrices learns random targets. The rank that you choose loses the gradient of
+one matrix in step 1, or gets one of its rows with the wrong sign. From then on, everything that ranks hold is
+compared with the same training without a fault.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Record = list[dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class SabotagedRun:
-    """Which (moment, rank, matrix) differ from the run without a saboteur, and whether ranks agree."""
+    """Which (moment, rank, matrix) differ from the run without a fault, and whether ranks agree."""
 
     ranks: int
     rank: int
@@ -54,7 +54,7 @@ class SabotagedRun:
 
 @functools.cache
 def sabotaged(ranks: int, rank: int, matrix: str, fault: str, seed: int = 0) -> SabotagedRun:
-    """The training with one fault; ``rank`` -1 is nobody's."""
+    """The training with one fault; ``rank`` -1 stands for no fault."""
     sound, mine = _train(ranks, seed), _train(ranks, seed, rank, matrix, fault)
     wrong = {
         (moment, each, place.name)
@@ -80,7 +80,7 @@ def _train(ranks: int, seed: int, rank: int = -1, matrix: str = "", fault: str =
 
 
 def _program(rank: int, ranks: int, seed: int, is_hit: bool, matrix: str, fault: str) -> Walk:
-    """One rank's training: average, orthogonalize what it owns, share by the early code, move the weights."""
+    """One rank's training: average, orthogonalize its own matrices, share by the early code, update."""
     weights, record = parameters(seed), []
     for step in range(STEPS):
         own = _gradient(weights, seed=1000 * seed + ranks * step + rank)
@@ -116,7 +116,7 @@ def _flat(tensors: list[Tensor]) -> Tensor:
 
 
 def _gradient(weights: list[nn.Parameter], seed: int) -> Tensor:
-    """The gradient of this rank's batch, flat: causal attention and an MLP in each layer, mean square."""
+    """The gradient on this rank's batch, flat: causal attention and an MLP per layer, mean squared error."""
     generator = torch.Generator().manual_seed(seed)
     x, target = (torch.randn(_TOKENS, _WIDTH, generator=generator) for _ in range(2))
     named: dict[str, Any] = dict(zip(SHAPES, weights, strict=True))
@@ -135,7 +135,7 @@ _SAID = {"lost": "loses its gradient of", "sign": "turns the sign of one row of 
 
 
 def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
-    """What every rank holds after each phase up to a moment: red where a sound training differs."""
+    """What every rank holds after each phase up to a moment; red where it differs from a sound training."""
     bottom = _TOP + MOMENTS * _ROW + 8 * (STEPS - 1)
     figure, axes = blank(900, round(bottom + 58))
     title = f"In step 1, rank {run.rank} {_SAID[run.fault]} {run.matrix}"
@@ -156,7 +156,7 @@ def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
 
 
 def _draw_row(axes: Axes, run: SabotagedRun, row: int, top: float, *, is_past: bool) -> None:
-    """A phase: a box for each matrix, in it a slot for each rank."""
+    """A phase: one box per matrix, with one slot per rank."""
     slot = (_WIDE - 4) / run.ranks
     slots, fills, crosses = [], [], []
     for column, name in enumerate(SHAPES):

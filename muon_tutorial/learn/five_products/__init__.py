@@ -1,4 +1,4 @@
-"""What notebook 02 uses: Newton–Schulz on singular values, its cost, its pictures, and the exercises."""
+"""What notebook 02 uses: Newton–Schulz on singular values, its cost, pictures, and exercises."""
 
 from __future__ import annotations
 

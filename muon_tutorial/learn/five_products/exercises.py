@@ -25,7 +25,7 @@ from .singular_values import (
 )
 
 SPOILERS = {"where": (r"1 goes to 0\.70",), "settles": (r"It never settles",)}
-"""What would answer the predictions of this lesson."""
+"""Patterns that would give this lesson's predictions away."""
 
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
@@ -142,7 +142,7 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
 
 
 def bound_values(steps: int) -> Exercise:
-    """The exercise: the tightest bounds, after ``steps`` steps, of what began at ``QUIET_START`` or above."""
+    """The exercise: the tightest bounds after ``steps`` steps for values from ``QUIET_START`` to 1."""
     right = bounds_after(steps)
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
@@ -211,7 +211,7 @@ def _say_flops(m: int, n: int, steps: int, value: object) -> str | Diagnosis:
 
 
 def quiz(steps: int) -> Exercise:
-    """Four numbers that the notebook has measured."""
+    """Four numbers that the notebook measured."""
     return numbers(
         ("growth", KELLER_JORDAN[0] ** steps, "For a tiny s only a·s counts: each step multiplies it by a."),
         ("products", 3.0 * steps, "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps."),
@@ -231,7 +231,7 @@ _FIRST_FACTOR = {
 
 @dataclass(slots=True)
 class CountedProducts:
-    """How many matrix products were made, and their FLOPs, a multiply-add counted as two."""
+    """The number of matrix products, and their FLOPs, with a multiply-add counted as two."""
 
     products: int = 0
     flops: int = 0
@@ -252,7 +252,7 @@ class _Counter(TorchDispatchMode):
 
 
 def count_products(work: Callable[[], object]) -> CountedProducts:
-    """What ``work`` multiplies.
+    """Count the matrix products that ``work`` computes.
 
     >>> count_products(lambda: torch.ones(3, 5) @ torch.ones(5, 4))
     CountedProducts(products=1, flops=120)

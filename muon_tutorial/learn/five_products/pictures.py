@@ -1,4 +1,4 @@
-"""Pictures of lesson 02: a gradient's values through all steps, the path of 1, the microscope, a design."""
+"""Pictures of lesson 02: a gradient's values in all steps, the path of 1, the microscope, a duel."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def hero() -> Picture:
 
 
 def picture_of_one(steps: int = 12) -> Picture:
-    """Where a singular value of exactly 1 goes, step after step."""
+    """The path of a singular value of exactly 1, step by step."""
     one = torch.tensor(1.0, dtype=torch.float64)
     path = [polynomial(one, step).item() for step in range(steps + 1)]
     figure = card(640, 290)
@@ -63,7 +63,7 @@ def picture_of_one(steps: int = 12) -> Picture:
 
 
 def draw_scope(step: int, spectrum: str) -> Picture:
-    """The polynomial after ``step`` steps with a spectrum's values on it, and beside it that spectrum."""
+    """The polynomial after ``step`` steps with a spectrum's values on it, and next to it that spectrum."""
     starts = spectra()[spectrum]
     ends = polynomial(starts, step)
     figure = card(740, 370)
@@ -87,7 +87,7 @@ def _say_step(step: int) -> str:
 
 def _draw_polynomial(axes: Axes, starts: Tensor, step: int) -> None:
     quiet = torch.logspace(math.log10(_START), -1, 241, dtype=torch.float64)
-    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # close where it swings most
+    x = torch.cat((quiet, torch.linspace(0.1, 1, 301, dtype=torch.float64)[1:]))  # dense where it swings most
     axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     axes.plot(x.tolist(), polynomial(x, step).tolist(), color=INK, linewidth=1.4)
     shown = starts.clamp(min=_START)
@@ -121,15 +121,15 @@ def draw_film(spectrum: str = "gradient") -> Picture:
 
 
 def microscope(live: bool = True) -> Shell | Picture:
-    """A slider through the steps and a button for each spectrum, over the polynomial and the spectrum."""
+    """The polynomial and a spectrum, with a slider for the step and a button per spectrum."""
     spectrum = choice("spectrum", list(SPECTRA))
     return show(draw_scope, draw_film(), live, step=slider("step", last=SCOPE_STEPS), spectrum=spectrum)
 
 
 FRAMES = 3
-"""Pictures from one step to the next."""
+"""Frames per step."""
 CLASSICAL: Triple = (2.0, -1.5, 0.5)
-"""They sum to 1, so that 1 stays at 1; quiet values climb slowly."""
+"""They sum to 1, so 1 stays at 1; quiet values grow slowly."""
 _TOP = 1.5
 _KINDS = ("a", 2.0, 4.0, 0.25), ("b", -5.0, -1.5, 0.25), ("c", 0.5, 2.5, 0.25)
 
@@ -142,7 +142,7 @@ class _Player:
 
 
 def duel(live: bool = True) -> Shell | Picture:
-    """Sliders for a, b and c beside a choice of published sets; one against the other, as a film."""
+    """The reader's a, b and c, set by sliders, against a published set, as a film."""
     last = FRAMES * SCOPE_STEPS
     sliders = {name: _fine_slider(number, *kind) for number, (name, *kind) in enumerate(_KINDS)}
     rival = choice("against", list(PUBLISHED), width=116)
@@ -151,7 +151,7 @@ def duel(live: bool = True) -> Shell | Picture:
 
 
 def _fine_slider(number: int, low: float, high: float, by: float) -> ipywidgets.SelectionSlider:
-    """A slider over decimal numbers, Keller Jordan's own among them, where it begins."""
+    """A slider over decimal numbers that include Keller Jordan's value, where it begins."""
     count = round((high - low) / by) + 1
     values = sorted({*(round(low + by * each, 2) for each in range(count)), KELLER_JORDAN[number]})
     return ipywidgets.SelectionSlider(
@@ -164,7 +164,7 @@ def _fine_slider(number: int, low: float, high: float, by: float) -> ipywidgets.
 
 
 def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Picture:
-    """Both players' dots at a moment, each where it is between two steps, below their scores."""
+    """Both players' dots at a moment, which may lie between two steps, and their scores."""
     players = _Player("yours", (a, b, c), OTHER), _Player(rival, PUBLISHED[rival], MUON)
     step, part = divmod(moment, FRAMES)
     figure = card(700, 320)
@@ -177,7 +177,7 @@ def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Pictur
 
 
 def draw_still(triple: Triple) -> Picture:
-    """Where five steps end, for one triple and for every published set, with its score."""
+    """Where values are after five steps, for one triple and for every published set, with scores."""
     players = [_Player(", ".join(f"{x:g}" for x in triple), triple, OTHER)]
     players += [_Player(name, triples, MUON) for name, triples in PUBLISHED.items() if name != "CANS"]
     figure, said = card(700, 520), []
@@ -216,7 +216,7 @@ def _shown(values: Tensor) -> Sequence[float]:
 
 
 def _glide(starts: Tensor, triples: Coefficients, step: int, part: float) -> Tensor:
-    """Values between a step and the next: slowly off, fast in between, slowly to rest."""
+    """Values between one step and the next; they start and stop slowly."""
     every = coefficients_per_step(triples, SCOPE_STEPS)
     here = polynomial(starts, step, every[:step]) if step else starts
     if part == 0:

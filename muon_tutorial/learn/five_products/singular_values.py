@@ -1,6 +1,6 @@
-"""Lesson 02: Newton–Schulz as a polynomial of singular values, the spectra it works on, its cost and error.
+"""Lesson 02: Newton–Schulz as a polynomial of singular values, spectra to apply it to, its cost and error.
 
-Everything but the timings is float64: the same pictures on every machine.
+Everything except the timings is float64, so the pictures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Step = Callable[[Tensor, float, float, float], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class ValueBounds:
-    """The least and the largest of some singular values."""
+    """The smallest and the largest of some singular values."""
 
     lowest: float
     highest: float
 
 
 def polynomial(values: Tensor, steps: int, coefficients: Coefficients = KELLER_JORDAN) -> Tensor:
-    """Where ``steps`` steps of Newton–Schulz bring singular values, by plain arithmetic.
+    """Singular values after ``steps`` steps of Newton–Schulz, by scalar arithmetic.
 
     >>> polynomial(torch.tensor([1.0]), 1)
     tensor([0.7010])
@@ -54,13 +54,13 @@ def polynomial(values: Tensor, steps: int, coefficients: Coefficients = KELLER_J
 
 
 def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
-    """One step: ``aX + (bA + cA²)X`` for ``A = XXᵀ``. The reference of the exercise."""
+    """The exercise's reference: one step, ``aX + (bA + cA²)X`` with ``A = XXᵀ``."""
     A = X @ X.T
     return a * X + (b * A + c * A @ A) @ X
 
 
 def newton_schulz(G: Tensor, steps: int = SCOPE_STEPS) -> Tensor:
-    """The whole of it: on the side, at norm 1, some steps, and back. The reference of the exercise."""
+    """The exercise's reference: transpose a tall matrix, scale to norm 1, take the steps, transpose back."""
     tall = G.shape[0] > G.shape[1]
     X = G.T if tall else G
     X = X / X.norm().clamp(min=1e-7)
@@ -70,7 +70,7 @@ def newton_schulz(G: Tensor, steps: int = SCOPE_STEPS) -> Tensor:
 
 
 def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
-    """Floating-point operations of all products for an m × n matrix, a multiply-add counted as two.
+    """Floating-point operations of all products for an m × n matrix, with a multiply-add counted as two.
 
     >>> flops(64, 256, steps=1) == flops(256, 64, steps=1) == 4 * 64**2 * 256 + 2 * 64**3
     True
@@ -85,23 +85,23 @@ PUBLISHED: Mapping[str, Sequence[Triple]] = {
     "Polar Express": with_safety(POLAR_EXPRESS, 1.01),
     "CANS": CANS,
 }
-"""Published coefficients of five steps; where they come from stands in ``newton_schulz.py``."""
+"""Published coefficients of five steps; ``newton_schulz.py`` names their sources."""
 
 
 def farthest_from_one(triples: Coefficients, start: float = QUIET_START) -> float:
-    """How far from 1 the worst value ends that began between ``start`` and 1; infinite where it flies off."""
+    """The largest distance from 1 after five steps, for values from ``start`` to 1; infinite on overflow."""
     starts = torch.logspace(math.log10(start), 0, 2001, dtype=torch.float64)
     off = (polynomial(starts, SCOPE_STEPS, triples) - 1).abs().max().item()
     return off if math.isfinite(off) else math.inf
 
 
 def mean_distance(values: Tensor, triples: Coefficients) -> float:
-    """How far from 1 values end on average after five steps."""
+    """The mean distance of values from 1 after five steps."""
     return (polynomial(values, SCOPE_STEPS, triples) - 1).abs().mean().item()
 
 
 def say_published() -> str:
-    """The published sets: the 64 values of the recorded gradient, the worst from 0.01 on, and a quiet one."""
+    """The published sets on the recorded gradient's 64 values, on the worst from 0.01 to 1, and on 0.001."""
     lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     for name, triples in PUBLISHED.items():
         quiet = polynomial(torch.tensor(0.001, dtype=torch.float64), SCOPE_STEPS, triples)
@@ -112,7 +112,7 @@ def say_published() -> str:
 
 @functools.cache
 def spectra() -> Mapping[str, Tensor]:
-    """Singular values to put under the microscope, each divided by its Frobenius norm."""
+    """Spectra for the microscope: singular values, each divided by its matrix's Frobenius norm."""
     generator = torch.Generator().manual_seed(0)
     gaussian = torch.randn(64, 256, generator=generator, dtype=torch.float64)
     square = torch.randn(64, 64, generator=generator, dtype=torch.float64)
@@ -135,14 +135,14 @@ SPECTRA = {
 
 
 def bounds_after(steps: int, start: float = QUIET_START) -> ValueBounds:
-    """Between which values everything ends that began between ``start`` and 1."""
+    """The bounds after ``steps`` steps of all values that began between ``start`` and 1."""
     ends = polynomial(torch.linspace(start, 1, 200_001, dtype=torch.float64), steps)
     return ValueBounds(ends.min().item(), ends.max().item())
 
 
 @dataclass(frozen=True, slots=True)
 class StepsError:
-    """After some steps: how far from ``U Vᵀ`` (as a part of its norm), and seconds from the start."""
+    """The result of ``steps`` steps: its distance from ``U Vᵀ`` relative to the norm, and its seconds."""
 
     steps: int
     error: float
@@ -162,7 +162,7 @@ def measure_steps(G: Tensor, last: int, times: int = 5) -> list[StepsError]:
 
 
 def say_steps(rows: Sequence[StepsError], G: Tensor) -> str:
-    """The measurement as a table, with the SVD's time below."""
+    """The measurement as a table, with the SVD's time in the last line."""
     with measure.one_thread():
         svd = measure.median_seconds(lambda: svd_muon(G.float()), 3)
     lines = ["steps   distance from U Vᵀ   time"]
@@ -171,14 +171,14 @@ def say_steps(rows: Sequence[StepsError], G: Tensor) -> str:
 
 
 def only_values_moved(X: Tensor, Y: Tensor) -> bool:
-    """Whether ``Y`` has the directions of ``X``: between them, it is diagonal."""
+    """Whether ``Y`` has the singular vectors of ``X``: in their bases it is diagonal."""
     U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     inside = U.T @ Y @ Vt.T
     return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)
 
 
 def say_starts(starts: Sequence[float], steps: int) -> str:
-    """Where values end that begin too loud, after each of some steps."""
+    """The paths of values that begin too large, after each of ``steps`` steps."""
     lines = []
     for start in starts:
         begun = torch.tensor(start, dtype=torch.float64)
@@ -188,7 +188,7 @@ def say_starts(starts: Sequence[float], steps: int) -> str:
 
 
 def say_speed(G: Tensor, steps: int) -> str:
-    """FLOPs of Newton–Schulz for a matrix, and how many a second this machine makes of them."""
+    """FLOPs of Newton–Schulz for a matrix, and how many per second this machine computes."""
     with measure.one_thread():
         seconds = measure.median_seconds(lambda: zeropower_via_newtonschulz(G.float(), steps), 5)
     rows, columns = G.shape
@@ -198,7 +198,7 @@ def say_speed(G: Tensor, steps: int) -> str:
 
 
 def say_bounds(X: Tensor, Y: Tensor, bounds: ValueBounds) -> str:
-    """How many of the values that began at ``QUIET_START`` or above are within the bounds now."""
+    """How many values began at ``QUIET_START`` or above, and how many are within the bounds now."""
     before, after = (torch.linalg.svdvals(matrix) for matrix in (X, Y))
     loud = int((before >= QUIET_START).sum())
     inside = int(((after >= bounds.lowest - 1e-6) & (after <= bounds.highest + 1e-6)).sum())

@@ -1,4 +1,4 @@
-"""What this machine gives a lesson: cores, memory, seconds. Read here, shown in cells tagged ``volatile``."""
+"""Cores, memory and seconds of this machine; lessons show them in cells tagged ``volatile``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def cores() -> int:
 
 
 def private_bytes() -> int:
-    """Bytes of memory that are this process' alone; its peak of all memory where nothing better is told."""
+    """Bytes of this process's private memory; its peak memory if the system does not report those."""
     table = Path("/proc/self/smaps_rollup")
     if table.exists():
         lines = [line.split() for line in table.read_text().splitlines() if line.startswith("Private_")]
@@ -33,7 +33,7 @@ def private_bytes() -> int:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread inside: the same bits on any number of cores, and no two threads on one of them."""
+    """Use one torch thread inside, so that bits do not depend on the number of cores."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -43,19 +43,19 @@ def one_thread() -> Iterator[None]:
 
 
 def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``work`` returns, and the seconds it took."""
+    """The result of ``work``, and the seconds it took."""
     start = time.perf_counter()
     value = work()
     return value, time.perf_counter() - start
 
 
 def median_seconds(work: Callable[[], Any], times: int) -> float:
-    """The median time of ``work``, run ``times`` times after one run that does not count."""
+    """The median seconds of ``times`` runs of ``work``, after one run that does not count."""
     work()
     return statistics.median(timed(work)[1] for _ in range(times))
 
 
 def fastest(times: int, work: Callable[..., Any], *arguments: Any) -> float:
-    """The shortest of ``times`` runs, in seconds: on a busy machine the others measure its other work."""
+    """The shortest of ``times`` runs, in seconds: the one that other load on the machine delays least."""
     work(*arguments)
     return min(timed(lambda: work(*arguments))[1] for _ in range(times))

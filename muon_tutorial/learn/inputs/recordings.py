@@ -1,7 +1,7 @@
 """Data recorded from real runs and shipped with the package, so that lessons start from the same numbers.
 
 ``gradient.npz`` and ``gradient_down.npz``, the gradients of two matrices of the small GPT after 300 steps,
-are made anew by
+are made again by
 
     python -m muon_tutorial.learn.inputs.recordings
 """
@@ -25,7 +25,7 @@ _STEPS, _SEED = 300, 0
 
 @dataclass(frozen=True, slots=True)
 class RecordedGradient:
-    """A recorded gradient, divided by its largest number, and what it is of."""
+    """A recorded gradient, divided by its largest absolute entry, and the parameter and run it is from."""
 
     matrix: Tensor
     name: str
@@ -40,7 +40,7 @@ class RecordedGradient:
 
 
 def real_gradient(which: Literal["up", "down"] = "up") -> RecordedGradient:
-    """A gradient from real training, in float64, its largest number 1: 256 × 64, or 64 × 256 on the way down.
+    """A real training gradient in float64, its largest absolute entry 1: 256 × 64; "down" is 64 × 256.
 
     >>> print(real_gradient())
     the gradient of blocks.1.mlp.up.weight (256 × 64), recorded after 300 steps with seed 0
@@ -51,7 +51,7 @@ def real_gradient(which: Literal["up", "down"] = "up") -> RecordedGradient:
 
 
 def record() -> Path:
-    """Train, and write the recordings; returns where."""
+    """Train, write the recordings, and return their folder."""
     gradients = train(_STEPS, _SEED).gradients
     _FOLDER.mkdir(exist_ok=True)
     for which, file in _FILES.items():

@@ -1,4 +1,4 @@
-"""A small GPT, trained for a few steps on Python's own library: the source of real gradients."""
+"""A small GPT, trained for a few steps on the source of Python's standard library, for real gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEMORY = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TrainedGPT:
-    """A trained model, its last batch and loss; for each parameter gradient, mean square, momentum."""
+    """A trained model, its last batch and loss, and gradients, mean squares and momenta by parameter."""
 
     model: GPT
     batch: Batch
@@ -32,7 +32,7 @@ class TrainedGPT:
 
 
 def train(steps: int, seed: int) -> TrainedGPT:
-    """Train a small GPT for ``steps`` steps, hidden matrices with Muon, and take one more gradient."""
+    """Train a small GPT for ``steps`` steps, its hidden matrices with Muon, and compute one more gradient."""
     with measure.one_thread():
         text = load_text(None, GPT_SHAPE.context)
         model = build_gpt(GPT_SHAPE, seed)
@@ -64,6 +64,6 @@ def _gradients(model: GPT) -> dict[str, Tensor]:
 
 
 def _momentum(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """The momentum of a parameter, which is nothing before the first step."""
+    """The momentum of a parameter; zeros before the first step."""
     kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
     return torch.zeros_like(parameter) if kept is None else kept.detach().clone()

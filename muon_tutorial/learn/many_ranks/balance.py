@@ -1,4 +1,4 @@
-"""Lesson 14: who owns which matrix, balanced by entries or by work; matrices to try it on."""
+"""Lesson 14: owners of matrices, balanced by entries or by work, and models to try them on."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ ONE_BUCKET = 2**62
 
 @dataclass(frozen=True, slots=True)
 class OwnedModel:
-    """Matrices of a public model's stage, and how many owners share them."""
+    """The matrices of a public model's pipeline stage, and the number of owners that share them."""
 
     name: str
     shapes: tuple[Shape, ...]
     owners: int
 
     def plan_work(self, chosen: Sequence[int]) -> tuple[list[int], float]:
-        """Operations of each owner, and the busiest one's in fair shares, as a plan of ``owner`` says."""
+        """Operations of each owner in an ``owner`` plan, and the busiest one's in fair shares."""
         matrices = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(self.shapes)]
         plan = owner(matrices, Grid.of(dp=self.owners), assign=list(chosen), round_bytes=ONE_BUCKET)
         return work_by_position(plan), plan_imbalance(plan)
 
     def entries(self, chosen: Sequence[int]) -> list[int]:
-        """Entries of each owner's matrices."""
+        """The number of entries in each owner's matrices."""
         held = [0] * self.owners
         for shape, place in zip(self.shapes, chosen, strict=True):
             held[place] += math.prod(shape)
@@ -42,7 +42,7 @@ class OwnedModel:
 
 @cache
 def owned_models() -> tuple[OwnedModel, ...]:
-    """One rank's experts, and the dense matrices beside them, of a pipeline stage of three models."""
+    """The dense matrices and one rank's experts of a pipeline stage, for three models."""
     asked = (("deepseek-v3", 8, 16, 1, 16), ("kimi-k2", 8, 16, 0, 12), ("qwen3-30b-a3b", 4, 12, 1, 24))
     found = []
     for name, ep, pp, stage, owners in asked:
@@ -53,12 +53,12 @@ def owned_models() -> tuple[OwnedModel, ...]:
 
 
 def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
-    """Most entries first, each matrix to the owner with the fewest so far: what one might write at first."""
+    """The first idea: most entries first, each matrix to the owner with the fewest entries so far."""
     return longest_first([math.prod(shape) for shape in shapes], [0] * owners)
 
 
 def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
-    """The most work first, each matrix to the owner with the least so far."""
+    """The most work first, each matrix to the owner with the least work so far."""
     busy, chosen = [0] * owners, [0] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
         chosen[index] = busy.index(min(busy))
@@ -76,7 +76,7 @@ def work(shape: Shape) -> int:
 
 
 def say_shapes(model: OwnedModel | None = None) -> str:
-    """The kinds of matrices of a model: entries and work of each, beside the first."""
+    """A model's shapes in words: how many matrices of each, their entries and their work."""
     model = model or owned_models()[0]
     counts: dict[Shape, int] = {}
     for shape in model.shapes:

@@ -14,11 +14,11 @@ SPOILERS = {
     "slower": [r"slower\s+–\s+True"],
     "sooner": [r"sooner\s+–\s+neither"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 
 def unseen() -> dict[str, Any]:
-    """What the planner says of the model that was not shown: the answers of the first prediction."""
+    """The planner's numbers for the model that was not shown: the answers to the first prediction."""
     fewer, more, most = (step_at(UNSEEN, ranks) for ranks in (2048, 4096, RANKS[-1]))
     return {
         "idle": more.idle_owners,
@@ -28,7 +28,7 @@ def unseen() -> dict[str, Any]:
 
 
 def unseen_exercise() -> Exercise:
-    """The prediction of a grid that no picture has shown."""
+    """The prediction for a grid that no picture has shown."""
     right = unseen()
     fewer = "With an owner for each matrix, who is the busiest, and has it less to do than before?"
     slower = "Newton–Schulz stays, and so do the bytes a rank sends. What grows with the ranks?"
@@ -42,7 +42,7 @@ def unseen_exercise() -> Exercise:
 
 
 def wires() -> str:
-    """Which grid's gradients are reduced sooner: the answer of the second prediction."""
+    """The grid whose gradients are reduced sooner: the answer to the second prediction."""
     alone, with_tp = (gradient_wire(UNSEEN, 64, tp)[2] for tp in (1, 8))
     if math.isclose(alone, with_tp, rel_tol=0.01):
         return "neither"
@@ -50,7 +50,7 @@ def wires() -> str:
 
 
 def wires_exercise() -> Exercise:
-    """The prediction of what becomes of a ring that leaves its node."""
+    """The prediction: on which of two grids are gradients reduced sooner, if rings leave their node?"""
 
     def judge(sooner: str) -> str | None:
         if sooner == wires():
@@ -65,7 +65,7 @@ def wires_exercise() -> Exercise:
 
 
 def quiz() -> Exercise:
-    """Numbers that the notebook has predicted."""
+    """Numbers that the notebook predicted."""
     found = steps()
     return numbers(
         ("idle", found[-1].idle_owners, "Ask lesson.steps()[-1].idle_owners."),

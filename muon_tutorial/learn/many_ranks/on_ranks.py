@@ -1,4 +1,4 @@
-"""Lesson 14 on real ranks: the reader's owners, in a plan that real processes step."""
+"""Lesson 14 on real ranks: steps of a plan with the owners that the reader chose."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ...plan.assign import newton_schulz_cost
 from ..inputs import measure
 
 Assign = Callable[[list[tuple[int, int]], int], Sequence[int]]
-"""From shapes and the number of owners to each matrix's owner."""
+"""Maps shapes and the number of owners to each matrix's owner."""
 
 SHAPES = ((16, 96), (96, 16), (48, 48), (16, 96), (96, 48), (24, 24), (48, 96), (16, 16), (96, 96), (24, 48))
-"""Small matrices of as many kinds as a layer has: long and narrow, square, large."""
+"""Small matrices of the kinds in a layer: long and narrow, square, large."""
 
 
 @dataclass(frozen=True, slots=True)
 class SteppedRank:
-    """What a rank of a step owns, its work, and whether its weights have one process' bits."""
+    """What a rank owns, its work, and whether its weights have the same bits as one process's."""
 
     owned: tuple[int, ...]
     work: int
@@ -33,7 +33,7 @@ def step_with(rank: int, dp: int, tp: int, steps: int, seed: int, assign: Assign
     torch.set_num_threads(1)
     ranks = dp * tp
     chosen = [int(place) for place in assign(list(SHAPES), ranks)]
-    world = LiveWorld(build_mesh({"dp": ranks, "tp": 1}))  # every rank holds all weights whole
+    world = LiveWorld(build_mesh({"dp": ranks, "tp": 1}))  # every rank holds all weights
     weights = weights_with_gradients(seed)
     muon = Muon(weights, strategy=partial(owner, assign=chosen), mesh=world)
     for _ in range(steps):
@@ -44,7 +44,7 @@ def step_with(rank: int, dp: int, tp: int, steps: int, seed: int, assign: Assign
 
 
 def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
-    """Weights, each with a gradient that is averaged already; the same on every rank."""
+    """Weights with averaged gradients, the same on every rank."""
     draw = torch.Generator().manual_seed(seed)
     weights = []
     for shape in SHAPES:
@@ -54,7 +54,7 @@ def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
 
 
 def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
-    """The weights after steps of one process."""
+    """The weights after ``steps`` steps in one process."""
     weights = weights_with_gradients(seed)
     muon = Muon(weights)
     with measure.one_thread():

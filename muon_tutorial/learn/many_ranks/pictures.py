@@ -1,4 +1,4 @@
-"""Pictures of lesson 14: a step over ranks, who stands idle, owners by entries and by work. Predicted."""
+"""Pictures of lesson 14, all predicted: a step over ranks, idle owners, owners by entries and by work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .scaling import DOUBLINGS, LINKS, MACHINE, MODEL, RANKS, StepAtScale, steps
 
 _SIZE = 11
 FIRST = DOUBLINGS - 1
-"""Where the film's slider stands at first."""
+"""The first position of the film's slider."""
 
 
 def hero() -> Picture:
-    """The first picture: what a step of a 70B takes, from 32 to 16,384 ranks."""
+    """The first picture: the seconds of a 70B model's step on 32 to 16,384 ranks."""
     figure = card(900, 430)
     axes = figure.add_axes((0.085, 0.19, 0.71, 0.71))
     found = steps()
@@ -34,7 +34,7 @@ def hero() -> Picture:
 
 
 def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -> None:
-    """Step, transfer, busiest owner, fair share and latency over ranks, both logarithmic."""
+    """Step, transfer, busiest owner, fair share and latency over ranks; both axes are logarithmic."""
     ranks = [step.ranks for step in found]
     busiest, fair = [step.busiest for step in found], [step.fair for step in found]
     axes.fill_between(ranks, fair, busiest, facecolor=EMPTY, linewidth=0)
@@ -59,7 +59,7 @@ def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -
 
 
 def _name_curves(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Names right of the curves' ends, moved apart where they would touch."""
+    """Names to the right of the curves' ends, moved apart if they would touch."""
     least = 0.0
     for name, seconds, colour in sorted(ends, key=lambda end: end[1]):
         least = max(seconds, least)
@@ -95,7 +95,7 @@ def _say_steps(found: Sequence[StepAtScale]) -> str:
 
 
 def draw_scale(doubling: int, links: str) -> Picture:
-    """The step over ranks with one of them marked, and what each of its owners does meanwhile."""
+    """The step over ranks with one number of ranks marked, and each owner's work there."""
     found = steps()
     step, factor = found[doubling], LINKS[links]
     figure = card(900, 430)
@@ -118,7 +118,7 @@ def draw_scale(doubling: int, links: str) -> Picture:
 
 
 def _draw_owners(axes: Axes, step: StepAtScale) -> None:
-    """Each owner's work as a part of the busiest one's, the busiest first; what is left is idle."""
+    """Each owner's work relative to the busiest one's, the busiest first; the rest is idle time."""
     most = max(step.work)
     shares = sorted((work / most for work in step.work), reverse=True)
     edges = [number / step.owners for number in range(step.owners + 1)]
@@ -135,7 +135,7 @@ def _draw_owners(axes: Axes, step: StepAtScale) -> None:
 
 
 def explore_scale(live: bool = True) -> Shell | Picture:
-    """Play through the ranks, with buttons for how fast all links are."""
+    """Play through the numbers of ranks, with buttons for the speed of all links."""
     return play(
         draw_scale,
         DOUBLINGS,
@@ -148,7 +148,7 @@ def explore_scale(live: bool = True) -> Shell | Picture:
 
 
 def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:
-    """Each owner's entries on the left, its work on the right, in fair shares."""
+    """Each owner's entries on the left, and its work on the right, in fair shares."""
     model = model or owned_models()[0]
     chosen = by_entries(model.shapes, model.owners) if chosen is None else chosen
     work, shares = model.plan_work(chosen)

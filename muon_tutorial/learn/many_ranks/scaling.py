@@ -1,8 +1,8 @@
-"""Lesson 14: what the planner says of a step, from 32 to 16,384 ranks.
+"""Lesson 14: the planner's predictions for a step on 32 to 16,384 ranks.
 
-Nothing here was measured. Seconds follow from the file of a machine, which says where its numbers are from.
-The strategy is ``layerwise``: each matrix lives at one place along dp, its owner; along tp all ranks of that
-place gather the matrix and work on it. So what counts owners is dp.
+Nothing here was measured. Seconds are computed from a machine's file, which names the sources of its numbers.
+The strategy is ``layerwise``: each matrix belongs to one place along dp, its owner, and all tp ranks of that
+place gather the matrix and work on it. So dp is the number of owners.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from ...timing.report import say_bytes, say_seconds
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"
 REPEATED = partial(layerwise, tp="repeat")
-"""All ranks along tp work on the matrices of their place, so that an owner is a place along dp."""
+"""All ranks along tp work on the matrices of their place, so an owner is a place along dp."""
 TP = 8
 DOUBLINGS = 9
 RANKS = tuple(32 * 2**doubling for doubling in range(DOUBLINGS + 1))
-"""The ranks of the lesson: from 32, doubled until there are 16,384."""
+"""The lesson's numbers of ranks: 32, doubled up to 16,384."""
 LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
-"""How fast all links are, in times the machine's, by what the widget calls it."""
+"""The speed of all links relative to the machine's, by its name in the widget."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAtScale:
-    """A predicted step of a model on so many ranks. Seconds are those of the busiest owner's ranks.
+    """A predicted step of a model on ``ranks`` ranks. Seconds are those of the busiest owner's ranks.
 
-    ``work`` is the Newton–Schulz work at each place along dp; ``once``, the seconds that one owner would take
-    for all matrices; ``floor``, those that the costliest matrix takes alone. ``largest`` is its shape.
+    ``work`` is the Newton–Schulz work at each place along dp. ``once`` is the seconds that one owner would
+    take for all matrices, ``floor`` those for only the costliest matrix, and ``largest`` is its shape.
     """
 
     ranks: int
@@ -49,12 +49,12 @@ class StepAtScale:
 
     @property
     def owners(self) -> int:
-        """Places along dp, with or without a matrix."""
+        """The number of places along dp, with or without a matrix."""
         return len(self.work)
 
     @property
     def idle_owners(self) -> int:
-        """Those that own nothing."""
+        """The number of owners without a matrix."""
         return self.work.count(0)
 
     @property
@@ -69,20 +69,20 @@ class StepAtScale:
 
     @property
     def idle(self) -> float:
-        """The part of that time that owners are idle, on average."""
+        """The fraction of the busiest owner's time that owners are idle, on average."""
         return 1 - self.fair / self.busiest
 
     @property
     def latency(self) -> float:
-        """Seconds of the step that no bandwidth shortens."""
+        """Seconds of the step that more bandwidth does not shorten."""
         return self.estimate.latency
 
     def seconds(self, links: float = 1.0) -> float:
-        """The whole step, were all links so many times as fast."""
+        """Seconds of the whole step if all links were ``links`` times as fast."""
         return self.estimate.seconds_at(links)
 
     def transfer(self, links: float = 1.0) -> float:
-        """Seconds in which bytes travel."""
+        """Seconds in which bytes are in transit."""
         computed = self.busiest + self.estimate.copy + self.estimate.others
         return self.seconds(links) - computed - self.latency
 
@@ -95,7 +95,7 @@ def matrices_of(model: str, tp: int = TP) -> tuple[Matrix, ...]:
 
 @cache
 def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
-    """What the planner says of a step of a model on so many ranks."""
+    """The planner's prediction for a model's step on ``ranks`` ranks."""
     matrices, grid = matrices_of(model, tp), Grid.of(dp=ranks // tp, tp=tp)
     largest = max(matrices, key=lambda matrix: newton_schulz_seconds((matrix,)))
     return StepAtScale(
@@ -111,7 +111,7 @@ def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
 
 @cache
 def newton_schulz_seconds(matrices: tuple[Matrix, ...]) -> float:
-    """Seconds of Newton–Schulz for matrices one after the other on one rank, by the machine's file."""
+    """Seconds of Newton–Schulz for all matrices, one after the other on one rank, by the machine's file."""
     by_shape: dict[tuple[int, ...], int] = {}
     for matrix in matrices:
         by_shape[matrix.shape] = by_shape.get(matrix.shape, 0) + 1
@@ -144,7 +144,7 @@ def say_steps(model: str = MODEL) -> str:
 
 
 def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
-    """What reduces gradients over dp, for a rank without tp and with: bytes, wire, seconds."""
+    """The reduction of gradients over dp, without tp and with it: a rank's bytes, bandwidth and seconds."""
     lines = [f"{'grid':14}{'a rank sends':>14}{'its wire':>12}{'in transit':>12}"]
     for tp in (1, TP):
         sent, speed, seconds = gradient_wire(model, dp, tp)
@@ -154,7 +154,7 @@ def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
 
 
 def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
-    """Bytes that a rank sends to reduce gradients, the bandwidth of its wire, and the seconds in transit."""
+    """Bytes that a rank sends to reduce gradients, its link's bandwidth, and the seconds in transit."""
     found = step_of(model, dp, tp)
     flights = [(one, times) for one, times in found.flights if one.label.phase.startswith("gradient reduce")]
     sent = sum(times * traffic.data for one, times in flights for traffic in one.busy.values())
@@ -170,7 +170,7 @@ def step_of(model: str, dp: int, tp: int) -> StepEstimate:
 
 
 def say_experts(dp: int = 256, tp: int = TP, ep: int = 64) -> str:
-    """Dense matrices and experts of a mixture: how many, how many owners, and their balance."""
+    """The dense matrices and the experts of a mixture of experts: their number, owners and balance."""
     shape = find_model(EXPERTS)
     dense, experts = stage_matrices(shape, tp=tp, ep=ep)
     lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", f"{'':8}{'matrices':>10}{'owners':>8}{'busiest':>22}"]

@@ -1,4 +1,4 @@
-"""What notebook 16 uses: a plain FSDP2 loop, its port, killed runs that go on, pictures, exercises."""
+"""What notebook 16 uses: a plain FSDP2 loop, its port, killed and resumed runs, pictures, exercises."""
 
 from __future__ import annotations
 

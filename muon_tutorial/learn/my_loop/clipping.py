@@ -1,7 +1,7 @@
-"""The hard exercise of lesson 16: clip gradients that lie on a mesh of two axes, by the norm of the whole.
+"""The hard exercise of lesson 16: clip gradients on a mesh of two axes by their total norm.
 
-Real ranks hold four gradients, cut along both axes, along one, and along none. What is judged is the factor
-by which each rank has shortened each of them.
+Real ranks hold four gradients, cut along both axes, along one, and along none. The judge looks at the factor
+by which each rank scaled each of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .port import MAX_NORM
 
 Clip = Callable[[list[DTensor], float], Any]
 CASES: dict[str, float] = {"long": 8 * MAX_NORM, "short": MAX_NORM / 2}
-"""The norm of all gradients together, in both cases that are tried."""
+"""The total norm of all gradients in the two cases that are tried."""
 LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
     ((24, 16), (Shard(0), Shard(1))),
     ((24, 8), (Shard(0), Replicate())),
@@ -39,10 +39,10 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ClipReport:
-    """What one rank's part became: for each case, the factors of its gradients; and how it got there.
+    """One rank's result: for each case, the factors of its gradients, and how it found them.
 
-    ``alone``, ``copies`` and ``added`` are the norms that some wrong ways would have found in the long case:
-    of the rank's own part; with every copy counted; of norms added instead of squares.
+    ``alone``, ``copies`` and ``added`` are norms that wrong ways give in the long case: the norm of the
+    rank's own part, the norm with every copy counted, and the sum of norms instead of squares.
     """
 
     is_open: bool
@@ -61,12 +61,12 @@ class ClipRun:
 
     @property
     def is_open(self) -> bool:
-        """Whether the function was a stub still."""
+        """Whether the function was still a stub."""
         return any(report.is_open for report in self.reports)
 
 
 def run_clip(function: Clip, ranks: int, backend: str = "gloo") -> ClipRun:
-    """Clip both cases on real ranks, on a mesh of two axes where their number allows one."""
+    """Clip both cases on real ranks, on a mesh of two axes if their number is even."""
     reports = launch(try_clip, ranks, args=(function, ranks), backend=backend, output="quiet", timeout=20.0)
     return ClipRun(tuple(reports))
 
@@ -93,7 +93,7 @@ def try_clip(rank: int, function: Clip, ranks: int) -> ClipReport:
 
 
 def gradients_of(norm: float, mesh: DeviceMesh) -> list[DTensor]:
-    """The gradients, of this norm together, each laid out in its way. The same on all ranks."""
+    """The gradients, with total norm ``norm``, each with its placements; the same on all ranks."""
     generator = torch.Generator().manual_seed(0)
     wholes = [torch.randn(shape, generator=generator) for shape, _ in LAID_OUT]
     scale = norm / math.sqrt(sum(map(_squares, wholes)))
@@ -108,13 +108,13 @@ def _squares(tensor: Tensor) -> float:
 
 
 def _factor(before: Tensor, after: Tensor) -> float:
-    """What a part was multiplied with; NaN where it is no multiple of what it was."""
+    """The factor from ``before`` to ``after``; NaN if one is no multiple of the other."""
     factor = float((before * after).sum() / before.square().sum())
     return factor if torch.allclose(after, before * factor, rtol=1e-3, atol=1e-7) else math.nan
 
 
 def clip(gradients: Sequence[DTensor], limit: float) -> None:
-    """Shorten gradients in place, by one factor, to ``limit`` together. All ranks of their mesh must call."""
+    """Scale gradients in place, by one factor, to a total norm of ``limit``. All ranks must call."""
     total = torch.zeros(())
     for gradient in gradients:
         placed = enumerate(gradient.placements)
@@ -127,7 +127,7 @@ def clip(gradients: Sequence[DTensor], limit: float) -> None:
 
 
 def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
-    """The exercise: clip by the norm of the whole, whatever is cut along which axis, and by one factor."""
+    """The exercise: clip by the total norm and by one factor, for any placements."""
     seen: dict[str, int] = {}
 
     def play(function: Any) -> ClipRun:
@@ -145,7 +145,7 @@ _SUM = "Squares of norms add. Sum them over ranks by dist.all_reduce, then take 
 
 
 def judge_clip(run: ClipRun) -> str | Diagnosis | None:
-    """What is wrong with a run of a clip, told by the first thing that is."""
+    """The first mistake in a run of a clipping function."""
     first, *others = run.reports
     long, short = first.factors["long"], first.factors["short"]
     due = MAX_NORM / CASES["long"]

@@ -22,7 +22,7 @@ SPOILERS = {
     "moved": [r"\b0 of 6\b"],
     "same_bits": [r"\['load', 'step'\]"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
@@ -46,12 +46,12 @@ _STAYS_TO_SURVIVE = {
 
 
 def line_of(text: str) -> int:
-    """The number of the plain loop's line that contains a text."""
+    """The number of the plain loop's line that contains ``text``."""
     return next(number for number, line in enumerate(plain_lines(), 1) if text in line)
 
 
 def check_lines() -> Exercise:
-    """The exercise: the lines of the plain loop that change for Muon, and those that change to survive."""
+    """The exercise: which lines of the plain loop change for Muon, and which to survive a kill."""
     right = {
         "for_muon": {line_of("AdamW("): "It makes an AdamW of everything, hidden matrices too."},
         "to_survive": {
@@ -125,7 +125,7 @@ def _check_callable(**functions: object) -> None:
 
 
 def explain_port(report: PortReport) -> Diagnosis | None:
-    """What is wrong with a port, told by the first thing that is."""
+    """The first mistake in a port."""
     assert report.made is not None
     wrong = _wrong_make(report.made)
     if wrong is not None:
@@ -209,9 +209,9 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
 def check_survival(
     dp: int, tp: int, job: Job, port: Callable[[], Port], backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
-    """The exercise: ``save`` and ``load``. A rank is killed, and the run goes on on another grid.
+    """The exercise: ``save`` and ``load``. A rank is killed, and the run resumes on another grid.
 
-    ``port`` gives the other two functions: the reader's, if they have passed, or the reference.
+    ``port`` returns the other two functions: the reader's, if they have passed, or the reference's.
     """
 
     def judge(save: Callable, load: Callable) -> str | Diagnosis | None:
@@ -247,7 +247,7 @@ def _explain_failure(error: RankFailedError) -> Diagnosis:
 
 
 def explain_life(life: RunLife) -> Diagnosis | None:
-    """What is wrong with a run that was killed and went on, told by the first thing that is."""
+    """The first mistake in a run that was killed and resumed."""
     every, last = life.job.every, life.last
     try:
         saved = lives.opened(life.left, every)
@@ -281,7 +281,7 @@ def explain_life(life: RunLife) -> Diagnosis | None:
 
 
 def quiz(life: RunLife) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Three numbers that the notebook measured."""
     first = life.attempts[0]
     return numbers(
         ("twice", life.taken_twice, "From the checkpoint up to the kill; or ask life.taken_twice."),
@@ -300,7 +300,7 @@ def quiz(life: RunLife) -> Exercise:
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
-    """The reader's four functions; the reference's, said aloud, for those that have not passed."""
+    """The reader's four functions; for those that have not passed, the reference's, with a printed note."""
     open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
                  if it.accepted is ...]  # fmt: skip
     if open_ones:

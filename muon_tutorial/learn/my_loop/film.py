@@ -1,6 +1,6 @@
-"""Lesson 16: the life of a run as a film: ranks are lanes, steps are ticks, checkpoints are diamonds.
+"""Lesson 16: a run's life as a film. Ranks are lanes, steps are ticks, checkpoints are diamonds.
 
-``draw_life`` is a pure function from a life and a moment to one picture.
+``draw_life`` is a pure function from a life and a moment to a picture.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFT, _TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150
 
 @dataclass(frozen=True, slots=True)
 class LifeMoment:
-    """One thing that happens: in which attempt, what, and after how many steps of the run."""
+    """One event: its attempt, what happens, and after how many steps of the run."""
 
     attempt: int
     what: str
@@ -29,7 +29,7 @@ class LifeMoment:
 
 
 def moments(life: RunLife) -> list[LifeMoment]:
-    """What happens in a life, in order: begin, step, save, kill."""
+    """The events of a life, in order: begin, step, save, kill."""
     return [moment for number, attempt in enumerate(life.attempts) for moment in _moments_of(number, attempt)]
 
 
@@ -44,7 +44,7 @@ def _moments_of(number: int, attempt: Attempt) -> Iterator[LifeMoment]:
 
 
 def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shell | Picture:
-    """The film of a life; its last picture where no kernel runs."""
+    """The film of a life; only its last picture if no kernel runs."""
     last = len(moments(life)) - 1
     draw = partial(_draw_moment, life, undisturbed)
     return play(draw, last, draw(last), live, interval=600)
@@ -55,7 +55,7 @@ def _draw_moment(life: RunLife, undisturbed: RunLife, moment: int) -> Picture:
 
 
 def draw_life(life: RunLife, undisturbed: RunLife, moment: int, name: str = "my_loop-life") -> Picture:
-    """A life up to and with a moment, above its loss; the undisturbed run's loss is the thin line."""
+    """A life up to and including a moment, and its loss; the thin line is the undisturbed run's loss."""
     done = moments(life)[: moment + 1]
     tops = [_TOP]
     for attempt in life.attempts:
@@ -148,7 +148,7 @@ def _draw_losses(
 
 
 def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:
-    """A moment in words, with the loss so far beside the undisturbed run's."""
+    """A moment in words, with the loss so far and the undisturbed run's."""
     done = moments(life)[: moment + 1]
     now = done[-1]
     saved = [each.step for each in done if each.what == "save"]

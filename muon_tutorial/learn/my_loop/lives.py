@@ -1,7 +1,7 @@
-"""Lesson 16: runs on real ranks that are killed, go on on another grid, and are compared bit by bit.
+"""Lesson 16: runs on real ranks that are killed, resume on another grid, and are compared bit by bit.
 
-A run leaves a diary and checkpoints. ``RunLife`` is read from the diary; ``opened`` reads a checkpoint in
-this process alone, whatever grid it comes from.
+A run leaves a diary and checkpoints. ``RunLife`` is read from the diary; ``opened`` reads a checkpoint of any
+grid in this process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .trials import steps_alike
 PATIENCE = 12.0
 REFERENCE = Port()
 AT_THE_KILL = "at_the_kill"
-"""A copy of the checkpoints as the killed ranks left them: after a wrong ``load`` they may be replaced."""
+"""A copy of the checkpoints that the killed ranks left; a run after a wrong ``load`` may replace them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One start of the ranks: their grid, the step they began with, what they did, who was killed when."""
+    """One start of the ranks: their grid, their first step, what they did, and which rank was killed when."""
 
     grid: tuple[int, int]
     begin: int
@@ -42,16 +42,16 @@ class Attempt:
     rates: Mapping[int, float]
     saved: tuple[int, ...] = ()
     killed: tuple[int, int] | None = None
-    """The rank, and after how many steps of the run."""
+    """The killed rank, and the number of steps of the run before it."""
 
     @property
     def ranks(self) -> int:
-        """How many ranks there were."""
+        """The number of ranks."""
         return self.grid[0] * self.grid[1]
 
     @property
     def end(self) -> int:
-        """How many steps of the run were done when it ended."""
+        """The number of steps of the run that were done when the attempt ended."""
         return max(self.losses, default=self.begin - 1) + 1
 
 
@@ -65,28 +65,28 @@ class RunLife:
 
     @property
     def last(self) -> Attempt:
-        """The attempt that came to the end, or the latest."""
+        """The last attempt."""
         return self.attempts[-1]
 
     @property
     def taken_twice(self) -> int:
-        """How many steps were done, lost and done again."""
+        """The number of steps that were done, lost and done again."""
         pairs = zip(self.attempts, self.attempts[1:], strict=False)
         return sum(before.end - after.begin for before, after in pairs)
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of its checkpoints."""
+        """The folder of the run's checkpoints."""
         return self.folder / CHECKPOINTS
 
     @property
     def left(self) -> Path:
-        """The folder of those that the killed ranks left."""
+        """The folder with the copy of the checkpoints that the killed ranks left."""
         return self.folder / AT_THE_KILL
 
 
 def read(folder: Path, job: Job) -> RunLife:
-    """The life that a diary tells of."""
+    """Read a run's life from its diary."""
     path, told = folder / DIARY, list[list[dict[str, Any]]]()
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     for line in map(json.loads, lines):
@@ -113,7 +113,7 @@ def _attempt(lines: Sequence[Mapping[str, Any]]) -> Attempt:
 
 
 def new_folder() -> Path:
-    """A folder for a run, below the system's temporary ones; it is removed when this process ends."""
+    """A temporary folder for a run; it is removed when this process ends."""
     folder = Path(mkdtemp(prefix="muon-my_loop-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -129,10 +129,10 @@ def start(
     backend: str = "gloo",
     timeout: float = PATIENCE,
 ) -> bool:
-    """Start the ranks of a run, or start them again; returns whether the port's functions were written.
+    """Start or restart the ranks of a run; returns False if the port's functions are stubs.
 
     Raises:
-        RankFailedError: a rank failed otherwise than by the kill that the job asks for.
+        RankFailedError: a rank failed for another reason than the kill that the job asks for.
     """
     try:
         done = launch(
@@ -161,7 +161,7 @@ def live(
     backend: str = "gloo",
     timeout: float = PATIENCE,
 ) -> RunLife | None:
-    """A run whose last rank is killed, and which goes on on another grid; None where the port is a stub."""
+    """A run whose last rank is killed, and which resumes on another grid; None if the port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
     if not start(folder, (dp, tp), victim, port, backend=backend, timeout=timeout):
         return None
@@ -178,9 +178,9 @@ def keep_copy(folder: Path) -> None:
 
 
 def opened(folder: Path, step: int) -> dict[str, Tensor]:
-    """All tensors of a checkpoint, whole, by name: parameters and what the optimizer remembers of each.
+    """All whole tensors of a checkpoint, by name: parameters and the optimizer's state for each.
 
-    Read in this process, without any other rank.
+    They are read in this process, without other ranks.
     """
     model = tiny_job.build(0)
     optimizer = MuonWithAdamW.from_model(model, lr=0.0, adamw_lr=0.0)
@@ -194,25 +194,25 @@ def opened(folder: Path, step: int) -> dict[str, Tensor]:
 
 
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether both hold the same tensors, to the bit."""
+    """Whether both hold the same tensors to the bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def furthest(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """The largest difference between two numbers of the same place."""
+    """The largest difference between two entries at the same place."""
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """Two runs to compare a life with: one that goes on on its own grid, and one without a kill."""
+    """Two runs to compare a life with: one that resumes on its own grid, and one without a kill."""
 
     same_grid: RunLife
     undisturbed: RunLife
 
 
 def companions(life: RunLife, port: Port = REFERENCE, backend: str = "gloo") -> Companions:
-    """Run both, in one launch, on the grid that the life began with."""
+    """Run both in one launch, on the grid that the life began with."""
     again, fresh = new_folder(), new_folder()
     name, first = f"step-{life.job.every:08d}", life.attempts[0]
     shutil.copytree(life.left / name, again / CHECKPOINTS / name)
@@ -235,7 +235,7 @@ def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job,
 def life_of(
     dp: int, tp: int, job: Job, port: Port = REFERENCE, backend: str = "gloo"
 ) -> tuple[RunLife, Companions]:
-    """A life with its companions, for functions that have been written."""
+    """A life with its companions, for a port without stubs."""
     life = live(dp, tp, job, port, backend=backend)
     assert life is not None
     return life, companions(life, port, backend)
@@ -247,19 +247,19 @@ def final(life: RunLife) -> dict[str, Tensor]:
 
 
 def tensor_files(life: RunLife) -> int:
-    """How many files hold the tensors of the first checkpoint."""
+    """The number of files with tensors in the first checkpoint."""
     return len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp")))
 
 
 def loaded_alike(life: RunLife) -> bool:
-    """Whether the new ranks began with the saved state, to the bit."""
+    """Whether the new ranks began with the same bits as the saved state."""
     saved = opened(life.left, life.last.begin)
     return same_bits(saved, opened(life.folder / ECHO, life.last.begin))
 
 
 @dataclass(frozen=True, slots=True)
 class BitsRow:
-    """One question on bits: how many of how many tensors are alike, and how far the others are off."""
+    """One comparison of bits: how many of the tensors are equal, and how far the others are off."""
 
     name: str
     what: str
@@ -269,26 +269,26 @@ class BitsRow:
 
     @property
     def is_same(self) -> bool:
-        """Whether all are alike, to the bit."""
+        """Whether all tensors are equal to the bit."""
         return self.alike == self.tensors
 
 
 @dataclass(frozen=True, slots=True)
 class BitsReport:
-    """What is the same to the bit on both grids, and what is not."""
+    """The comparisons of a life on both grids, bit by bit."""
 
     rows: tuple[BitsRow, ...]
 
     @property
     def same(self) -> list[str]:
-        """The names of what is."""
+        """The names of the comparisons in which all bits are equal."""
         return [row.name for row in self.rows if row.is_same]
 
 
 def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> BitsReport:
-    """What both grids of a life have alike: what was loaded, a step with the same gradient, the whole run.
+    """Compare both grids of a life: the loaded state, a step with the same gradient, and the whole run.
 
-    The second is tried on real ranks, now.
+    The step is run on real ranks for this.
     """
     (dp, tp), last = life.attempts[0].grid, life.last
     saved = opened(life.left, last.begin)
@@ -304,12 +304,12 @@ def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> Bi
 
 
 def _bits_row(name: str, what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> BitsRow:
-    """Two states side by side; AdamW's counters of steps, single numbers, are left out."""
+    """Compare two states; AdamW's step counters, which are scalars, are left out."""
     keys = [key for key in one if one[key].ndim]
     alike = sum(torch.equal(one[key], other[key]) for key in keys)
     return BitsRow(name, what, alike, len(keys), furthest(one, other))
 
 
 def ends_alike(others: Companions) -> bool:
-    """Whether a killed run that went on on the same grid ends with the undisturbed run's bits."""
+    """Whether a killed run that resumed on the same grid ends with the undisturbed run's bits."""
     return same_bits(final(others.same_grid), final(others.undisturbed))

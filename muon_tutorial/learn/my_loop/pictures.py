@@ -1,6 +1,6 @@
-"""Lesson 16: the way from a notebook to a cluster, as lanes, and what of it this project has run.
+"""Lesson 16: the way from a notebook to a cluster, as lanes, and which of them this project has run.
 
-What stands in the lanes is said here, once; the tests hold it to the commands that the lesson runs.
+The lanes' text is defined here once; tests compare it with the commands that the lesson runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOP = "prepare, update, save, load"
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One way to run the same functions. ``ran`` says whether this project has."""
+    """One way to run the same functions; ``ran`` says whether this project has run it."""
 
     name: str
     cells: tuple[str, ...]
@@ -43,7 +43,7 @@ _LEFT, _TOP, _ACROSS, _DOWN = 174, 70, 204, 54
 
 
 def hero() -> Picture:
-    """The lanes from a laptop to a cluster; what differs from the lane above is marked."""
+    """The lanes from a laptop to a cluster; differences from the lane above are marked."""
     right = _LEFT + len(COLUMNS) * _ACROSS
     width, height = right + 94, _TOP + len(LANES) * (_DOWN + 8) + 74
     figure, axes = blank(width, height)
@@ -95,7 +95,7 @@ def say_lanes() -> str:
 
 
 def draw_too_early(report: PlainReport) -> Picture:
-    """Whose parameters an optimizer steps that was made before the model was cut."""
+    """The parameters that an optimizer steps if it was made before the model was cut."""
     figure, axes = blank(860, 214)
     write(axes, 14, 20, "Made too early: two sets of parameters", 12.5, weight="bold")
     rows = {
@@ -118,7 +118,7 @@ def draw_too_early(report: PlainReport) -> Picture:
 
 
 def draw_bits(report: BitsReport) -> Picture:
-    """For each question on bits, how many tensors have the same ones, as a bar."""
+    """For each comparison of bits, the number of equal tensors as a bar."""
     figure, axes = blank(880, 60 + 44 * len(report.rows))
     write(axes, 14, 20, "The same bits on both grids?", 12.5, weight="bold")
     said = []

@@ -1,4 +1,4 @@
-"""Lesson 16: a plain FSDP2 loop with AdamW, as a reader may have one. It is shown with line numbers."""
+"""Lesson 16: a plain FSDP2 loop with AdamW, as readers may have it, shown with line numbers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lesson 16: the four functions that a reader ports, the reference's, and the loop around them.
+"""Lesson 16: the reference for the four functions that a reader ports, and the loop around them.
 
-``train`` is one rank's part, started by ``launch()`` or by torchrun. Rank 0 writes down what happens,
-line by line, so that what a killed run did can be read afterwards. Knows nothing of how ranks are started.
+``train`` is one rank's part, started by ``launch()`` or by torchrun. Rank 0 writes a diary line by line, so
+that the diary of a killed run can be read afterwards. Knows nothing about how ranks are started.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DIARY, CHECKPOINTS, ECHO = "diary.jsonl", "checkpoints", "as_loaded"
 
 
 def prepare(model: nn.Module, shard: Callable[[nn.Module], None]) -> MuonWithAdamW:
-    """Cut the model and make its optimizer. All ranks must call."""
+    """Shard the model and make its optimizer. All ranks must call."""
     shard(model)
     return MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR, weight_decay=WEIGHT_DECAY)
 
 
 def update(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler) -> None:
-    """What follows the backward pass. All ranks must call."""
+    """Clip, step and clear gradients after backward. All ranks must call."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
     optimizer.step()
     scheduler.step()
@@ -53,7 +53,7 @@ def save(
 def load(
     manager: CheckpointManager, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler
 ) -> int:
-    """Go on from the newest checkpoint, if any; returns the step to begin with. All ranks must call."""
+    """Resume from the newest checkpoint, if any; returns the first step. All ranks must call."""
     if manager.latest_step() is None:
         return 0
     extra = manager.load(model, optimizer)
@@ -63,7 +63,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The functions that a reader ports: cut and make, update, save, go on."""
+    """The functions that a reader ports: shard and make, update, save, resume."""
 
     prepare: Callable[..., Any] = prepare
     update: Callable[..., Any] = update
@@ -73,7 +73,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained, how long, how often it is saved, and which rank is killed after how many steps.
+    """How long to train with which seed, how often to save, and which rank is killed after how many steps.
 
     >>> Job(12), Job(1).steps
     (Job(steps=12, seed=0, victim=None), 6)
@@ -95,20 +95,20 @@ class Job:
 
     @property
     def fatal(self) -> int:
-        """After how many steps the victim is killed: between the first checkpoint and the second."""
+        """The steps after which the victim is killed: between the first checkpoint and the second."""
         return self.every + max(1, self.every // 2)
 
 
 def factor_of(step: int, steps: int) -> float:
-    """What the learning rates are multiplied with in a step: down along a line, to zero behind the last.
+    """The factor of the learning rates in a step: it falls linearly, to zero after the last step.
 
-    Zero it stays, so that a loop which counts wrongly comes to its end, and can be told so.
+    It stays zero, so that a loop that counts wrongly still ends, and its mistake can be explained.
     """
     return max(0.0, 1 - step / steps)
 
 
 def other_grid(dp: int, tp: int) -> tuple[int, int]:
-    """Another grid of as many ranks, where there is one.
+    """Another grid with the same number of ranks, if there is one.
 
     >>> other_grid(4, 1), other_grid(2, 2), other_grid(3, 1), other_grid(1, 1)
     ((2, 2), (4, 1), (1, 3), (1, 1))
@@ -128,10 +128,10 @@ def train(
     echo: bool = False,
     device: str = "cpu",
 ) -> bool:
-    """One rank's part of a run that goes on from the newest checkpoint in ``folder``, or begins there.
+    """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 
-    All ranks must call. With ``echo`` what was loaded is saved again, before the first step. Returns False
-    where a function of the port is a stub still.
+    All ranks must call. With ``echo`` the loaded state is saved again before the first step. Returns False if
+    a function of the port is still a stub.
     """
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
     model = tiny_job.build(job.seed).to(device)
@@ -160,14 +160,14 @@ def train(
                 return False
             diary.note("save", step=step + 1)
         if job.victim is not None and step + 1 == job.fatal:
-            gather_objects(rank)  # rank 0 has written this step down before anybody dies
+            gather_objects(rank)  # rank 0 has recorded this step before a rank is killed
             if rank == job.victim:
                 die(rank, folder / DIARY, step + 1)
     return True
 
 
 def die(rank: int, diary: Path, step: int) -> None:
-    """Write down who dies, and die."""
+    """Record which rank is killed, and kill this process."""
     Diary(diary, writes=True).note("kill", step=step, rank=rank)
     die_at_once()
 
@@ -185,7 +185,7 @@ def mean_of(loss: torch.Tensor) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Diary:
-    """A file of lines that outlives its writer: each line is in the file when ``note`` returns."""
+    """A file of lines that survives its writer: each line is in the file when ``note`` returns."""
 
     path: Path
     writes: bool

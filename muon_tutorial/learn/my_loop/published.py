@@ -1,6 +1,6 @@
-"""Lesson 16: where four ideas of this course stand in two published sources, by name, with permanent links.
+"""Lesson 16: where to find four ideas of this course in two published sources, with permanent links.
 
-The sources were read at the commits below. Nothing of them is copied: names, places, and what they are for.
+The sources were read at the commits below. No code is copied: only names, places and purposes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IDEAS = {
 
 @dataclass(frozen=True, slots=True)
 class PublishedName:
-    """A function or class of a published source: its idea, by this course, and what it does with it."""
+    """A function or class in a published source, the idea of this course that it uses, and what it does."""
 
     project: str
     symbol: str
@@ -30,7 +30,7 @@ class PublishedName:
 
     @property
     def link(self) -> str:
-        """Its permanent address."""
+        """The permanent link to it."""
         return f"{TITAN if self.project == 'torchtitan' else MEGATRON}{self.file}#L{self.line}"
 
 
@@ -76,7 +76,7 @@ NAMES = (
 
 
 def say_published() -> str:
-    """The four ideas, and for each the name, the address and the way of both projects."""
+    """The four ideas, and for each how both projects use it: name, purpose and link."""
     lines = []
     for idea, what in IDEAS.items():
         lines.append(f"{idea.replace('_', ' ')}: {what}")

@@ -1,7 +1,8 @@
-"""Lesson 16: the tiny model, its data, and how it is cut. Plain PyTorch: it knows no optimizer.
+"""Lesson 16: the tiny model, its data, and how it is sharded. Plain PyTorch, without any optimizer.
 
-One byte in, the next one out, through two MLP layers. Embedding and head are cut by tp, too, and FSDP2 cuts
-everything over dp, so that every parameter is a DTensor on one mesh. A batch follows from the step alone.
+The model predicts the next symbol from one symbol through two MLP layers. tp also cuts embedding and head,
+and FSDP2 cuts everything over dp, so every parameter is a DTensor on one mesh. A batch depends only on the
+step and the seed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 SYMBOLS, WIDTH, LAYERS = 48, 24, 2
 BATCH = 96
-"""Bytes in a step, of all ranks together."""
+"""Symbols per step, all ranks together."""
 _GROWTH, _START = 5, 7
 
 
 class Layer(nn.Module):
-    """Two matrices with a bend between them, added to what came in."""
+    """A residual MLP: two matrices with a nonlinearity between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class TinyModel(nn.Module):
 
 
 def build(seed: int) -> TinyModel:
-    """The model whose first weights follow from the seed: the same on every rank and grid."""
+    """The model with initial weights from the seed, the same on every rank and grid."""
     model, generator = TinyModel(), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -58,7 +59,7 @@ def build(seed: int) -> TinyModel:
 
 
 def shard(model: TinyModel, mesh: DeviceMesh) -> None:
-    """Cut the model in place, first over tp, then over dp. Must be called by all ranks of the mesh."""
+    """Shard the model in place, first over tp, then over dp. Must be called by all ranks of the mesh."""
     if mesh["tp"].size() > 1:
         outer = {
             "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
@@ -72,9 +73,9 @@ def shard(model: TinyModel, mesh: DeviceMesh) -> None:
 
 
 def batch_of(step: int, seed: int, place: int = 0, places: int = 1) -> tuple[Tensor, Tensor]:
-    """A step's symbols and those that follow them: of the whole batch, the part of one place along dp.
+    """One dp place's part of a step's batch: symbols, and the symbols that follow them.
 
-    After s comes 5 s + 7, but for one time in eight, when anything does.
+    After s comes 5 s + 7, except one time in eight, when a random symbol comes.
     """
     generator = torch.Generator().manual_seed(seed * 100_003 + step)
     symbols = torch.randint(SYMBOLS, (BATCH,), generator=generator)

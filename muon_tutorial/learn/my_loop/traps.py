@@ -1,4 +1,4 @@
-"""Lesson 16: five things that go wrong in real loops, each with numbers computed here, in one process."""
+"""Lesson 16: five things that go wrong in real loops, with numbers computed here in one process."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...learning_rate import adjusted_lr
 from . import tiny_job
 
 PARTS = 64
-"""How many partial gradients are summed to see what a dtype loses."""
+"""The number of partial gradients that are summed to show the loss of a dtype."""
 
 
 def say_traps(seed: int) -> str:
-    """The traps, one a line, with their numbers."""
+    """The traps, one per line, with their numbers."""
     return "\n".join(
         (
             f"learning rate      a 64 × 16 matrix: lr × {_factor(None):.2f} as Muon has it, "
@@ -48,7 +48,7 @@ def _hidden() -> int:
 
 
 def _lost(seed: int) -> float:
-    """How far the sum of partial gradients in bfloat16 is off, as a part of its norm."""
+    """The relative error of a sum of partial gradients in bfloat16."""
     parts = [_gradient(step, seed) for step in range(PARTS)]
     low = torch.zeros_like(parts[0], dtype=torch.bfloat16)
     for part in parts:

@@ -1,6 +1,6 @@
 """Lesson 16 on real ranks: a plain loop gone wrong, a reader's port step by step, and one step on two grids.
 
-Each function that takes a rank is one rank's part. What it returns says what happened; judging is for others.
+Each function that takes a rank is one rank's part. It reports what happened, and does not judge it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from . import plain_loop, port, tiny_job
 from .port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, factor_of
 
 TRIED = 3
-"""Steps of a trial."""
+"""Steps per trial."""
 
 
 def plain_lines() -> list[str]:
-    """The lines of the plain loop's body, as the lesson numbers them from 1."""
+    """The lines of the plain loop's body, which the lesson numbers from 1."""
     body = inspect.getsource(plain_loop.train).partition('must call."""\n')[2]
     return [line[4:].partition("  # noqa")[0] for line in body.splitlines() if not line.startswith("#")]
 
@@ -45,25 +45,25 @@ def show_plain() -> None:
 
 @dataclass(frozen=True, slots=True)
 class PlainReport:
-    """What came of a plain loop, in order and with its optimizer made too early, and of clipping shards."""
+    """Results of the plain loop, of one with its optimizer made too early, and of clipping each shard."""
 
     losses: tuple[float, ...]
     saved_on_rank_0: float
-    """What part of the model's numbers is in rank 0's own shards."""
+    """The fraction of the model's entries that rank 0's own shards hold."""
     moved_too_early: Mapping[str, int]
     parameters: int
     warning: str
     clipped_alone: float
-    """The norm of the whole gradient after each rank has clipped its own shard, over the largest allowed."""
+    """The total norm after each rank has clipped its own shard, over the largest allowed norm."""
 
     @property
     def moved(self) -> str:
-        """How many parameters AdamW moved that was made too early."""
+        """How many parameters were moved by an AdamW that was made too early."""
         return f"{self.moved_too_early['AdamW']} of {self.parameters}"
 
 
 def try_plain(dp: int, tp: int, seed: int, backend: str = "gloo") -> PlainReport:
-    """Run the plain loop on real ranks, and what may go wrong in it."""
+    """Run the plain loop on real ranks, and the mistakes that one can make in it."""
     return launch(_try_plain, dp * tp, args=((dp, tp), seed), backend=backend, output="quiet")[0]
 
 
@@ -94,7 +94,7 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
 
 
 def _moved_too_early(make: Callable[..., Any], mesh: DeviceMesh, seed: int) -> tuple[int, str]:
-    """How many parameters an optimizer moves that was made before the model was cut, and what it warns of."""
+    """How many parameters are moved by an optimizer made before the model was cut, and its warning."""
     model = tiny_job.build(seed)
     given = model if make is not torch.optim.AdamW else model.parameters()
     optimizer = make(given, lr=ADAMW_LR)
@@ -119,51 +119,51 @@ def _clipped_alone(mesh: DeviceMesh, seed: int) -> float:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """This rank's part of a tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def squares(tensors: list[Tensor]) -> float:
-    """The sum of the squares of all numbers."""
+    """The sum of the squares of all entries."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors)
 
 
 def say_too_early(report: PlainReport) -> str:
-    """What MuonWithAdamW warns of where it was made too early."""
+    """The warning that MuonWithAdamW gives when it was made too early."""
     return textwrap.fill(f"MuonWithAdamW warns: {report.warning}.", 96, break_on_hyphens=False)
 
 
 @dataclass(frozen=True, slots=True)
 class MadeOptimizer:
-    """What ``prepare`` made: its class, how the model is cut, what is stepped by whom, and how."""
+    """The optimizer that ``prepare`` made: its class, its settings, and whether the model was cut."""
 
     kind: str
     is_cut: bool
     forgotten: tuple[str, ...]
-    """Parameters of the model, as it is now, that the optimizer does not step."""
+    """Parameters of the sharded model that the optimizer does not step."""
     settings: Mapping[str, tuple[str, float, float]]
-    """For each parameter, by name: whose it is ("muon" or "adamw"), its learning rate and weight decay."""
+    """For each parameter by name: its optimizer ("muon" or "adamw"), learning rate and weight decay."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """What one ``update`` did, as an observer between its calls saw it. Norms are of the whole gradient."""
+    """What one ``update`` did, as seen between its calls. Norms are those of the whole gradient."""
 
     norm_before: float
     norms_stepped: tuple[float, ...]
-    """At each call of ``optimizer.step``."""
+    """The norm at each call of ``optimizer.step``."""
     largest_shard: float
-    """The largest norm of a rank's own part at that time; 0 without such a call."""
+    """The largest norm of one rank's part at that time; 0 without such a call."""
     rate: float
     """The first group's learning rate at that time."""
     rate_after: float
     left: bool
-    """Whether a gradient was left behind."""
+    """Whether a gradient was left after the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortReport:
-    """What a port did in a few steps. ``is_open``: a function was a stub still."""
+    """What a port did in a few steps. ``is_open``: a function was still a stub."""
 
     is_open: bool
     made: MadeOptimizer | None = None
@@ -208,14 +208,14 @@ def _look_at(model: nn.Module, optimizer: Any) -> MadeOptimizer:
 
 
 def _norms(model: nn.Module) -> tuple[float, float]:
-    """The norm of the whole gradient, and the largest of a rank's own part. All ranks must call."""
+    """The norm of the whole gradient, and the largest norm of one rank's part. All ranks must call."""
     grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
     parts = gather_objects(squares(grads))
     return math.sqrt(sum(parts)), math.sqrt(max(parts))
 
 
 def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], object]) -> UpdateReport | None:
-    """What an update does; None if it is a stub still."""
+    """What an update does; None if it is still a stub."""
     seen: list[tuple[float, float, float]] = []
     before, _ = _norms(model)
     hook = optimizer.register_step_pre_hook(lambda *_: seen.append((*_norms(model), port.rate_of(optimizer))))
@@ -233,7 +233,7 @@ def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], obje
 
 
 def expected_settings() -> dict[str, tuple[str, float, float]]:
-    """What the lesson asks of each parameter: by whom it is stepped, learning rate and weight decay."""
+    """The settings that the lesson asks for, per parameter: its optimizer, learning rate and weight decay."""
     return {
         name: ("muon", LR, WEIGHT_DECAY) if name.startswith("layers") else ("adamw", ADAMW_LR, WEIGHT_DECAY)
         for name, _ in tiny_job.TinyModel().named_parameters()
@@ -241,8 +241,10 @@ def expected_settings() -> dict[str, tuple[str, float, float]]:
 
 
 def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
-    """The parameters that one step moves alike, to the bit, in one process and on both grids, given the same
-    full gradient."""
+    """The parameters that one step moves to the same bits in one process and on both grids.
+
+    All three get the same full gradient.
+    """
     return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
 
 
@@ -252,12 +254,12 @@ def _steps_alike(rank: int, grids: list[tuple[int, int]], seed: int) -> list[str
 
 
 def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor]:
-    """The parameters, whole, after a step with the whole batch's gradient; without a grid, in one process."""
+    """The whole parameters after a step with the whole batch's gradient; if grid is None, in one process."""
     model, carrier = tiny_job.build(seed), tiny_job.build(seed)
     symbols, following = tiny_job.batch_of(0, seed)
     nn.functional.cross_entropy(carrier(symbols), following).backward()
     with torch.no_grad():
-        for parameter in carrier.parameters():  # a model of gradients is cut as the model is
+        for parameter in carrier.parameters():  # the model that carries gradients is cut like the model
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)
     shard: Callable[[nn.Module], None] = lambda model: None  # noqa: E731

@@ -1,7 +1,7 @@
-"""The reader's own optimizer: answers kept as source in my_muon.py, and the reference that completes it.
+"""The reader's own optimizer: answers stored as source in my_muon.py, and the reference for the rest.
 
-reference.py is a whole my_muon.py; blocks deals in its text, keep in the reader's file; on_ranks tries it,
-training and finale train with it.
+reference.py is a complete my_muon.py. blocks handles the text of such files; keep handles the reader's own
+file; on_ranks tries a file; training and finale train with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of a my_muon.py: blocks between marks, what completes them, and what is wrong with a file."""
+"""The text of a my_muon.py: blocks between marks, how to complete them, and what is wrong with a file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MARK = re.compile(r"^# ── (?:lesson (\d\d): |end of )(\w+) ──$", re.MUL
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One answer: its lesson and name, its source without the marks, and the line where that begins."""
+    """One answer: its lesson and name, its source without the marks, and the source's first line number."""
 
     lesson: str
     name: str
@@ -36,7 +36,7 @@ class Block:
 
 
 class BrokenFileError(ValueError):
-    """A file whose blocks cannot be told apart; says in which line."""
+    """The blocks of a file cannot be told apart; the message names the line."""
 
 
 def blocks_of(text: str) -> dict[str, Block]:
@@ -64,7 +64,7 @@ def blocks_of(text: str) -> dict[str, Block]:
 
 
 def with_block(text: str, block: Block) -> str:
-    """A file with this block in the place of the one of that name, or at its end."""
+    """The file with this block in place of the block with its name, or at the end."""
     if block.name not in blocks_of(text):
         return f"{(text or HEAD).rstrip()}\n\n\n{block}"
     start = text.index(f"# ── lesson {blocks_of(text)[block.name].lesson}: {block.name} ──")
@@ -80,7 +80,7 @@ def reference() -> tuple[str, Mapping[str, Block]]:
 
 
 def completed(mine: Mapping[str, Block]) -> str:
-    """The reference with the reader's blocks in the place of its own."""
+    """The reference with the reader's blocks in place of its own."""
     text, due = reference()
     for name, block in mine.items():
         if name in due:
@@ -89,7 +89,7 @@ def completed(mine: Mapping[str, Block]) -> str:
 
 
 def problem_of(block: Block) -> str | None:
-    """Why a block cannot be used, with its line in the file, or None."""
+    """Why a block cannot be used, with the line in the file; None if it can."""
     try:
         tree = ast.parse(block.source)
     except SyntaxError as error:
@@ -106,7 +106,7 @@ def problem_of(block: Block) -> str | None:
 
 
 def names_of_reference() -> set[str]:
-    """What a block may use without bringing it along: all that the complete file defines or imports."""
+    """The names that a block may use without defining them: those the complete file defines or imports."""
     names: set[str] = set()
     for node in ast.parse(reference()[0]).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""The finale: the reader's completed optimizer trains a GPT on four real ranks, beside torch.optim.Muon."""
+"""The finale: the reader's completed optimizer trains a GPT on four ranks, as torch.optim.Muon does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LIMIT = 280.0
 
 @dataclass(frozen=True, slots=True)
 class GridRun:
-    """A run on one grid: rank 0's record, and how many entries of the weights differ from one process's."""
+    """A run on one grid: rank 0's record, and how many weight entries differ from a single process's."""
 
     grid: tuple[int, int]
     record: RunRecord
@@ -38,7 +38,7 @@ class GridRun:
 
 @dataclass(frozen=True, slots=True)
 class Finale:
-    """The runs on all grids and AdamW's losses; ``trouble`` is what the reader's file failed with."""
+    """The runs on all grids and AdamW's losses; ``trouble`` is the error of the reader's file, if any."""
 
     file: Path
     runs: tuple[GridRun, ...]
@@ -58,7 +58,7 @@ def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
 
 
 def try_it(folder: Path | None = None) -> str:
-    """Complete the reader's file, and say what four ranks make of it on each grid, two steps on each."""
+    """Complete the reader's file, try two steps of it on each grid of four ranks, and report the results."""
     mine, path = read_mine(folder), complete(folder)
     lines = [say_whose(mine, "10"), *(_try_on(path, grid) for grid in GRIDS)]
     return "\n".join(lines)
@@ -75,12 +75,12 @@ def _try_on(path: Path, grid: tuple[int, int]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of a message that says anything."""
+    """The first nonempty line of an error's message."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
-    """Complete the reader's file, say whose is what, and train with it on all three grids."""
+    """Complete the reader's file, print which functions are the reader's, and train on all three grids."""
     mine, path = read_mine(folder), complete(folder)
     print(say_whose(mine))
     trouble = ""
@@ -97,7 +97,7 @@ def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
 
 
 def say_bits(finale: Finale) -> str:
-    """Each grid beside one process, in a line."""
+    """Each grid compared with one process, one line per grid."""
     lines = [
         f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.record.losses)} steps, "
         + ("the bits of torch.optim.Muon" if not run.different else f"{run.different} weights differ")
@@ -107,7 +107,7 @@ def say_bits(finale: Finale) -> str:
 
 
 def scorecard(finale: Finale) -> str:
-    """Bytes, seconds and memory of one rank in a step on each grid, and the losses beside AdamW's."""
+    """Bytes, seconds and memory of one rank per step on each grid, and the losses compared with AdamW's."""
     head = ["", *(f"{dp} × {tp}" for dp, tp in (run.grid for run in finale.runs))]
     records = [run.record for run in finale.runs]
     rows: list[Sequence[object]] = [head]
@@ -138,7 +138,7 @@ def show_command(steps: int, seed: int) -> None:
 
 
 def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
-    """Run it under torchrun with a kill; says where it went on, and whether that changed the last bits."""
+    """Run the training under torchrun with a kill; says where it resumed, and whether final bits changed."""
     undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -158,7 +158,7 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
 
 
 def say_yours(folder: Path | None = None) -> str:
-    """How many lines of the completed file the reader wrote."""
+    """How many lines of the completed file the reader wrote, in words."""
     mine = read_mine(folder).blocks
     lines = sum(bool(line.strip()) for block in mine.values() for line in block.source.splitlines())
     return f"Of its {len(reference()[1])} functions {len(mine)} are yours, {lines} lines."

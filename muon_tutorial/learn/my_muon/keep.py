@@ -1,7 +1,7 @@
-"""What a right answer becomes: a block of the reader's my_muon.py, if the whole optimizer runs with it.
+"""Write a right answer as a block into the reader's my_muon.py, if the whole optimizer runs with it.
 
-The file lies in the folder in which the notebook runs. It is written whole or not at all, and what goes wrong
-is said in a line: no lesson stops because of it.
+The file is in the folder in which the notebook runs. It is written whole or not at all. A problem is reported
+in one line, and no lesson stops because of it.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _PARAMETERS = {"dp", "tp", "steps", "seed", "backend", "bucket", "widgets"}
 
 
 class NotKeptError(Exception):
-    """Why a right answer does not go into the file."""
+    """A right answer cannot be written into the file; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class MyMuon:
-    """The reader's file as it was found: its good blocks, and what is wrong with the others."""
+    """The reader's file as found: its usable blocks, and what is wrong with the others."""
 
     blocks: dict[str, Block]
     problems: tuple[str, ...] = ()
 
 
 def keep(name: str, function: Any, folder: Path | None = None) -> str:
-    """Write a right answer of the reader's own into their file; returns words that say so, or why not."""
+    """Write a reader's right answer into their file; returns a sentence that says so, or why not."""
     if getattr(function, "__module__", None) != "__main__":
         return ""
     path = (folder or Path.cwd()) / FILE
@@ -81,7 +81,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _try_on_ranks(block: Block) -> str | None:
-    """What four ranks say of the complete file with this block in it, beside torch.optim.Muon."""
+    """What is wrong with the complete file with this block in it, found on four ranks; None if nothing is."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
         path.write_text(completed({block.name: block}), encoding="utf-8")
@@ -97,10 +97,10 @@ def _try_on_ranks(block: Block) -> str | None:
 
 
 def source_with_helpers(name: str, function: Any) -> str:
-    """The source of an answer, under its name, with the functions and constants of the notebook that it uses.
+    """The source of an answer with its name, and of the functions and constants that it uses.
 
     Raises:
-        NotKeptError: it has no source, or it uses what a file that needs torch alone cannot have.
+        NotKeptError: it has no source, or it uses something that a file with only torch cannot have.
     """
     parts: dict[str, str] = {}
     known = names_of_reference()
@@ -140,7 +140,7 @@ def _globals_of(code: types.CodeType) -> set[str]:
 
 
 def _line_for(name: str, value: Any) -> str:
-    """The line that gives a file this name."""
+    """The line that defines or imports ``name`` in the file."""
     if isinstance(value, ModuleType):
         if value.__name__.split(".")[0] in {"torch", *sys.stdlib_module_names}:
             return (
@@ -155,7 +155,7 @@ def _line_for(name: str, value: Any) -> str:
 
 
 def read_mine(folder: Path | None = None) -> MyMuon:
-    """The reader's file, read: never an error, whatever stands in it."""
+    """Read the reader's file; never raises an error, whatever it contains."""
     path = (folder or Path.cwd()) / FILE
     try:
         found = {name: block for name, block in blocks_of(_read(path)).items() if name in reference()[1]}
@@ -167,17 +167,17 @@ def read_mine(folder: Path | None = None) -> MyMuon:
 
 
 def so_far(lesson: str, folder: Path | None = None) -> Any:
-    """All functions of the course, the reader's where there are such; prints whose they are."""
+    """All functions of the course, the reader's if they exist; prints which ones are the reader's."""
     mine = read_mine(folder)
     print(say_whose(mine, lesson))
     module = types.ModuleType("my_muon_so_far")
-    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look there for their module
+    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look up their module there
         exec(compile(completed(mine.blocks), FILE, "exec"), module.__dict__)
     return module
 
 
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
-    """Which functions of earlier lessons are the reader's, and which the reference's, in a line."""
+    """One line that says which functions of earlier lessons are the reader's, and which the reference's."""
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]
     others = [name for name in due if name not in mine.blocks]
@@ -188,7 +188,7 @@ def say_whose(mine: MyMuon, lesson: str = "99") -> str:
 
 
 def complete(folder: Path | None = None) -> Path:
-    """Write ``my_muon_complete.py`` beside the reader's file: their blocks, the reference for the rest."""
+    """Write ``my_muon_complete.py`` next to the reader's file: their blocks, completed by the reference."""
     place = folder or Path.cwd()
     path = place / "my_muon_complete.py"
     _write(path, completed(read_mine(place).blocks))

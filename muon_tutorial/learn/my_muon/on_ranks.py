@@ -1,4 +1,4 @@
-"""What real ranks do with a my_muon.py: one step of everything in it, beside ``torch.optim.Muon``."""
+"""Try a my_muon.py on real ranks: steps of everything in it, compared with ``torch.optim.Muon``."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ..exercises.on_real_ranks import watching
 
 Matrices = Sequence[tuple[tuple[int, int], str]]
 TRIED: Matrices = (((10, 6), "column"), ((6, 10), "row"), ((8, 12), "column"), ((5, 7), "row"))
-"""What a file is tried with: matrices that are tall, wide, and cut unevenly."""
+"""The matrices that a file is tried with: tall, wide, and unevenly cut."""
 LR = 0.02
 PHASES = {1: "gradient reduce_scatter", 2: "dp gather", 3: "tp gather", 7: "parameter all_gather"}
 
 
 def load_file(path: str | Path) -> ModuleType:
-    """A my_muon.py as a module, wherever it lies."""
+    """Load a my_muon.py from any path as a module."""
     linecache.checkcache(str(path))
     spec = importlib.util.spec_from_file_location("my_muon_as_run", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look there for their module
+    with patch.dict(sys.modules, {module.__name__: module}):  # dataclasses look up their module there
         spec.loader.exec_module(module)
     return module
 
@@ -51,7 +51,7 @@ def cut(whole: Tensor, kind: str, place: int, tp: int) -> Tensor:
 
 @contextmanager
 def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
-    """The bytes that this rank sends meanwhile, by phase; an all_gather counts as a ring does."""
+    """Count the bytes that this rank sends inside, by phase; an all_gather counts as on a ring."""
     sent: dict[int, int] = {}
 
     def count(original: Callable[..., Any], first: Any, *more: Any, **named: Any) -> Any:
@@ -65,7 +65,7 @@ def counted_bytes(phase: Callable[[], int]) -> Iterator[dict[int, int]]:
 
 
 def try_file(rank: int, path: str, dp: int, tp: int, matrices: Matrices = TRIED) -> str | None:
-    """What is wrong with a file on this grid, or None. Must be called by all ranks."""
+    """What is wrong with a file on this grid; None if nothing is. Must be called by all ranks."""
     module = load_file(path)
     for trial in (_try_steps, _try_owners, _try_checkpoint):
         if wrong := trial(module, dp, tp, matrices):
@@ -74,7 +74,7 @@ def try_file(rank: int, path: str, dp: int, tp: int, matrices: Matrices = TRIED)
 
 
 def _integers(shape: tuple[int, int], *seeds: int) -> Tensor:
-    """A gradient of whole numbers: their sums are exact, in any order."""
+    """A gradient of integers, whose sums are exact in any order."""
     generator = torch.Generator().manual_seed(hash(seeds) % 2**31)
     return torch.randint(-8, 9, shape, generator=generator).float()
 
@@ -89,7 +89,7 @@ def _start(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> tuple[li
 
 
 def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], matrices: Matrices, step: int) -> None:
-    """Each dp place has gradients of its own; one process has their mean."""
+    """Give each dp place its own gradients, and the single process their mean."""
     for i, (shape, kind) in enumerate(matrices):
         of_place = [_integers(shape, step, i, place) for place in range(muon.dp)]
         muon.params[i].grad = cut(
@@ -120,7 +120,7 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
 
 
 def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
-    """Rows over all ranks (lessons 11 and 12), and whole matrices on every rank (lesson 04)."""
+    """Try rows over all ranks (lessons 11 and 12), and whole matrices on every rank (lesson 04)."""
     rank, many = dist.get_rank(), dist.get_world_size()
     grads = [_integers(shape, 3, i) for i, (shape, _) in enumerate(matrices)]
     due = [zeropower_via_newtonschulz(grad) for grad in grads]
@@ -139,7 +139,7 @@ def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str
 
 
 def _try_checkpoint(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str | None:
-    """Saved on one grid, loaded on its mirror image: the next step has the same bits."""
+    """Save on one grid and load on the transposed grid: the next step must have the same bits."""
     wholes, muon = _start(module, dp, tp, matrices)
     _give_gradients(muon, wholes, matrices, 1)
     muon.step()

@@ -1,7 +1,7 @@
 """A distributed Muon, function by function from the course: ZeRO-1 over dp, tensor parallelism over tp.
 
-It needs torch alone. Each block between two marks answers one exercise. The blocks call each other, and what
-stands below the last block connects them. ``DistributedMuon`` is the optimizer.
+It needs only torch. Each block between two marks answers one exercise. The blocks call each other, and the
+code after the last block connects them. ``DistributedMuon`` is the optimizer.
 """
 
 from __future__ import annotations
@@ -246,13 +246,13 @@ def load(manager, model, optimizer, scheduler):
 
 
 def zeropower_via_newtonschulz(G: Tensor) -> Tensor:
-    """The name that lessons give to Newton–Schulz in bfloat16."""
+    """Newton–Schulz in bfloat16, under the name that lessons use."""
     return newton_schulz(G.bfloat16())
 
 
 @dataclass(frozen=True)
 class Hop:
-    """One move from a layout to the next, and the move that undoes it; a sum has none."""
+    """One move from a layout to the next, and the move that undoes it; a sum cannot be undone."""
 
     go: Callable[[Tensor], Tensor]
     back: Callable[[Tensor], Tensor] | None = None
@@ -267,19 +267,19 @@ class Hop:
 
 @dataclass(frozen=True)
 class Route:
-    """Hops in order, and the dtype that travels."""
+    """Hops in order, and the dtype that is sent."""
 
     hops: tuple[Hop, ...]
     dtype: torch.dtype
 
     @property
     def inverse(self) -> Route:
-        """The same hops, undone in the opposite order."""
+        """The inverse hops in reverse order."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)
 
 
 def take(x: Tensor, hop: Hop, dtype: torch.dtype, at: Any, label: str) -> Generator[Any, Any, Tensor]:
-    """One hop. The lessons' networks wait at a yield; torch.distributed answers at once."""
+    """One hop. Lessons' networks answer at a yield; torch.distributed needs none."""
     return hop.go(x.to(dtype))
     yield
 
@@ -293,7 +293,7 @@ def travel(x: Tensor, route: Route, at: Any, label: str) -> Generator[Any, Any, 
 
 @dataclass
 class Matrix:
-    """A matrix in the buffer: its whole shape, what tp cuts, its padded piece, and its range."""
+    """A matrix in the buffer: its whole shape, how tp cuts it, its padded piece's shape, and its range."""
 
     global_shape: tuple[int, int]
     kind: str
@@ -313,10 +313,10 @@ class Bucket:
 
 
 class DistributedMuon:
-    """torch.optim.Muon for matrices that tp has cut; momentum and work are divided over dp.
+    """torch.optim.Muon for matrices that tp cuts; momentum and work are divided over dp.
 
-    ``params`` has for each matrix this rank's piece (fp32), the whole shape, and "column" where tp cuts its
-    rows, as in a column parallel Linear, or "row" where it cuts its columns. All ranks must call everything.
+    ``params`` has for each matrix this rank's piece (fp32), the whole shape, and "column" if tp cuts its
+    rows, as in a column parallel Linear, or "row" if tp cuts its columns. All ranks must call everything.
     """
 
     def __init__(self, params: Sequence[tuple], dp: int, tp: int, lr=0.02, momentum=0.95, weight_decay=0.1):
@@ -367,7 +367,7 @@ class DistributedMuon:
         return Hop(join, cut)
 
     def pack(self, pieces: Sequence[Tensor]) -> Tensor:
-        """Pieces, laid one after the other into a flat buffer: w[B]."""
+        """Pieces, one after the other in a flat buffer: w[B]."""
         flat = torch.zeros(self.dp * self.length)
         for matrix, piece in zip(self.bucket.entries, pieces, strict=True):
             rows, columns = piece.shape
@@ -383,13 +383,13 @@ class DistributedMuon:
         return self.pack([param.grad for param in self.params])
 
     def momentum(self, bucket: Bucket, summed: Tensor) -> Tensor:
-        """Before phase 2: momentum, and what Newton–Schulz is to get, of this rank's slice."""
+        """Before phase 2: update the momentum of this rank's slice; returns Newton–Schulz's input."""
         self.mean = summed / self.dp
         self.state.lerp_(self.mean, 1 - self.mu)
         return self.mean.lerp(self.state, self.mu).bfloat16()
 
     def matrices(self, bucket: Bucket) -> list[tuple[Matrix, Matrix]]:
-        """Before phase 3: the matrices of which this rank's slice has a part."""
+        """Before phase 3: the matrices that overlap this rank's slice."""
         held = [local_range(matrix.global_range, self.place, self.length) for matrix in bucket.entries]
         return [(m, m) for m, (start, stop) in zip(bucket.entries, held, strict=True) if start < stop]
 
@@ -398,7 +398,7 @@ class DistributedMuon:
         return newton_schulz(whole)
 
     def apply(self, bucket: Bucket, updates: Tensor) -> Tensor:
-        """Before phase 7: the new weights of this rank's slice; lr follows the whole matrix's shape."""
+        """Before phase 7: the new weights of this rank's slice; lr depends on the whole matrix's shape."""
         w = self._own_slice(self.pack([param.detach() for param in self.params])).clone()
         for matrix in bucket.entries:
             mine = slice(*local_range(matrix.global_range, self.place, self.length))
@@ -407,13 +407,13 @@ class DistributedMuon:
         return w
 
     def write(self, bucket: Bucket, fresh: Tensor) -> None:
-        """After phase 7: the new weights into the parameters."""
+        """After phase 7: write the new weights into the parameters."""
         for param, matrix in zip(self.params, bucket.entries, strict=True):
             rows, columns = param.shape
             param.copy_(unpack(fresh, matrix)[:rows, :columns])
 
     def label(self, phase: int, entry: Matrix | None = None) -> str:
-        """A name for what is sent now."""
+        """A name for the messages of this phase."""
         self.phase = phase
         return f"phase {phase}"
 
@@ -424,7 +424,7 @@ class DistributedMuon:
             raise RuntimeError("torch.distributed has answered everything; what is this yield for?")
 
     def expected_bytes(self) -> dict[str, int]:
-        """What one rank sends in a step, by the bill of lesson 10."""
+        """The bytes that one rank sends in a step, by the bill of lesson 10."""
         touched = sum(math.prod(matrix.shape) for matrix, _ in self.matrices(self.bucket))
         return bill(self.dp * self.length, touched, self.dp, self.tp)
 
@@ -433,7 +433,7 @@ class DistributedMuon:
         return {"momentum": self.whole(self._gather_slices(self.state))}
 
     def load_state_dict(self, saved: dict[str, list[Tensor]]) -> None:
-        """This rank's slice of a momentum that any grid has saved."""
+        """Load this rank's slice of a momentum that was saved on any grid."""
         pieces = [
             m.route.hops[0].inverse.go(w) for m, w in zip(self.bucket.entries, saved["momentum"], strict=True)
         ]
@@ -441,7 +441,7 @@ class DistributedMuon:
 
 
 class OwnerMuon:
-    """Muon for matrices whose rows lie on all ranks, as FSDP2 cuts them: each goes to one owner and back."""
+    """Muon for matrices whose rows lie on all ranks, as in FSDP2: each goes to one owner and back."""
 
     def __init__(self, params: Sequence[Tensor], shapes: Sequence[tuple[int, int]], momentum=0.95):
         self.params, self.mu = params, momentum
@@ -450,7 +450,7 @@ class OwnerMuon:
 
     @torch.no_grad()
     def updates(self) -> list[Tensor]:
-        """This rank's rows of each matrix's update; matrix i + 1 comes while i is worked on."""
+        """This rank's rows of each matrix's update; matrix i + 1 is gathered during the work on i."""
         owners, inputs, found = assign(self.params, self.state), [], {}
         for param, buffer in zip(self.params, self.buffers, strict=True):
             grad = torch.zeros_like(param) if param.grad is None else param.grad
@@ -469,7 +469,7 @@ class OwnerMuon:
 
 
 def splits_of(owner: int, state: dict) -> tuple[list[int], list[int]]:
-    """Elements that this rank sends each rank of the group, and takes from it, on the way to an owner."""
+    """Elements that this rank sends to and receives from each rank of the group, on the way to an owner."""
     ranks = dist.get_process_group_ranks(state["group"])
     shape, many = state["shapes"][state["param_idx"]], len(ranks)
     send = [math.prod(state["local_shape"]) * (rank == owner) for rank in ranks]
@@ -480,20 +480,20 @@ def splits_of(owner: int, state: dict) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class Start:
-    """Asks that something begin; the answer is a ticket."""
+    """A request to begin something; the answer is a ticket."""
 
     walk: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Asks for what a ticket stands for, once it is there."""
+    """A request to wait for a ticket's result."""
 
     ticket: Any
 
 
 def drive(walk: Iterator[Any]) -> None:
-    """Answer a loop's Start and Wait: what is started runs in a second thread, in order."""
+    """Answer a loop's Start and Wait: started requests run in a second thread, in order."""
     with ThreadPoolExecutor(1) as sender:
         answer = None
         while True:
@@ -505,7 +505,7 @@ def drive(walk: Iterator[Any]) -> None:
 
 
 class Checkpoints:
-    """What ``save`` and ``load`` are handed: whole matrices in files, each complete or not there."""
+    """The manager for ``save`` and ``load``: whole matrices in files, each complete or missing."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -524,7 +524,7 @@ class Checkpoints:
         dist.barrier()
 
     def load(self, model: torch.nn.Module, optimizer: Any) -> dict:
-        """Put the newest checkpoint back into both; returns its extra."""
+        """Load the newest checkpoint into both; returns its ``extra``."""
         saved = torch.load(self.folder / f"{self.latest_step()}.pt", weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])

@@ -1,7 +1,7 @@
 """The finale on real ranks: a small GPT whose hidden matrices the reader's optimizer steps.
 
-tp cuts what the optimizer holds. Forward and backward run on whole weights on every rank, so the model needs
-no change: what is tried here is the optimizer. Embedding, head and norms go to AdamW.
+tp cuts only the optimizer's matrices. Forward and backward run on whole weights on every rank, so the model
+needs no change: this tries the optimizer. AdamW steps embedding, head and norms.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .on_ranks import counted_bytes, cut, load_file
 
 SHAPE = gpt.GPTShape(layers=2, width=64, heads=4, context=64)
 BATCH, EVERY = 8, 4
-"""Sequences of one dp place in a step; steps from one checkpoint to the next."""
+"""Sequences per dp place and step; steps from one checkpoint to the next."""
 KILLED_AFTER = EVERY + EVERY // 2
 LR, ADAMW_LR = 0.02, 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a rank tells of its run: losses, seconds and bytes of each step, and what it keeps, in bytes.
+    """A rank's record of its run: losses and seconds of each step, bytes sent, and bytes of state.
 
-    ``means`` are the full gradients that the optimizer found, step by step, and ``rates`` the learning rates;
-    ``begin`` is the step with which it began.
+    ``means`` are the full gradients that the optimizer computed in each step, and ``rates`` the learning
+    rates; ``begin`` is the first step.
     """
 
     begin: int
@@ -51,23 +51,23 @@ class RunRecord:
 
 
 class BothOptimizers:
-    """The reader's optimizer and AdamW, as a checkpoint sees them."""
+    """The reader's optimizer and AdamW, as one optimizer for checkpoints."""
 
     def __init__(self, muon: Any, adamw: torch.optim.Optimizer) -> None:
         self.muon, self.adamw = muon, adamw
 
     def state_dict(self) -> dict[str, Any]:
-        """Both states. All ranks must call: the first is gathered."""
+        """Both states. All ranks must call, because the first one is gathered."""
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Put both back."""
+        """Load both states."""
         self.muon.load_state_dict(saved["muon"])
         self.adamw.load_state_dict(saved["adamw"])
 
 
 def start(seed: int) -> tuple[gpt.GPT, list[nn.Parameter], list[str], list[nn.Parameter]]:
-    """The model, its hidden matrices and how tp cuts each, and the rest."""
+    """The model, its hidden matrices, how tp cuts each, and the other parameters."""
     model = gpt.build_gpt(SHAPE, seed)
     split = split_parameters(model)
     hidden = [dict(model.named_parameters())[name] for name in split.hidden_names]
@@ -77,13 +77,13 @@ def start(seed: int) -> tuple[gpt.GPT, list[nn.Parameter], list[str], list[nn.Pa
 
 
 def batch_of(step: int, place: int, dp: int, seed: int) -> Batch:
-    """What one dp place reads in a step."""
+    """The batch that one dp place reads in a step."""
     text = load_text(gpt.__file__, SHAPE.context)
     return batch_at(text, step * dp + place, BATCH, SHAPE.context, seed)
 
 
 def scheduler_of(adamw: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """Both learning rates fall in a line, to a tenth."""
+    """A schedule in which learning rates fall linearly to a tenth."""
     return torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)
 
 
@@ -96,9 +96,9 @@ def train(
     folder: str | None = None,
     victim: int | None = None,
 ) -> RunRecord:
-    """Train on this rank with the optimizer in a file; with a folder, save there and go on from there.
+    """Train on this rank with the optimizer in a file; with a folder, save there and resume from there.
 
-    ``victim`` kills itself in the middle between two checkpoints. Must be called by all ranks.
+    The rank ``victim`` kills itself between two checkpoints. Must be called by all ranks.
     """
     module, (dp, tp) = load_file(path), grid
     model, hidden, kinds, others = start(seed)
@@ -140,7 +140,7 @@ def train(
 
 
 def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> float:
-    """The loss on this rank's text; AdamW's gradients are averaged over all ranks, as DDP would."""
+    """Run backward and return the loss on this rank's text; AdamW's gradients are averaged as by DDP."""
     model.zero_grad()
     loss = gpt.next_byte_loss(model, batch.inputs, batch.targets)
     loss.backward()
@@ -164,7 +164,7 @@ def _write_wholes(hidden: Sequence[nn.Parameter], wholes: Sequence[Tensor]) -> N
 
 
 def steps_alone(record: RunRecord, seed: int) -> list[Tensor]:
-    """What torch.optim.Muon makes of the hidden matrices in this one process, from the same gradients."""
+    """The hidden matrices after torch.optim.Muon in this process, from the same gradients."""
     wholes = [nn.Parameter(whole.detach().clone()) for whole in start(seed)[1]]
     stock = torch.optim.Muon(wholes, lr=LR)
     for lr, means in zip(record.rates, record.means, strict=True):
@@ -176,7 +176,7 @@ def steps_alone(record: RunRecord, seed: int) -> list[Tensor]:
 
 
 def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
-    """The losses if AdamW has all of the model, in this one process, with the text of all dp places."""
+    """The losses if AdamW steps the whole model, in this process, with the text of all dp places."""
     model = start(seed)[0]
     adamw = torch.optim.AdamW(model.parameters(), lr=ADAMW_LR)
     scheduler, losses = scheduler_of(adamw, steps), []
@@ -193,7 +193,7 @@ def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """What torchrun starts: a run in the present folder that goes on where it was killed."""
+    """The program that torchrun starts: a run in the current folder that resumes where it was killed."""
     parser = argparse.ArgumentParser()
     for name in ("dp", "tp", "steps", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)

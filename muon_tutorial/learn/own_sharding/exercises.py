@@ -1,4 +1,4 @@
-"""Exercises of lesson 11: who gets a tensor, the three functions, shared work, the quiz."""
+"""Exercises of lesson 11: which ranks get a tensor, the three functions, shared work, and the quiz."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
 
 SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 ALL_CALL = "Only the owner gets the matrix, yet everybody calls"
 
 
 def guess(ranks: int) -> Exercise:
-    """The prediction: the rows of each rank, and what ``gather_fn`` returns on each. The last one owns."""
+    """The prediction: each rank's rows, and what ``gather_fn`` returns there. The last rank is the owner."""
     rows = rows_of(bad_rows(ranks), ranks)
 
     def judge(mine: object, got: object) -> str | Diagnosis | None:
@@ -107,7 +107,7 @@ def check_redistribute(
     backend: str = "gloo",
     timeout: float = PATIENCE,
 ) -> Exercise:
-    """The exercise: a ``redistribute_fn``, and then all three inside ``Muon``, beside the single process."""
+    """The exercise: a ``redistribute_fn``, and then all three in ``Muon``, compared with a single process."""
     runs: list[FunctionsRun] = []
 
     def judge(redistribute: Callable) -> str | Diagnosis | None:
@@ -127,7 +127,7 @@ def check_redistribute(
 
 
 def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back with owners in turn: every row that its owner does not hold travels once."""
+    """Bytes on the way back with owners in turn: every row that its owner does not hold is sent once."""
     lacking = (
         (shape[0] - rows_of(shape[0], dp)[index % dp]) * shape[1] for index, shape in enumerate(shapes_of(dp))
     )
@@ -135,13 +135,13 @@ def par_bytes(dp: int, tp: int) -> int:
 
 
 def bytes_back(run: FunctionsRun) -> int:
-    """Bytes that ``redistribute`` handed from rank to rank, in the trial of each matrix."""
+    """Bytes that ``redistribute`` sent between ranks, in the trials of all matrices."""
     notes = (note for trial in run.trials for note in trial.notes)
     return sum(note.nbytes for note in notes if note.call == "redistribute")
 
 
 def _written(assigned: Exercise) -> ThreeFunctions:
-    """The reader's ``assign``, if it has passed, among the reference's functions."""
+    """The reference's functions, with the reader's ``assign`` if it has passed."""
     return ThreeFunctions() if assigned.accepted is ... else ThreeFunctions(assigned.accepted)
 
 
@@ -171,7 +171,7 @@ def _judge_run(
 
 
 def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
-    """What is wrong with a run of the three functions, told by the first call that is."""
+    """What is wrong with a run of the three functions, by the first wrong call."""
     judges = (_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), _wrong_steps(run))
     return first(chain.from_iterable(judges))
 
@@ -209,7 +209,7 @@ def _unlike_owners(run: FunctionsRun, count: int) -> Iterator[str | Diagnosis]:
 
 
 def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
-    """A call that raised or waited in vain on some rank."""
+    """A call that raised an error or timed out on some rank."""
     last = {rank: trial.notes[-1] for rank, trial in enumerate(run.trials)}
     failed = {rank: note for rank, note in last.items() if note.error}
     if not failed:
@@ -260,7 +260,7 @@ def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
 
 
 def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
-    """What is wrong with a whole matrix, or with the None of somebody else."""
+    """What is wrong with the owner's whole matrix, or with the None of another rank."""
     due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
     if trial.owners[note.index] != rank:
         if note.value is not None:
@@ -316,7 +316,7 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
 
 
 def source_rows(value: Tensor, whole: Tensor) -> list[int | None]:
-    """Which row of the whole matrix stands in each row of another; None where none does."""
+    """For each row of ``value``, the equal row of the whole matrix; None if there is none."""
     same = [(row == whole).all(1).nonzero().flatten().tolist() for row in value]
     return [rows[0] if rows else None for rows in same]
 
@@ -336,7 +336,7 @@ def _wrong_steps(run: FunctionsRun) -> Iterator[str]:
 
 
 def check_shared_work(model: MixedModel) -> Exercise:
-    """The exercise: an ``assign_fn`` for matrices that not everybody may own, scored by its makespan."""
+    """The exercise: an ``assign_fn`` for matrices that not every rank may own, scored by its makespan."""
     par = model.makespan(as_the_package(model))
 
     def judge(assign: Callable) -> str | Diagnosis | None:
@@ -382,7 +382,7 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def quiz(rows: Sequence[int]) -> Exercise:
-    """Two numbers that the notebook has measured."""
+    """Two numbers that the notebook measured."""
     return numbers(
         ("fewest", min(rows), "min(found.rows)."),
         ("step", 2, "Read the trap with the gradient again: the first step was near enough."),

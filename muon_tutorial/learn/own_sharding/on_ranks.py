@@ -1,7 +1,7 @@
 """Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and a config for HSDP.
 
-What a run returns says what happened; judging is for others. Between calls the ranks tell each other how they
-fared, on a group of their own: where one of them waits in vain, all stop, and say so.
+A run reports what happened, and does not judge it. Between calls the ranks exchange their status in a
+separate group: if a call fails on one of them, all stop and report it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Call = Literal["assign", "gather", "redistribute", "step"]
 
 
 def shapes_of(ranks: int) -> list[tuple[int, int]]:
-    """Matrices that cut badly over so many ranks: uneven, a single row, even, and one row too many."""
+    """Matrices that are hard to cut over ``ranks`` ranks: uneven, one row, even, and one row too many."""
     return [(2 * ranks + 1, 6), (1, 8), (4 * ranks, 4), (ranks + 1, 10)]
 
 
 def whole_matrix(shape: tuple[int, int], *numbers: int) -> Tensor:
-    """Random float32 of that shape; the same for the same numbers, on every rank."""
+    """A random float32 matrix; the same numbers give the same matrix on every rank."""
     seed = sum(number * 1009**place for place, number in enumerate(numbers))
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -49,10 +49,10 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TrialNote:
-    """One call of a reader's function, as its rank saw it.
+    """One call of a reader's function on one rank.
 
-    ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was for another rank's
-    sake, ``talked`` whether it called any other rank, and ``nbytes`` what it handed to others.
+    ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was because of another
+    rank, ``talked`` whether it called any other rank, and ``nbytes`` the bytes that it sent.
     """
 
     call: Call
@@ -66,7 +66,7 @@ class TrialNote:
 
 @dataclass(frozen=True, slots=True)
 class RankTrial:
-    """What one rank made of the three functions; ``differs`` is the first parameter with other bits."""
+    """One rank's results of the three functions; ``differs`` is the first parameter with wrong bits."""
 
     group: tuple[int, ...]
     owners: Any
@@ -76,7 +76,7 @@ class RankTrial:
 
 @dataclass(frozen=True, slots=True)
 class FunctionsRun:
-    """The three functions, as all ranks played them."""
+    """A run of the three functions on all ranks."""
 
     dp: int
     tp: int
@@ -84,21 +84,21 @@ class FunctionsRun:
     trials: tuple[RankTrial, ...]
 
     def momentum(self, rank: int, index: int) -> Tensor:
-        """The whole matrix that the ranks of a rank's group hold between them."""
+        """The whole matrix whose rows lie on the ranks of a rank's group."""
         return momentum_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
 
     def update(self, rank: int, index: int) -> Tensor:
-        """The update that was handed to the owner of a rank's group."""
+        """The update given to the owner in a rank's group."""
         return update_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
 
 
 def momentum_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """What is gathered in the trial call: bfloat16, as the optimizer hands it over."""
+    """The matrix gathered in the trial call: bfloat16, as the optimizer passes it."""
     return whole_matrix(shape, index, place, seed, 7).bfloat16()
 
 
 def update_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """What is handed back in the trial call."""
+    """The update redistributed in the trial call."""
     return whole_matrix(shape, index, place, seed, 8).bfloat16()
 
 
@@ -111,7 +111,7 @@ def run_functions(
     backend: str = "gloo",
     timeout: float = PATIENCE,
 ) -> FunctionsRun:
-    """Try three functions on real ranks, phase by phase, up to and with ``until``."""
+    """Try three functions on real ranks, phase by phase, up to and including ``until``."""
     arguments = (dp, tp, seed, functions, until, timeout)
     trials = launch(
         try_functions, dp * tp, args=arguments, backend=backend, output="quiet", timeout=5 * timeout
@@ -120,7 +120,7 @@ def run_functions(
 
 
 class _TogetherError(Exception):
-    """A call went wrong on some rank: all stop."""
+    """A call went wrong on some rank, so all ranks stop."""
 
 
 def try_functions(
@@ -143,7 +143,7 @@ def try_functions(
 
 @dataclass(slots=True)
 class _Trial:
-    """One rank on its way through the calls."""
+    """One rank's trial: its state between the calls."""
 
     rank: int
     dp: int
@@ -163,11 +163,11 @@ class _Trial:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the functions are told by the reader's config."""
+        """The state that the reader's config passes to the functions."""
         return {"group": self.group, "shapes": shapes_of(self.dp)}
 
     def whole(self, index: int, *more: int) -> Tensor:
-        """A parameter, or its gradient in some step, as its group holds it between its ranks."""
+        """A whole parameter of this rank's group, or its gradient in some step."""
         return whole_matrix(shapes_of(self.dp)[index], index, self.rank % self.tp, self.seed, *more)
 
     def mine(self, tensor: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class _Trial:
         return rows_at(tensor, self.rank // self.tp, self.dp)
 
     def ask_for_owners(self) -> None:
-        """Ask ``assign``, and go on if all ranks have an answer that one can work with."""
+        """Call ``assign``, and go on if all ranks have valid and equal answers."""
         params = [self.mine(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
         self.owners = self.call("assign", 0, partial(self.functions.assign, params, self.state))
         everybody = gather_objects(self.owners, self.control)
@@ -183,7 +183,7 @@ class _Trial:
         self.go_on_if(sound and all(everybody[rank] == self.owners for rank in self.ranks))
 
     def try_each(self, and_back: bool) -> None:
-        """Gather each matrix, and hand an update back."""
+        """Gather each matrix, and redistribute an update."""
         place = self.rank % self.tp
         for index, shape in enumerate(shapes_of(self.dp)):
             mine, owner = self.mine(momentum_of(shape, self.seed, place, index)), self.owners[index]
@@ -197,7 +197,7 @@ class _Trial:
                 self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
 
     def take_steps(self) -> None:
-        """Some steps of ``Muon`` beside the single process' steps."""
+        """Take some steps of ``Muon``, and compare them with a single process's."""
         mine = self.functions
         state = {**self.state, "agree_group": self.group}
         config = DistributedConfig(mine.assign, mine.gather, mine.redistribute, state)
@@ -215,7 +215,7 @@ class _Trial:
         self.differs = None if all(same) else same.index(False)
 
     def call(self, call: Call, index: int, act: Callable[[], Any]) -> Any:
-        """Make a call, and hear from all ranks how it went."""
+        """Make a call, and learn from all ranks how it went."""
         value, error, waited, noting = None, "", False, TransferNotes()
         try:
             with nullcontext() if call == "step" else noting:
@@ -232,13 +232,13 @@ class _Trial:
         return value
 
     def go_on_if(self, fine: bool) -> None:
-        """Stop on all ranks together, where one of them is not fine."""
+        """Stop on all ranks together if one of them is not fine."""
         if not all(gather_objects(fine, self.control)):
             raise _TogetherError
 
 
 def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
-    """Whether an answer of ``assign`` can be worked with."""
+    """Whether an answer of ``assign`` is valid."""
     return (
         isinstance(owners, dict)
         and set(owners) == set(range(count))
@@ -247,7 +247,7 @@ def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
 
 
 def run_loop(step: Callable[..., object], ranks: int, seed: int, backend: str = "gloo") -> list[bool]:
-    """Whether ``step(params, momenta, owners, config, lr)`` gives each rank one process' bits."""
+    """For each rank, whether ``step(params, momenta, owners, config, lr)`` gives one process's bits."""
     return launch(_loop_by_hand, ranks, args=(step, seed), backend=backend, output="quiet")
 
 
@@ -265,7 +265,7 @@ def _loop_by_hand(rank: int, step: Callable[..., object], seed: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OwnerOfNothing:
-    """A matrix whose owner holds no row, or few: the rows of each rank, and what each got from gather."""
+    """A matrix whose owner holds few rows or none: each rank's rows, and what gather returned there."""
 
     rows: list[int]
     got: list[str | None]
@@ -280,7 +280,7 @@ def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> 
 
 
 def bad_rows(ranks: int) -> int:
-    """How many rows that matrix has."""
+    """The number of rows of that matrix."""
     return 2 * ranks + 1
 
 

@@ -1,4 +1,4 @@
-"""Pictures of lesson 11: layouts side by side and as a film, wrong rows, loads. A fill: whose entries."""
+"""Pictures of lesson 11: layouts side by side and as a film, wrong rows, loads. Fills show ranks."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _say_pieces(count: int) -> str:
 def _draw_matrix(
     axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Entries], look: float = 1.0
 ) -> None:
-    """A square matrix, with what is there of it."""
+    """A square matrix with the entries that are held."""
     rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8 * look)
     unit = size / side
     for each in held:
@@ -88,7 +88,7 @@ def _draw_matrix(
 
 @cache
 def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
-    """All ranks at one moment of the way, with an arrow for each piece that has just travelled."""
+    """All ranks at one moment of a journey, with an arrow for each piece just sent."""
     journey = journey_of(layout, dp, tp)
     now, ranks = journey.moments[moment], journey.grid.world_size
     across = min(200, 860 // ranks)
@@ -125,7 +125,7 @@ def _draw_phases(axes: Axes, moment: int) -> None:
 
 
 def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
-    """Pick a layout, and play a parameter's way through it; the gather of FSDP2 where no kernel runs."""
+    """Choose a layout, and play a parameter's journey; only FSDP2's gather if no kernel runs."""
 
     def draw(moment: int, layout: str) -> Picture:
         return draw_journey(layout, moment, dp, tp)
@@ -138,7 +138,7 @@ def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Pict
 def draw_rows(
     found: Sequence[int | None], lengths: Sequence[int], group: Sequence[int], index: int
 ) -> Picture:
-    """The rows that a ``gather_fn`` returned, beside those that are due, in the colours of who holds them."""
+    """The rows that a ``gather_fn`` returned and the correct ones, in the colours of their holders."""
     owners = [rank for rank, length in zip(group, lengths, strict=True) for _ in range(length)]
     high = min(26, 300 / len(owners))
     figure, axes = blank(560, round(78 + high * len(owners)), f"Matrix {index}, row by row", 14, 20)
@@ -160,7 +160,7 @@ def draw_rows(
 
 
 def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
-    """Each rank's work as a bar of its matrices, beside the package's makespan."""
+    """Each rank's work as a bar of its matrices, and the package's makespan as a line."""
     loads, par = model.loads(dict(owners)), model.makespan(as_the_package(model))
     scale = 560 / max(*loads, par)
     figure, axes = blank(760, 74 + 34 * len(loads), "Work of each rank, in GFLOP", 14, 20)
@@ -192,7 +192,7 @@ OWNER = 1
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """The entries in a box of a matrix, and the rank that brought them, or computed them."""
+    """The entries in a box of a matrix, and the rank that held or computed them."""
 
     box: Box
     by: int
@@ -200,7 +200,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What one rank hands to another: elements."""
+    """The number of elements that one rank sends to another."""
 
     sender: int
     receiver: int
@@ -209,7 +209,7 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class JourneyMoment:
-    """What every rank has at one moment, and what has just been sent. ``said`` is each rank's own line."""
+    """What every rank holds at one moment, and what was just sent. ``said`` has a line per rank."""
 
     name: str
     held: tuple[tuple[Entries, ...], ...]
@@ -219,7 +219,7 @@ class JourneyMoment:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """A parameter's way under one layout. ``owners`` has the owner of each rank's matrix, by rank."""
+    """A parameter's journey under one layout. ``owners`` is the owner of each rank's matrix, by rank."""
 
     layout: str
     grid: Grid
@@ -228,20 +228,20 @@ class Journey:
     moments: tuple[JourneyMoment, ...]
 
     def crosses(self, sent: Sending) -> bool:
-        """Whether it goes from one replica to another."""
+        """Whether the elements go from one replica to another."""
         replica, other = (self.grid.at(rank)["replicate"] for rank in (sent.sender, sent.receiver))
         return replica != other
 
 
 def grid_of(layout: str, dp: int, tp: int) -> Grid:
-    """The ranks in the axes of a layout: for HSDP ``tp`` replicas of ``dp`` ranks."""
+    """The grid of a layout; HSDP has ``tp`` replicas of ``dp`` ranks."""
     if layout == "HSDP":
         return Grid.of(replicate=tp, shard=dp)
     return Grid.of(**{{"FSDP2": "shard", "TP": "tp", "EP": "ep"}[layout]: dp * tp})
 
 
 def cuts_of(layout: str) -> tuple[Cut, ...]:
-    """What cuts the matrix under a layout."""
+    """How a layout cuts the matrix."""
     return {
         "FSDP2": (("shard", Shard(0)),),
         "HSDP": (("shard", Shard(0)),),
@@ -251,7 +251,7 @@ def cuts_of(layout: str) -> tuple[Cut, ...]:
 
 
 def journey_of(layout: str, dp: int, tp: int) -> Journey:
-    """The way of one square matrix; of one expert a rank, under EP."""
+    """The journey of one square matrix; under EP, of one expert per rank."""
     grid = grid_of(layout, dp, tp)
     ranks, side = grid.ranks, 2 * len(grid.ranks)
     whole = Box((0, 0), (side, side))

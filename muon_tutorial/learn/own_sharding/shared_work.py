@@ -1,4 +1,4 @@
-"""Lesson 11: a model of dense matrices and experts, who may own which, and the busiest rank's work."""
+"""Lesson 11: a model of dense matrices and experts, their possible owners, and the busiest rank's work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDTH = 512
 
 
 def cost_of(shape: tuple[int, int]) -> float:
-    """The work of one Newton–Schulz, all five iterations, in GFLOP.
+    """The work of all five Newton–Schulz iterations on one matrix, in GFLOP.
 
     >>> cost_of((1024, 512)) / cost_of((512, 512))
     1.6666666666666667
@@ -27,7 +27,7 @@ def cost_of(shape: tuple[int, int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SharedMatrix:
-    """A matrix of the model, and the ranks that hold its rows between them."""
+    """A matrix of the model, and the ranks over which its rows are divided."""
 
     name: str
     shape: tuple[int, int]
@@ -49,14 +49,14 @@ class MixedModel:
 
     @property
     def state(self) -> dict[str, list]:
-        """What ``assign_fn`` is told: full shapes, and who holds each matrix, by index."""
+        """The state for ``assign_fn``: full shapes, and the holders of each matrix, by index."""
         return {
             "shapes": [matrix.shape for matrix in self.matrices],
             "holders": [list(matrix.holders) for matrix in self.matrices],
         }
 
     def params_at(self, rank: int) -> list[Tensor]:
-        """What one rank holds: its rows of each matrix, none of a matrix that others hold. Without data."""
+        """One rank's rows of each matrix, without data; matrices of other ranks have 0 rows."""
         return [
             torch.empty(self._rows_at(each, rank), each.shape[1], device="meta") for each in self.matrices
         ]
@@ -80,7 +80,7 @@ class MixedModel:
 
 
 def mixed_model(dp: int, tp: int) -> MixedModel:
-    """A model for ``tp`` groups of ``dp`` ranks: group 0 has the fewest and the smallest experts."""
+    """A model for ``tp`` groups of ``dp`` ranks; group 0 has the fewest and smallest experts."""
     ranks = tuple(range(dp * tp))
     made = [
         SharedMatrix(f"dense{number}", (WIDTH * (1 + number % 4), WIDTH), ranks)
@@ -108,7 +108,7 @@ def as_the_package(model: MixedModel) -> dict[int, int]:
 
 
 def say_model(model: MixedModel) -> str:
-    """The model, a line for matrices alike."""
+    """The model in words, one line per group of equal matrices."""
     alike: dict[tuple[tuple[int, int], tuple[int, ...]], list[str]] = {}
     for matrix in model.matrices:
         alike.setdefault((matrix.shape, matrix.holders), []).append(matrix.name)

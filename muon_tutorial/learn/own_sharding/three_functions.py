@@ -1,4 +1,4 @@
-"""Lesson 11: the reference's three functions for ``Shard(0)``. Light to import: every rank does."""
+"""Lesson 11: the reference's three functions for ``Shard(0)``. Every rank imports this, so it is light."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ State = dict[str, Any]
 
 
 def rows_of(rows: int, ranks: int) -> list[int]:
-    """How many rows each rank holds of a matrix that ``Shard(0)`` cuts.
+    """The number of rows that each rank holds of a matrix cut by ``Shard(0)``.
 
     >>> rows_of(8, 4)
     [2, 2, 2, 2]
@@ -23,7 +23,7 @@ def rows_of(rows: int, ranks: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ThreeFunctions:
-    """What a reader writes; the reference's, unless given."""
+    """The three functions that a reader writes; the reference's by default."""
 
     assign: Callable[..., Any] = assign
     gather: Callable[..., Any] = gather

@@ -1,8 +1,8 @@
-"""Which rank hands how many bytes to which, seen from outside, whichever collective a function calls.
+"""How many bytes each rank sends to which rank, observed from outside, for any collective.
 
-A collective counts as what its definition says: of a gather, each rank's piece goes to the root; of a
-broadcast, the whole goes from the root to everybody. How a backend forwards it is not seen. Knows the
-dispatcher's operators, and nothing of what they are for.
+A collective is counted by its definition: in a gather, each rank sends its piece to the root; in a broadcast,
+the root sends the whole to every rank. How a backend forwards it is not observed. Knows the dispatcher's
+operators, and nothing about their purpose.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Bytes that one rank hands to another. Ranks are global."""
+    """Bytes that one rank sends to another. Ranks are global."""
 
     sender: int
     receiver: int
@@ -30,7 +30,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class TransferNotes(TorchDispatchMode):
-    """Notes what this rank sends while it is entered, and how many calls it made, receiving ones too."""
+    """While entered, records what this rank sends and how many calls it makes, receiving ones included."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
@@ -40,7 +40,7 @@ class TransferNotes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # let DTensor turn it into what its ranks do, and see that
+            return NotImplemented  # let DTensor turn it into its ranks' operations, and see those
         if func.namespace in ("c10d", "_c10d_functional") and func._opname not in _QUIET:
             self.calls += 1
             self.sent += _sent(func._opname, args)
@@ -74,7 +74,7 @@ def _bytes(tensors: Any) -> int:
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """What goes whole to everybody: the second tensor where there is one, as all_gather has it."""
+    """Bytes sent whole to every rank: those of the second argument if it holds tensors, as in all_gather."""
     tensors = args[1] if isinstance(args[1], (Tensor, list)) else args[0]
     return [_bytes(tensors)] * ranks
 
@@ -129,4 +129,4 @@ _SIZES: dict[str, Callable[[Sequence[Any], int, int], Iterable[int]]] = {
     "alltoall": _listed,
     "all_to_all_single": _split_functional,
 }
-"""Bytes for each rank of the group; what is not listed goes whole to everybody."""
+"""Bytes for each rank of the group; an operator that is not listed sends the whole to every rank."""

@@ -1,4 +1,4 @@
-"""Lesson 11: traps. A few lines that somebody wrote, tried on real ranks. Every rank imports this."""
+"""Lesson 11: traps, a few lines of code each, tried on real ranks. Every rank imports this."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ STEPS = 3
 
 
 def try_on_groups(function: Callable[[Tensor, Any], object], dp: int, tp: int, backend: str = "gloo") -> str:
-    """What becomes of ``function(shard, group)`` on every rank, in the groups along dp."""
+    """Run ``function(shard, group)`` on every rank, in the groups along dp, and say what happened."""
     return _by_rank(launch(_on_group, dp * tp, args=(function, dp, tp), backend=backend, output="quiet"))
 
 
 def try_uneven(
     function: Callable[[Tensor, list[int]], object], ranks: int, seed: int, backend: str = "gloo"
 ) -> str:
-    """What becomes of ``function(shard, rows of each rank)`` over all ranks, with little patience."""
+    """Run ``function(shard, rows of each rank)`` over all ranks with a short timeout; say what happened."""
     try:
         told = launch(_uneven, ranks, args=(function, seed), backend=backend, output="quiet", timeout=SHORT)
     except RankFailedError as error:
@@ -47,18 +47,18 @@ def try_uneven(
 def try_for_steps(
     gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str = "gloo"
 ) -> str:
-    """How far some steps with this ``gather_fn``, whose state has the parameters, are from one process."""
+    """How far the updates with this ``gather_fn``, whose state has the parameters, are from one process's."""
     off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
     return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 
 
 def try_partial(ranks: int, seed: int, backend: str = "gloo") -> str:
-    """A rank's own sum orthogonalized, and what the package says of a parameter that is partial."""
+    """Orthogonalize a rank's own sum, and say what the package reports for a ``Partial`` parameter."""
     return "\n".join(launch(_partial, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
 def try_several(ranks: int, seed: int, backend: str = "gloo") -> str:
-    """Weights that hold several matrices: as one, and part by part."""
+    """Step weights that hold several matrices: as one matrix, and part by part."""
     return "\n".join(launch(_several, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
@@ -92,7 +92,7 @@ def _uneven(rank: int, function: Callable, seed: int) -> str:
 
 
 def distance(update: Tensor, right: Tensor) -> float:
-    """How far an update is off: the size of the difference over the size of what is right."""
+    """The relative error of an update: the norm of the difference over the norm of the right update."""
     return float((update.float() - right.float()).norm() / right.float().norm())
 
 
@@ -111,7 +111,7 @@ def _partial(rank: int, seed: int) -> list[str]:
 
 
 def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
-    """How far each step's update is off."""
+    """The relative error of each step's update."""
     ranks, shape = dist.get_world_size(), (SIDE, SIDE)
     param = torch.nn.Parameter(rows_at(torch.zeros(shape), rank, ranks))
     whole = torch.nn.Parameter(torch.zeros(shape))
@@ -149,7 +149,7 @@ def _several(rank: int, seed: int) -> list[str]:
 
 
 def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
-    """Whether a sharded step, part by part, has the single process' bits."""
+    """Whether a sharded step, part by part, has the bits of a single process's."""
     position, ranks = mesh.get_local_rank(), mesh.size()
 
     def held(tensor: Tensor) -> DTensor:

@@ -1,40 +1,40 @@
-"""One meaning for each colour, through the whole course. No other file of the lessons names a colour.
+"""One meaning for each colour in the whole course. No other file of the lessons names a colour.
 
-A saturated fill says *which rank*. All else is told otherwise: a place along tp, by a hatch or a label; a
-group of ranks, by an outline; an optimizer, by the colour of its line in a plot; right and wrong, by an edge,
-a mark or a very pale fill, together with a word.
+A saturated fill says *which rank*. Everything else is shown in other ways: a place along tp by a hatch or a
+label; a group of ranks by an outline; an optimizer by the colour of its line in a plot; right and wrong by an
+edge, a mark or a very pale fill, together with a word.
 """
 
 from __future__ import annotations
 
 CARD = "#ffffff"
-"""What every picture lies on, and a thing that belongs to no rank in particular."""
+"""The background of every picture, and the fill of things that belong to no particular rank."""
 INK = "#1b1b1b"
 QUIET = "#595959"
-"""Words and lines that may be overlooked."""
+"""Less important words and lines."""
 EMPTY = "#ececec"
-"""Not here: not held by this rank, zeros, padding."""
+"""Things not held by this rank, zeros, and padding."""
 FAINT = "#e3e3e3"
 """Lines of a grid behind a plot."""
 
 RANKS = ("#8cc9f0", "#f4b95f", "#7fcfb4", "#dda6c6", "#f0e68c", "#f0936a", "#b9d36c", "#a9b8f4")
 """The fill of each rank."""
 TP_HATCHES = ("", "///", "...", "\\\\\\", "xx", "|||", "ooo", "--")
-"""How a fill is hatched at each place along tp, where a picture shows places."""
+"""The hatch of each place along tp, in pictures that show places."""
 
 WRONG = "#b00020"
 RIGHT = "#00795a"
 WRONG_FILL, RIGHT_FILL = "#fae3e3", "#e3f1ea"
-"""Behind words that say so."""
+"""Backgrounds of the words that say right or wrong."""
 MARKED = "#dfe3ea"
-"""What the words speak of: a changed line, a chosen button."""
+"""The thing that the text is about: a changed line, a chosen button."""
 DP_GROUP = "#0072b2"
-"""The outline of ranks that differ along dp alone."""
+"""The outline of ranks that differ only along dp."""
 TP_GROUP = "#c04e00"
-"""The outline of ranks that differ along tp alone."""
+"""The outline of ranks that differ only along tp."""
 
 SGD, ADAMW, MUON, OTHER = "#c04e00", "#0072b2", "#00795a", "#8f3f71"
-"""Lines of plots: the three optimizers, and whatever else is compared with them."""
+"""Lines of plots: the three optimizers, and anything else compared with them."""
 
 
 def rank_colour(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""Who holds what, as plain data: boxes of one matrix, by rank, and names for their contents."""
+"""What each rank holds, as plain data: boxes of one matrix, by rank, and names for their contents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
 
 
 def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
-    """Who holds the whole matrix at the moment of Newton–Schulz."""
+    """Which ranks hold the whole matrix when Newton–Schulz runs."""
     bucket, entry = _find(plan, matrix)
     whole = Box((0, 0), entry.matrix.sides)
     workers = [rank for rank in plan.grid.ranks if bucket.works_on(entry, plan.grid.at(rank))]
@@ -62,7 +62,7 @@ def _overlap(a: Box, b: Box) -> bool:
 
 
 def name_contents(tensors: Sequence[Tensor]) -> list[str]:
-    """A letter for each tensor's bytes, in order of first appearance: the same bytes, the same letter.
+    """A letter for each tensor, in order of first appearance; tensors with the same bytes share a letter.
 
     >>> import torch
     >>> name_contents([torch.zeros(2), torch.ones(2), torch.zeros(2)])

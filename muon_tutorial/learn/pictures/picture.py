@@ -1,7 +1,8 @@
-"""A picture that survives: one opaque card in one ``<img>``, with words for those who cannot see it.
+"""A picture that every notebook viewer shows: one opaque card in one ``<img>``, with alt text.
 
-Committed bare SVG vanishes in an untrusted notebook; an ``<img alt src="data:…">`` stays. The card brings its
-own background and ink: it reads the same on any theme. Knows SVG and HTML, and nothing of what is drawn.
+Bare SVG in a committed notebook is not shown while the notebook is untrusted; an ``<img alt src="data:…">``
+is. The card has its own background and ink, so it looks the same in any theme. Knows SVG and HTML, and
+nothing about what is drawn.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _LOOK: dict[str, Any] = {"text.color": INK, "path.simplify": False}
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An SVG document, the words that stand for it, and its width on screen, in pixels."""
+    """An SVG document, its alt text, and its width on screen in pixels."""
 
     svg: str
     alt: str
@@ -49,12 +50,12 @@ class Picture:
 
 
 def card(width: int, height: int) -> Figure:
-    """An empty card, in pixels, to put axes on."""
+    """An empty card for axes; width and height in pixels."""
     return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
 
 
 def blank(width: int, height: int, title: str = "", x: float = 16, y: float = 20) -> tuple[Figure, Axes]:
-    """An empty card and its axes, in pixels, origin at the upper left, perhaps with a title in bold."""
+    """An empty card and its axes, in pixels from the upper left corner; a ``title`` is written in bold."""
     figure = card(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
@@ -65,7 +66,7 @@ def blank(width: int, height: int, title: str = "", x: float = 16, y: float = 20
 
 
 def heading(axes: Axes, title: str, what: str, size: float = 13.5) -> None:
-    """A title, and below it what the picture shows, in quiet words."""
+    """A title, and below it, in grey, a line that says what the picture shows."""
     write(axes, 16, 24, title, size, weight="bold")
     write(axes, 16, 49, what, color=QUIET)
 
@@ -76,7 +77,7 @@ def rectangle(axes: Axes, x: float, y: float, width: float, height: float, fill:
 
 
 def write(axes: Axes, x: float, y: float, text: str, size: float = 11, **look: Any) -> None:
-    """A text in ink, which begins at ``x`` and has its middle at ``y``, unless ``look`` differs."""
+    """A text in ink that begins at ``x``, vertically centred at ``y``, unless ``look`` says otherwise."""
     axes.text(x, y, text, **{"size": size, "va": "center", "color": INK, **look})
 
 
@@ -86,7 +87,7 @@ def centred(axes: Axes, x: float, y: float, text: str, size: float = 11, **look:
 
 
 def tile(axes: Axes, frame: Frame, fill: Any, text: str = "", size: float = 11, **look: Any) -> None:
-    """A rectangle with a text in its middle. ``look`` is the rectangle's; ``weight`` is the text's."""
+    """A rectangle with a text in its middle. ``weight`` styles the text, ``look`` the rectangle."""
     x, y, width, height = frame
     words = {name: look.pop(name) for name in ("weight", "linespacing") if name in look}
     rectangle(axes, *frame, fill, **look)
@@ -96,7 +97,7 @@ def tile(axes: Axes, frame: Frame, fill: Any, text: str = "", size: float = 11, 
 
 
 def verdict(axes: Axes, frame: Frame, text: str, right: bool, size: float = 12) -> None:
-    """A box that says whether all is right: by its colours, by a mark, and in words."""
+    """A box that says by colour, by a mark and in words whether all is right."""
     x, y, width, height = frame
     fill, edge, mark = (RIGHT_FILL, RIGHT, "✓") if right else (WRONG_FILL, WRONG, "✗")
     rectangle(axes, *frame, fill, edgecolor=edge, linewidth=1.6)
@@ -109,12 +110,12 @@ def arrow(axes: Axes, start: Point, stop: Point, **look: Any) -> None:
 
 
 def between(start: Point, stop: Point, share: float) -> Point:
-    """The point that lies so far on the way from one to another."""
+    """The point that is ``share`` of the way from ``start`` to ``stop``."""
     return start[0] + share * (stop[0] - start[0]), start[1] + share * (stop[1] - start[1])
 
 
 def finish(figure: Figure, name: str, alt: str) -> Picture:
-    """The figure as a picture whose ids start with ``name``. The same figure gives the same bytes."""
+    """The figure as a picture whose SVG ids start with ``name``. The same figure gives the same bytes."""
     with svg_style(name, **_LOOK):
         svg = svg_element(figure)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""Pictures of spectra: how loud a matrix is in each of its directions. Pure functions to one ``Picture``."""
+"""Pictures of spectra: how loud a matrix is in each direction. Pure functions that return a ``Picture``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Curve:
 
     @classmethod
     def relative(cls, name: str, values: Tensor, colour: str, line: str = "-") -> Curve:
-        """As ``of``, as parts of the largest value."""
+        """As ``of``, relative to the largest value."""
         return cls.of(name, values / values.max(), colour, line)
 
     def say(self) -> str:
@@ -66,7 +66,7 @@ def decades(axes: Axes, low: float = _FLOOR, high: float = 1.6) -> None:
 
 
 def plot(axes: Axes, curves: Sequence[Curve]) -> None:
-    """The curves over the number of the direction; values below the picture lie on its floor."""
+    """The curves by the number of the direction; values below the axis are drawn at its lower end."""
     for curve in curves:
         heights = [max(value, _FLOOR) for value in curve.values]
         places = range(1, len(heights) + 1)
@@ -89,7 +89,7 @@ def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: st
         plot(axes, curves)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     look: Any = {"loc": "lower center", "frameon": False, "labelcolor": INK}
-    figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # along the edge it hides nothing
+    figure.legend(handles, labels, ncols=len(labels), fontsize=11, **look)  # at the edge it covers nothing
     figure.tight_layout(rect=(0, 34 / height, 1, 1))
     said = [f"{title}: {'; '.join(curve.say() for curve in curves)}." for title, curves in panels]
     what = "Singular values, the loudest first, on a logarithmic scale."

@@ -1,7 +1,7 @@
-"""Lesson 08: a real gradient cut in pieces, each orthogonalized alone, beside the update it should be.
+"""Lesson 08: a real gradient cut into pieces, each orthogonalized alone, compared with the right update.
 
-All is exact UVᵀ in float64, so that what is seen comes from the cut, and from nothing else. ``in_directions``
-shows where an update acts: beside the diagonal, it takes an input to an output that the gradient never pairs.
+All updates are exact UVᵀ in float64, so every difference comes from the cut. ``in_directions`` shows where an
+update acts: off the diagonal, it maps an input to an output that the gradient never pairs.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ DIMS = {"columns": 1, "rows": 0}
 
 
 def my_piece(matrix: Tensor, dim: int, place: int, tp: int) -> Tensor:
-    """A copy of what one tp position holds of a matrix that is cut along ``dim``."""
+    """A copy of one tp position's piece of a matrix that is cut along ``dim``."""
     return matrix[shard_box(tuple(matrix.shape), Shard(dim), place, tp).slices].clone()
 
 
 def pieces_alone(matrix: Tensor, dim: int, tp: int) -> Tensor:
-    """Every piece orthogonalized by itself, and the results put together again."""
+    """Orthogonalize every piece by itself, and join the results."""
     pieces = [orthogonal(my_piece(matrix, dim, place, tp)) for place in range(tp)]
     return torch.cat(pieces, dim=dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An update beside the UVᵀ it should be.
+    """An update compared with the UVᵀ that it should be.
 
-    ``cosine`` is 1 where it points the same way; ``distance`` is the size of the difference over the size of
-    UVᵀ, and ``at_best`` is the distance left after the best possible rescaling. ``values`` are singular
-    values, the largest first.
+    ``cosine`` is 1 if both point the same way; ``distance`` is the norm of the difference over the norm of
+    UVᵀ, and ``at_best`` is the distance left after the best possible rescaling. ``values`` are the update's
+    singular values, the largest first.
     """
 
     cosine: float
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def compare(update: Tensor, matrix: Tensor) -> Comparison:
-    """An update beside the UVᵀ of the whole matrix."""
+    """Compare an update with the UVᵀ of the whole matrix."""
     ideal = orthogonal(matrix)
     cosine = ((update * ideal).sum() / (update.norm() * ideal.norm())).item()
     distance = ((update - ideal).norm() / ideal.norm()).item()
@@ -67,7 +67,7 @@ def compare(update: Tensor, matrix: Tensor) -> Comparison:
 
 @dataclass(frozen=True, slots=True)
 class DirectionShares:
-    """Where an update's energy is: on the diagonal, beside it, or on inputs where the gradient is zero."""
+    """Where an update's energy is: on the diagonal, off it, or on inputs where the gradient is zero."""
 
     diagonal: float
     beside: float
@@ -81,9 +81,9 @@ class DirectionShares:
 
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
-    """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) takes input j to output i.
+    """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) maps input j to output i.
 
-    V is completed to a square: the inputs after the first ``len(matrix)`` are those where the matrix is zero.
+    V is completed to a square matrix: on inputs after the first ``len(matrix)``, the matrix is zero.
 
     >>> whole = gradient()
     >>> bool((in_directions(orthogonal(whole), whole) - torch.eye(64, 256)).abs().max() < 1e-9)
@@ -94,7 +94,7 @@ def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
 
 
 def shares(turned: Tensor) -> DirectionShares:
-    """How the energy of what ``in_directions`` gives is shared out."""
+    """Where the energy of what ``in_directions`` returns is, as shares of the whole."""
     squares, rows = turned**2, len(turned)
     diagonal, inside = squares.diagonal().sum(), squares[:, :rows].sum()
     parts = (part / squares.sum() for part in (diagonal, inside - diagonal, squares[:, rows:].sum()))
@@ -108,7 +108,7 @@ def gradient() -> Tensor:
 
 @functools.cache
 def matrices() -> dict[str, Tensor]:
-    """The real gradient, and two made up: independent entries, and few loud directions among many quiet."""
+    """The real gradient, and two made-up matrices: independent entries, and a few loud directions."""
     entries = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     u, _, vt = torch.linalg.svd(entries, full_matrices=False)
     loud = torch.arange(1, SHAPE[0] + 1, dtype=torch.float64) ** -1.5

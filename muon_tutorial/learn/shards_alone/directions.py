@@ -1,4 +1,4 @@
-"""Heat maps of lesson 08: where an update acts, in the gradient's own directions, beside its spectrum."""
+"""Heat maps of lesson 08: where an update acts, in the gradient's own directions, and its spectrum."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from .cuts import (
 )
 
 POOL, SQUARE, SHADES = 4, 8.0, 16
-"""Entries along a side of one square, its pixels, and how many greys there are."""
+"""Entries along a square's side, pixels along it, and the number of greys."""
 HARMLESS = 0.25
 """The distance, after the best rescaling, below which an update counts as nearly right."""
 
 
 @functools.cache
 def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
-    """The update of shards alone beside UVᵀ, and in the directions of the whole matrix."""
+    """The update of shards alone compared with UVᵀ, and the update in the whole matrix's directions."""
     whole = matrices()[matrix]
     update = pieces_alone(whole, DIMS[cut], tp)
     return compare(update, whole), in_directions(update, whole)
 
 
 def is_harmless(matrix: str, cut: str, tp: int) -> bool:
-    """Whether the shards' update is nearly UVᵀ, at the best learning rate."""
+    """Whether the shards' update is nearly UVᵀ after the best rescaling."""
     return alone(matrix, cut, tp)[0].at_best < HARMLESS
 
 
 def hero() -> Picture:
-    """The first picture: the whole gradient, and the same cut by columns; a diagonal that smears."""
+    """The first picture: the gradient uncut and cut by columns, which smears the diagonal."""
     cuts = (1, 2, 4)
     figure, axes = blank(880, 74 + 166 * len(cuts) + 40)
     write(axes, 20, 22, "Where does the update act?", 14, weight="bold")
@@ -77,7 +77,7 @@ def _say_astray(turned: Tensor) -> str:
 
 
 def _draw_sides(axes: Axes, left: float, y: float) -> None:
-    """What the columns of a heat map are, below it."""
+    """Write below a heat map what its columns are."""
     middle, right = (left + SQUARE * side / POOL for side in SHAPE)
     for start, stop, words in (
         (left, middle, "its inputs"),
@@ -88,7 +88,7 @@ def _draw_sides(axes: Axes, left: float, y: float) -> None:
 
 
 def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: float = SQUARE) -> None:
-    """The squares, all of one shade as one shape; white is left out."""
+    """Draw the squares, those of one shade as one shape, without white ones."""
     shades = shades_of(turned)
     runs: dict[int, list[Path]] = {}
     for shade, row, column, down, across in patches(shades.tolist()):
@@ -104,7 +104,7 @@ def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: floa
 
 
 def shades_of(turned: Tensor) -> Tensor:
-    """0 to ``SHADES`` for each square: the root of its size, so that what is faint is still seen."""
+    """0 to ``SHADES`` for each square: the root of its size, so that faint squares stay visible."""
     rows, columns = (side // POOL for side in turned.shape)
     sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5
     return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()
@@ -131,7 +131,7 @@ def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
 
 
 def draw_update(title: str, update: Tensor, matrix: Tensor, name: str) -> Picture:
-    """Where any update of a matrix acts, in the matrix's own directions, beside its spectrum."""
+    """Where any update of a matrix acts, in the matrix's own directions, and its spectrum."""
     return _draw_update(title, compare(update, matrix), in_directions(update, matrix), name)
 
 
@@ -164,7 +164,7 @@ def _say_values(result: Comparison) -> str:
 
 
 def explore(tp: int, live: bool = True) -> Shell | Picture:
-    """The film: cut in half, and again; with buttons for the cut and the matrix."""
+    """The film: the matrix is halved again and again, with buttons for the cut and the matrix."""
     kinds = {name: name for name in matrices()}
     cuts = {name: name for name in DIMS}
     return play(
@@ -180,7 +180,7 @@ def explore(tp: int, live: bool = True) -> Shell | Picture:
 
 
 def draw_all(tp: int) -> Picture:
-    """Every matrix and both cuts at once: what the film shows without a kernel."""
+    """Every matrix with both cuts in one picture, for a notebook without a kernel."""
     figure, axes = blank(880, 56 + 150 * len(matrices()))
     write(axes, 20, 24, f"Cut into {tp}, each shard alone", 14, weight="bold")
     said = []

@@ -21,20 +21,20 @@ SPOILERS = {
     "noise_too": [r"\bnoise_too\s+\S+\s+True\b"],
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
-"""What would answer each prediction, before the cells that are tagged answer."""
+"""Patterns that would give a prediction away before the cells tagged ``answer``."""
 NEAR = 0.05
-"""The distance to UVᵀ that passes; float32 leaves less than half of it, Newton–Schulz itself more."""
+"""The largest distance to UVᵀ that passes; float32 needs less than half of it, Newton–Schulz more."""
 
 
 def outcomes(tp: int) -> dict[str, Any]:
-    """What answers the first two predictions."""
+    """The answers to the first two predictions."""
     noise = compare(pieces_alone(matrices()["Gaussian"], 1, tp), matrices()["Gaussian"])
     largest = compare(pieces_alone(gradient(), 1, tp), gradient()).values[0]
     return {"largest": round(largest, 2), "noise_too": noise.values[0] - noise.values[-1] < 1e-6}
 
 
 def guess(tp: int) -> Exercise:
-    """The guess: the largest singular value of the shards' update, and whether noise comes out as flat."""
+    """The guess: the largest singular value of the shards' update, and whether noise gets a flat spectrum."""
     right = outcomes(tp)
 
     def judge(largest: object, noise_too: object) -> str | None:
@@ -62,7 +62,7 @@ def harmless(tp: int) -> tuple[str, str]:
 
 
 def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
-    """The exercise: put the shards of a tp group together, cut by columns or by rows, on real ranks."""
+    """The exercise: join the shards of a tp group, cut by columns or by rows, on real ranks."""
 
     judge = judge_on_ranks(
         lambda function: play_gather(function, dp, tp, backend),
@@ -106,7 +106,7 @@ def _why_shape(run: GatherRun, dim: int, result: Tensor) -> str:
 
 
 def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
-    """The exercise: columns of the whole update from shards, at no more bytes than an all_reduce of GGᵀ."""
+    """The exercise: a rank's columns of the whole update, for at most the bytes of an all_reduce of GGᵀ."""
     sent: list[float] = []
 
     def judge(run: SurvivalRun) -> str | Diagnosis | None:
@@ -127,7 +127,7 @@ HINTS = (
 
 
 def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
-    """What is wrong with the updates of a run, or with its bytes; None where nothing is."""
+    """What is wrong with a run's updates or bytes; None if nothing is."""
     mine = (SHAPE[0], SHAPE[1] // run.tp)
     for rank, found in enumerate(run.results):
         for result, _ in found.values():
@@ -192,7 +192,7 @@ def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ..
 
 
 def quiz(tp: int) -> Exercise:
-    """Three numbers that the notebook has measured."""
+    """Three numbers that the notebook measured."""
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
     ring = "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel()."
     both = "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for."

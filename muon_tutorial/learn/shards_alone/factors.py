@@ -1,4 +1,4 @@
-"""The size factor of lesson 08: what it is for a whole matrix, and what a shard's shape makes of it."""
+"""The size factor of lesson 08: for a whole matrix, and as computed from a shard's shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES: tuple[Shape, ...] = ((64, 256), (256, 64), (768, 768), (768, 3072))
 
 
 def size_factors(shape: Shape) -> tuple[float, ...]:
-    """What an update is multiplied with, by both formulas."""
+    """The factors that scale an update, by both formulas."""
     return tuple(float(adjusted_lr(1.0, name, shape)) for name in FORMULAS.values())
 
 
@@ -27,7 +27,7 @@ def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
-    """How many times too small each factor is where it comes from the shard's shape; below 1: too large.
+    """How many times too small each factor is if computed from the shard's shape; below 1: too large.
 
     >>> too_small((256, 64), 1, 4)
     (0.5, 1.0)
@@ -37,7 +37,7 @@ def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
 
 
 def say_factors(shape: Shape, dim: int, tp: int) -> str:
-    """One example as a table: both factors, of the whole and of a shard."""
+    """One example as a table: both factors for the whole and for a shard."""
     shard = shard_shape(shape, dim, tp)
     lines = [f"{'':<22}{f'whole {_say(shape)}':>16}{f'shard {_say(shard)}':>16}"]
     for name, whole, mine in zip(FORMULAS, size_factors(shape), size_factors(shard), strict=True):
@@ -46,7 +46,7 @@ def say_factors(shape: Shape, dim: int, tp: int) -> str:
 
 
 def say_ratios(function: Callable[[Shape, int, int], Any], tp: int) -> str:
-    """A function's ratios for shapes of real models, cut either way over tp."""
+    """A function's ratios for shapes of real models, with both cuts over tp."""
     lines = [f"{'whole':>12}  {'cut by':<9}" + "".join(f"{name:>22}" for name in FORMULAS)]
     for shape in SHAPES:
         for cut, dim in DIMS.items():

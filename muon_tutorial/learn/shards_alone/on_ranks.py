@@ -1,4 +1,4 @@
-"""Lesson 08 on real ranks: shards of a matrix gathered by the reader's function, and the time that takes."""
+"""Lesson 08 on real ranks: shards of a matrix gathered by the reader's function, and the gather's time."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Gather = Callable[[Tensor, int, Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class GatherRun:
-    """What the ranks sent back from a gather: by rank, and by the dimension that was cut."""
+    """The ranks' results of a gather, by rank and by the dimension that was cut."""
 
     dp: int
     tp: int
     results: tuple[dict[int, Any], ...]
 
     def each(self) -> Iterator[tuple[int, int, Any]]:
-        """(rank, dim, result), cut by columns first."""
+        """(rank, dim, result), beginning with the cut by columns."""
         return ((rank, dim, mine[dim]) for dim in (1, 0) for rank, mine in enumerate(self.results))
 
 
@@ -41,12 +41,12 @@ def gather_whole(piece: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
 
 
 def probe() -> Tensor:
-    """A matrix in which every entry says where it belongs: row × 256 + column."""
+    """A matrix in which every entry encodes its place: row × 256 + column."""
     return torch.arange(SHAPE[0] * SHAPE[1], dtype=torch.float32).view(SHAPE)
 
 
 def run_gather(function: Gather, dp: int, tp: int, backend: str = "gloo") -> GatherRun:
-    """As ``play_gather``, or with the reference where it is a stub; a failure is printed."""
+    """As ``play_gather``, but with the reference if ``function`` is a stub; a failure is printed."""
     try:
         return run_or_reference(lambda each: play_gather(each, dp, tp, backend), function, gather_whole)
     except RankFailedError as error:
@@ -55,13 +55,13 @@ def run_gather(function: Gather, dp: int, tp: int, backend: str = "gloo") -> Gat
 
 
 def play_gather(function: Gather, dp: int, tp: int, backend: str) -> GatherRun:
-    """Play ``function(piece, dim, tp group)`` on real ranks, both cuts."""
+    """Run ``function(piece, dim, tp group)`` on real ranks, for both cuts."""
     results = launch(play, dp * tp, args=(function, dp, tp), backend=backend, timeout=10.0)
     return GatherRun(dp, tp, tuple(results))
 
 
 def play(rank: int, function: Gather, dp: int, tp: int) -> dict[int, Any]:
-    """One rank's part: gather the probe, cut either way."""
+    """One rank's part: gather the probe for both cuts."""
     group = tp_group(dp, tp)
     return {dim: function(my_piece(probe(), dim, rank % tp, tp), dim, group) for dim in (1, 0)}
 
@@ -72,7 +72,7 @@ def tp_group(dp: int, tp: int) -> dist.ProcessGroup:
 
 
 def say_trouble(error: RankFailedError, dp: int, tp: int) -> str:
-    """The first rank's failure and the reader's own line, and the reason where the group was left out."""
+    """The first rank's failure and the reader's line, and the reason if the group was left out."""
     told = say_failure(error).split("\nThe other ranks:")[0]
     if dp == 1 or f"expected length {dp * tp}, got {tp}" not in str(error):
         return told
@@ -81,7 +81,7 @@ def say_trouble(error: RankFailedError, dp: int, tp: int) -> str:
 
 
 def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
-    """Row, column, and the entry that stands at the first wrong place; None if all are right."""
+    """Row, column and value at the first wrong place; None if all entries are right."""
     wrong = (result != probe()).flatten()
     if not bool(wrong.any()):
         return None
@@ -93,7 +93,7 @@ def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
 
 @dataclass(frozen=True, slots=True)
 class GatherSeconds:
-    """Seconds on a rank: of its piece alone, of a gather and the whole, and of the gather in that run."""
+    """Seconds on a rank: for its piece alone, for a gather and the whole matrix, and for only that gather."""
 
     alone: float
     gathered: float
@@ -109,7 +109,7 @@ def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Gat
 
 
 def _gathered_once(gather: Gather, piece: Tensor, group: dist.ProcessGroup) -> tuple[float, float]:
-    """Seconds of a gather with Newton–Schulz after it, and of the gather within these."""
+    """Seconds of a gather plus Newton–Schulz, and of the gather alone."""
     begin = time.perf_counter()
     whole = gather(piece, 1, group)
     arrived = time.perf_counter()

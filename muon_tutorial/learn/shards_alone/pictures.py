@@ -1,4 +1,4 @@
-"""Pictures of lesson 08: both ways to cut a matrix, and what a gather put together."""
+"""Pictures of lesson 08: both ways to cut a matrix, and the result of a gather."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _write_title(axes: Axes, title: str, what: str, number: int) -> float:
 
 
 def picture_of_gathered(run: GatherRun, name: str = "shards_alone-gathered") -> Picture:
-    """What rank 0, or the first rank that went wrong, put together either way, by the rank of each entry."""
+    """The matrices that rank 0, or the first wrong rank, gathered for both cuts, coloured by rank."""
     shown = {dim: _shown(run, dim) for dim in (1, 0)}
     tall = any(isinstance(result, Tensor) and tuple(result.shape) != SHAPE for _, result in shown.values())
     figure, axes = blank(880, 250 if tall else 184)
@@ -75,7 +75,7 @@ def _say_result(result: Any) -> str:
 def _draw_result(
     axes: Axes, result: Any, dim: int, line: tuple[int, int], corner: tuple[float, float]
 ) -> None:
-    """A result's entries by the rank that each came from; ``line`` is tp and the first rank of the group."""
+    """A result's entries, coloured by source rank; ``line`` is tp and the first rank of the group."""
     tp, first = line
     if not isinstance(result, Tensor) or result.ndim != 2:
         return
@@ -90,7 +90,7 @@ def _draw_result(
 
 
 def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
-    """The tp position that each entry came from; −1 where it is no entry of the matrix."""
+    """The tp position that each entry came from; −1 if it is not an entry of the matrix."""
     value = torch.nan_to_num(result.double(), nan=-1.0).clamp(-1, SHAPE[0] * SHAPE[1]).long()
     index = value % SHAPE[1] if dim == 1 else value // SHAPE[1]
     place = index // (SHAPE[dim] // tp)

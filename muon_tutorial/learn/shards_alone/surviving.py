@@ -1,7 +1,7 @@
 """The hard exercise of lesson 08: each rank's columns of the whole UVᵀ, within a budget of bytes.
 
 Inside ``counting``, ``dist.all_reduce`` and ``dist.all_gather`` count what a rank sends on a ring; other
-collectives are refused, so that none goes uncounted.
+collectives are refused, so that all bytes are counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REFUSED = (
 
 @dataclass(slots=True)
 class SentBytes:
-    """How many bytes this rank has sent, as a ring sends them."""
+    """Bytes that this rank has sent, counted as on a ring."""
 
     count: float = 0.0
 
@@ -59,7 +59,7 @@ def counting() -> Iterator[SentBytes]:
 
 @dataclass(frozen=True, slots=True)
 class SurvivalRun:
-    """By rank and matrix, what the function returned and how many bytes the rank sent meanwhile."""
+    """By rank and matrix: the function's result, and the bytes that the rank sent in the call."""
 
     tp: int
     results: tuple[dict[str, tuple[Any, float]], ...]
@@ -76,13 +76,13 @@ def budget(tp: int) -> float:
 
 
 def say_budget(tp: int) -> str:
-    """What a gather of the whole costs a rank, and the budget."""
+    """The bytes that a gather of the whole costs a rank, and the budget."""
     gathered = (tp - 1) * SHAPE[0] * SHAPE[1] // tp * 4
     return f"a gather sends   {gathered:,} bytes a rank\nyour budget      {budget(tp):,.0f} bytes a rank"
 
 
 def run_survival(function: Update, dp: int, tp: int, backend: str = "gloo") -> SurvivalRun:
-    """Play ``function(shard, tp group)`` on real ranks, for each judged matrix in float32, cut by columns."""
+    """Run ``function(shard, tp group)`` on real ranks, for each judged matrix in float32, cut by columns."""
     results = launch(
         play_survival, dp * tp, args=(function, dp, tp), backend=backend, output="quiet", timeout=10.0
     )

@@ -1,4 +1,4 @@
-"""What notebook 06 uses: a grid of real ranks, its groups and who calls in them, pictures and exercises."""
+"""What notebook 06 uses: a grid of real ranks, its groups and their calls, pictures and exercises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exercises of lesson 06: the groups of a rank, of any grid, of any axes; who must call; and the quiz."""
+"""Exercises of lesson 06: groups of a rank, of any grid and of any axes; which ranks must call; the quiz."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MANY_AXES = (
     {"pp": 2, "dp": 2, "cp": 2, "tp": 3},
     {"tp": 4},
 )
-"""Grids of any number of axes; the last axis counts fastest."""
+"""Grids with different numbers of axes; ranks are consecutive along the last axis."""
 SPOILERS = {"arrives": [r"arrives\W+error", r"is not part of group"], "returned": [r"returned\W+\[0, 3\]"]}
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 
 def predict(dp: int, tp: int) -> Exercise:
-    """The guess: with whom is the last rank in a group?"""
+    """The guess: which ranks share a group with the last rank?"""
     at = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
 
     def judge(dp_group: object, tp_group: object) -> str | None:
@@ -55,7 +55,7 @@ def predict(dp: int, tp: int) -> Exercise:
 
 
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:
-    """What is wrong with a group of the rank that stands at ``at``."""
+    """What is wrong with a group of the rank at ``at``."""
     right, name = at.group(axis), f"{axis} group {list(said)}"
     for rank in said:
         if rank not in at.grid.ranks:
@@ -124,7 +124,7 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
 
 
 def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The exercise: make all groups of a list on real ranks, and gather ranks in those that one is in."""
+    """The exercise: make all groups of a list on real ranks, and gather rank numbers in one's own groups."""
     play = partial(play_answers, dp=dp, tp=tp, backend=backend, timeout=timeout)
     hints = (
         "dist.new_group(ranks) makes the group. Who has to call it?",
@@ -136,7 +136,7 @@ def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = P
 
 
 def judge_answers(run: AnswerRun) -> str | Diagnosis | None:
-    """What is wrong with a run of the reader's groups, or None."""
+    """What is wrong with a run of the reader's groups; None if nothing is."""
     return next(itertools.chain(_judge_calls(run), _judge_heard(run)), None)
 
 
@@ -146,7 +146,7 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         return
     for rank, report in enumerate(run.reports):
         rest = iter(run.wanted)
-        if not all(ranks in rest for ranks in report.made):  # no part of the list in its order
+        if not all(ranks in rest for ranks in report.made):  # no subsequence of the list
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
         left = next((ranks for ranks in _passed_over(run, report) if rank not in ranks), None)
         if left is not None:
@@ -179,7 +179,7 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
 
 
 def axes_exercise() -> Exercise:
-    """The hard exercise: all groups of ranks that differ in some axes alone, on a grid of any axes."""
+    """The hard exercise: all groups of ranks that differ only along given axes, on a grid of any axes."""
 
     def judge(function: Callable[[Mapping[str, int], Sequence[str]], Any]) -> str | None:
         for sizes, count in ((each, count) for each in MANY_AXES for count in range(1, len(each) + 1)):
@@ -216,7 +216,7 @@ def _judge_along(
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook has measured."""
+    """Numbers that the notebook measured."""
     last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
     return numbers(
         ("groups", dp + tp, "Ask sum(map(len, groups(dp, tp)))."),

@@ -1,4 +1,4 @@
-"""Lesson 06 on real ranks: the groups of a grid, who answers in them, and calls that do not meet."""
+"""Lesson 06 on real ranks: the groups of a grid, the ranks that answer in them, and mismatched calls."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..my_muon.reference import groups
 Groups = Callable[[int, int], Any]
 Listed = Sequence[Sequence[int]]
 PATIENCE = 4.0
-"""Seconds that a rank waits for others in an answer that hangs."""
+"""Seconds after which a rank gives up waiting if an answer hangs."""
 
 
 def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    """All groups of ranks that differ in the axes ``along`` alone; the last axis of ``sizes`` counts fastest.
+    """All groups of ranks that differ only along ``along``; ranks are consecutive along the last axis.
 
     >>> groups_along({"pp": 2, "dp": 2, "tp": 2}, ["pp", "tp"])
     [[0, 1, 4, 5], [2, 3, 6, 7]]
@@ -36,14 +36,14 @@ def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[in
 
 
 def read_groups(said: object) -> list[list[int]] | None:
-    """Groups as lists, in the order given; None where they are no list of lists of whole numbers."""
+    """Groups as lists, in the order given; None if ``said`` is no list of lists of integers."""
     if not isinstance(said, (list, tuple)) or any(sorted_or_none(group) is None for group in said):
         return None
     return [list(group) for group in said]
 
 
 def sorted_or_none(said: object) -> list[int] | None:
-    """A list of whole numbers in order, or None where it is none."""
+    """``said`` as a sorted list, or None if it is no list of integers."""
     if not isinstance(said, (list, tuple, set, frozenset, range)):
         return None
     return sorted(said) if all(type(rank) is int for rank in said) else None
@@ -61,8 +61,10 @@ def say_ranks(ranks: Iterable[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """What one rank's function returned, which groups it made, the error in which it waited in vain, and how
-    often it asked others."""
+    """One rank's report: what its function returned, and which groups it made.
+
+    ``stuck`` is the error of a wait that timed out, ``gathers`` the number of calls to other ranks.
+    """
 
     returned: Any
     made: tuple[tuple[int, ...], ...]
@@ -72,18 +74,18 @@ class AnswerReport:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRun:
-    """What all ranks reported, and the groups that were to be made."""
+    """What all ranks reported, and the groups that they had to make."""
 
     wanted: tuple[tuple[int, ...], ...]
     reports: tuple[AnswerReport, ...]
 
     def expected(self, rank: int) -> list[list[int]]:
-        """Who answers a rank: its groups, in order."""
+        """The correct answer for a rank: the members of its groups, in order."""
         return [list(ranks) for ranks in self.wanted if rank in ranks]
 
 
 def who_answers(rank: int, all_groups: Listed) -> list[list[int]]:
-    """The reference: who is there in each of this rank's groups. All ranks must call."""
+    """The reference: the ranks that answer in each of this rank's groups. All ranks must call."""
     heard = []
     for ranks in all_groups:
         group = dist.new_group(list(ranks))  # all ranks call, members or not
@@ -106,7 +108,7 @@ def play_answers(
 
 
 def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
-    """One rank's part. A wait in vain is reported; any other error is the caller's."""
+    """One rank's part. A wait that times out is reported; any other error is raised."""
     made: list[tuple[int, ...]] = []
     gathers: list[str] = []
 
@@ -129,17 +131,17 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
 
 
 _HEARING = ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_reduce")
-"""The calls in which ranks might hear of each other."""
+"""The calls by which ranks can learn of each other."""
 
 
 def say_answers(answers: Sequence[Listed]) -> str:
-    """Who answered in the groups of each rank, a line a rank."""
+    """The ranks that answered in the groups of each rank, one line per rank."""
     lines = ["rank   who answered in its dp group, and in its tp group"]
     return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
 
 
 def say_arrivals(found: Sequence[int | str]) -> str:
-    """What each rank got of a broadcast, or the error that it was told, without addresses in memory."""
+    """What each rank got from a broadcast, or its error, without memory addresses."""
     lines = [
         f"rank {rank}: {got if isinstance(got, str) else f'got {got}'}" for rank, got in enumerate(found)
     ]
@@ -147,12 +149,12 @@ def say_arrivals(found: Sequence[int | str]) -> str:
 
 
 def error_or_value(found: int | str) -> int | str:
-    """What arrived at one rank: a rank, or "error"."""
+    """What one rank got from the broadcast, or "error"."""
     return "error" if isinstance(found, str) else found
 
 
 def say_calls(found: Sequence[Sequence[int] | str]) -> str:
-    """What became of each rank that was to make two calls: whom it heard of, or where it waited."""
+    """How two calls ended on each rank: the ranks that it heard of, or the call in which it timed out."""
     lines = [
         f"rank {rank}: {f'waited in vain in {each}' if isinstance(each, str) else f'returned {list(each)}'}"
         for rank, each in enumerate(found)
@@ -161,10 +163,10 @@ def say_calls(found: Sequence[Sequence[int] | str]) -> str:
 
 
 def agree(wanted: Listed) -> None:
-    """Compare the groups that the ranks are about to make. All ranks must call.
+    """Check that all ranks are about to make the same groups. All ranks must call.
 
     Raises:
-        MismatchError: names the first group that differs, and who wants what.
+        MismatchError: it names the first group that differs, and what each rank wants there.
     """
     found = gather_objects([list(ranks) for ranks in wanted])
     for number, row in enumerate(zip_longest(*found), start=1):
@@ -180,13 +182,13 @@ def agree(wanted: Listed) -> None:
 
 
 def ask_mesh(rank: int, sizes: Mapping[str, int], axis: str) -> list[int]:
-    """The ranks of this rank's group along an axis, as PyTorch's device mesh makes it."""
+    """The ranks of this rank's group along an axis, from PyTorch's device mesh."""
     mesh = torch.distributed.init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return dist.get_process_group_ranks(mesh.get_group(axis))
 
 
 def ring_in_groups(rank: int, dp_groups: Listed, ring_all_gather: Callable[..., Any]) -> str:
-    """Each dp group is a ring; says whose numbers reached this rank. Must be called by all ranks."""
+    """Run a ring in each dp group; says whose numbers reached this rank. Must be called by all ranks."""
     made = [dist.new_group(list(ranks)) for ranks in dp_groups]
     number = next(place for place, ranks in enumerate(dp_groups) if rank in ranks)
     place, many = list(dp_groups[number]).index(rank), len(dp_groups[number])

@@ -1,4 +1,4 @@
-"""Pictures of lesson 06: a grid of ranks, a rank's groups, who has heard of whom."""
+"""Pictures of lesson 06: a grid of ranks, a rank's groups, and which ranks have heard of each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HERO = Grid.of(dp=2, tp=3)
 
 @dataclass(frozen=True, slots=True)
 class GridFrame:
-    """Where a grid of ranks lies on a card, in pixels: its upper left corner, and a cell's sides."""
+    """The place of a grid on a card, in pixels: its upper left corner, and a cell's sides."""
 
     grid: Grid
     left: float
@@ -48,12 +48,12 @@ class GridFrame:
 
     @property
     def bottom(self) -> float:
-        """Where the last row ends."""
+        """The lower edge of the last row."""
         return self.top + self.grid.size("dp") * self.high
 
 
 def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int], width: float = 3.0) -> None:
-    """An edge round the cells of a group, which lie in one row or in one column."""
+    """An outline around the cells of a group, which lie in one row or in one column."""
     inset = 3.0 if axis == "tp" else 7.0
     (left, top), (right, bottom) = frame.cell(ranks[0]), frame.cell(ranks[-1])
     size = right - left + frame.wide - 2 * inset, bottom - top + frame.high - 2 * inset
@@ -67,7 +67,7 @@ def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int], widt
 
 
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """A button for each rank, over its coordinates and its groups."""
+    """A rank's coordinates and groups, with one button per rank."""
     grid = Grid.of(dp=dp, tp=tp)
 
     def draw(rank: int) -> Picture:
@@ -77,7 +77,7 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
 
 
 def draw_rank(grid: Grid, rank: int) -> Picture:
-    """One rank in its colour, its row and its column outlined, and the arithmetic beside them."""
+    """One rank in its colour, its row and column outlined, and next to them the arithmetic."""
     frame = GridFrame.fitting(grid, (_MARGIN + 26, 52.0), 420, (104, 92))
     figure, axes = blank(_WIDTH, round(max(frame.bottom + 24, 262)))
     write(axes, frame.left, frame.top - 18, "along tp →", color=TP_GROUP)
@@ -121,7 +121,7 @@ def _arithmetic(grid: Grid, rank: int) -> list[tuple[str, str, str]]:
 
 
 def _short(ranks: Sequence[int]) -> str:
-    """The ranks of a group; of a long one the first and the last.
+    """The ranks of a group; for a long one, the first two and the last.
 
     >>> _short((0, 3)), _short(range(9))
     ('0, 3', '0, 1, … 8')
@@ -144,7 +144,7 @@ def _say_rank(grid: Grid, rank: int) -> str:
 
 
 def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
-    """The groups that a function returned on the grid: a line through each; strays are crossed out."""
+    """The groups that a function returned, as lines on the grid; wrong members are crossed out."""
     parts = made if isinstance(made, (tuple, list)) and len(made) == 2 else ((), ())
     grid = Grid.of(dp=dp, tp=tp)
     half = GridFrame.fitting(grid, (_MARGIN, 46.0), 400, (100, 84))
@@ -175,11 +175,11 @@ def _draw_made(axes: Axes, frame: GridFrame, axis: str, listed: Sequence[Sequenc
         axes.plot(across, down, color=_EDGE[axis], linestyle=_DASHES[axis], linewidth=4, zorder=5)
 
 
-# Two calls, and everybody has heard of everybody.
+# After two calls, each rank has heard of all ranks.
 
 
 def hero() -> Picture:
-    """Three grids: nobody has called, the tp groups have, and the dp groups have, too."""
+    """Three grids: before any call, after a call in the tp groups, and after one in the dp groups."""
     film = film_of(_HERO)
     figure, axes = blank(900, 262)
     titles = ("Each knows itself", "After one call in its row", "and one in its column")
@@ -209,7 +209,7 @@ def _draw_hearing(axes: Axes, frame: GridFrame, moment: CallMoment) -> None:
 
 
 def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> None:
-    """One rank's cell: its number, and the whole grid in small, with those in colour of whom it has heard."""
+    """One rank's cell: its number, and a small grid in which the ranks that it has heard of are coloured."""
     (x, y), grid = frame.cell(rank), frame.grid
     waits = rank in moment.waits
     rectangle(axes, x + 9, y + 9, frame.wide - 18, frame.high - 18, MARKED if waits else CARD, linewidth=1.0)
@@ -227,7 +227,7 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
 
 
 def draw_moment(grid: Grid, first: Axis, skips: int, moment: int) -> Picture:
-    """One moment of the film: the groups that call, whom each rank has heard of, and who waits."""
+    """One moment of the film: the groups that call, the ranks that each has heard of, and waiting ranks."""
     now = film_of(grid, first, skips)[moment]
     frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
     width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
@@ -269,7 +269,7 @@ def _say_heard(known: frozenset[int]) -> str:
 
 
 def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """Both calls of every rank as a film: choose which comes first, and who skips it."""
+    """Both calls of every rank as a film: choose which comes first, and which rank skips it."""
     grid = Grid.of(dp=dp, tp=tp)
 
     def draw(order: Axis, skips: int, moment: int) -> Picture:
@@ -289,7 +289,7 @@ LAST = 4
 
 @dataclass(frozen=True, slots=True)
 class CallMoment:
-    """The axis whose groups call, whether they are done, whom each rank has heard of, and who waits."""
+    """The axis whose groups call, whether they are done, which ranks each has heard of, and which wait."""
 
     axis: Axis | None
     ended: bool
@@ -298,7 +298,7 @@ class CallMoment:
 
 
 def film_of(grid: Grid, first: Axis = "tp", skips: int = NOBODY) -> list[CallMoment]:
-    """Start, the first call, its end, the second call, its end. Rank ``skips`` leaves out the first.
+    """Start, the first call, its end, the second call, its end. Rank ``skips`` skips the first call.
 
     >>> film = film_of(Grid.of(dp=2, tp=3), "tp", skips=0)
     >>> sorted(film[-1].heard[0]), sorted(film[-1].waits)

@@ -1,4 +1,4 @@
-"""Lesson 09: a reader's step beside the package's own, message by message, and beside one process."""
+"""Lesson 09: a reader's step compared with the package's, message by message, and with one process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .recording import MOMENTS, PHASES, stored_parts
 
 Matrices = Mapping[str, Tensor]
 _SILENT = {3: 3, 4: 4, 6: 6}
-"""The phase that a moment follows, where what is held then is compared."""
+"""Moments at which held matrices are compared, and the phase before each."""
 _QUIET = (4, 5, 6)
-"""The phases in which nothing is sent."""
+"""The phases that send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a rank does in a phase: ``"same"``, ``"wrong"``, ``"missing"``; in what; is it held?"""
+    """One result: ``how`` is "same", "wrong" or "missing"; ``held``: it is about contents, not a message."""
 
     rank: int
     phase: int
@@ -35,7 +35,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class StepDifference:
-    """A step beside the reference, rank by rank and phase by phase. ``broke`` says how it broke off."""
+    """A step compared with the reference, by rank and phase. ``broke`` is the error that ended it."""
 
     grid: Grid
     marks: Sequence[Mark]
@@ -43,9 +43,9 @@ class StepDifference:
 
     @property
     def first(self) -> Mark | None:
-        """The first mark that is not ``"same"``: the earliest phase, there a wrong one before a missing.
+        """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
-        Where a rank raised, all stop, and most never come as far: then it is the one that came farthest.
+        If a rank raised an error, all ranks stop early: then it is the mark of the rank that came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
         if self._raised and all(mark.how == "missing" for mark in others):
@@ -56,7 +56,7 @@ class StepDifference:
 
     @property
     def _raised(self) -> bool:
-        """Whether a rank's own code broke the run off, and not that ranks asked for different things."""
+        """Whether an error in a rank's own code ended the run, rather than mismatched requests."""
         return bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
 
     @property
@@ -86,7 +86,7 @@ def _say_phase(marks: Sequence[Mark]) -> str:
 
 
 def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDifference:
-    """Phase by phase: does every rank ask for the same as in the package's step, to the bit?"""
+    """Compare every rank's requests with those of the package's step, phase by phase, to the bit."""
     right, mine = stepped(reference_step, dp, tp, seed), stepped(step, dp, tp, seed)
     grid = Grid.of(dp=dp, tp=tp)
     marks = [mark for rank in grid.ranks for mark in _marks_of(rank, right, mine)]
@@ -94,7 +94,7 @@ def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDif
 
 
 def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
-    """All that one rank held and asked for, beside what was due; up to its first wrong message."""
+    """The marks for everything one rank held and asked for, up to its first wrong message."""
     yield from _held_marks(rank, right, mine)
     came = mine.of_rank(rank)
     for number, due in enumerate(right.of_rank(rank)):
@@ -113,7 +113,7 @@ def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
 
 
 def _wrong(rank: int, due: Collective, came: Collective) -> str:
-    """How a message differs from the one that was due: rank, matrix and interval."""
+    """How a message differs from the right one: rank, matrix and interval."""
     if str(due) != str(came):
         return f"rank {rank} asks for {came}. Due was {due}."
     one, other, subject = due.send, came.send, came.label.subject
@@ -127,7 +127,7 @@ def _wrong(rank: int, due: Collective, came: Collective) -> str:
 
 
 def _held_marks(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
-    """What a rank holds after phases that send nothing, and its weights at the end."""
+    """The marks for what a rank holds after phases that send nothing, and for its weights at the end."""
     due, came = right.jobs[rank].diarist.contents, mine.jobs[rank].diarist.contents
     for name, (phase, moment) in product(due, _SILENT.items()):
         if not due[name][moment]:
@@ -150,7 +150,7 @@ def _held_marks(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark
 
 
 def whole_gradients(plan: Plan, reports: Sequence[Report]) -> dict[str, Tensor]:
-    """The gradients that phase 1 left, put together from the ranges of all ranks."""
+    """The gradients after phase 1, assembled from the ranges of all ranks."""
     [bucket] = plan.buckets
     wholes = {entry.matrix.name: torch.zeros(entry.matrix.shape) for entry in bucket.entries}
     for rank, report in enumerate(reports):
@@ -161,7 +161,7 @@ def whole_gradients(plan: Plan, reports: Sequence[Report]) -> dict[str, Tensor]:
 
 
 def whole_weights(plan: Plan, reports: Sequence[Report]) -> dict[str, Tensor]:
-    """The new weights, put together from the pieces of the first dp position."""
+    """The new weights, assembled from the pieces of the first dp position."""
     dims = {name: dim for name, (_, dim) in MATRICES.items()}
     pieces = [report.after for report in reports[: plan.grid.size("tp")]]
     return {name: torch.cat([piece[name] for piece in pieces], dim) for name, dim in dims.items()}
@@ -178,5 +178,5 @@ def step_alone(gradients: Matrices, seed: int) -> dict[str, Tensor]:
 
 
 def different_bits(one: Matrices, other: Matrices) -> int:
-    """How many entries of some matrices are not the same bits."""
+    """The number of entries with different bits."""
     return sum(int((one[name].view(torch.int32) != other[name].view(torch.int32)).sum()) for name in MATRICES)

@@ -1,4 +1,4 @@
-"""Exercises of lesson 09: the mirror, a flat matrix, the way back, a lost line, the whole step, the quiz."""
+"""Exercises of lesson 09: the mirror, a flat matrix, the way back, a lost line, the whole step, a quiz."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SPOILERS = {
     "silent": [r"\[4, 5, 6\]"],
     "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 LOST_LINE = """for group in groups:                 # before phase 2
     params = group["params"]
@@ -65,7 +65,7 @@ def run_lost_line() -> dict[str, int]:
 
 
 def found_mirror(plan: Plan) -> dict[str, Any]:
-    """Which phase cannot be undone, and which send nothing in a step that is recorded on this grid."""
+    """Which phase cannot be undone, and which phases send nothing in a step recorded on this grid."""
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     last = len(PHASES) + 1
     loud = {sent.phase for diary in recording.diaries for sent in diary.sent}
@@ -110,7 +110,7 @@ def _judge_silent(plan: Plan, silent: set[int]) -> str | None:
 
 
 def way_back_exercise() -> Exercise:
-    """The way back, from the way out: judged on several grids, on routes of one hop and of two."""
+    """The exercise: the way back for a way out, judged on several grids, on routes of one and two hops."""
 
     def judge(way_back: Callable[..., Walk]) -> str | None:
         _refuse_blanks(way_back)
@@ -127,7 +127,7 @@ def way_back_exercise() -> Exercise:
 
 
 def _refuse_blanks(function: Any) -> None:
-    """Raise where a stub still has its ``...``, or is no function."""
+    """Raise an error if a stub still has its ``...``, or if the answer is no function."""
     if not callable(function):
         raise MistakeError("Give a function.")
     if ... in getattr(getattr(function, "__code__", None), "co_consts", ()):
@@ -135,7 +135,7 @@ def _refuse_blanks(function: Any) -> None:
 
 
 def _route(grid: Grid, end: Placement) -> tuple[Grid, Route, bool]:
-    """Two hops, over dp and over tp; the second ends whole on all ranks, or on an owner alone."""
+    """Two hops, over dp and over tp; the second leaves the whole on all ranks, or only on an owner."""
     rows, columns = 2 * grid.size("dp"), 3 * grid.size("tp")
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     return grid, Route(hops, torch.float32), isinstance(end, Replicate)
@@ -187,7 +187,7 @@ def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
 
 
 def unpack_exercise() -> Exercise:
-    """What lies flat in the bucket, as the matrix it is."""
+    """The exercise: a matrix from its flat range in the bucket."""
 
     def judge(unpack: Unpack) -> str | None:
         _refuse_blanks(unpack)
@@ -235,7 +235,7 @@ _STEP_HINTS = {
 
 
 def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
-    """The whole step, judged on the notebook's grid and on others by the first difference in its messages."""
+    """The exercise: the whole step, judged on several grids by the first difference in its messages."""
 
     def judge(step: StepOfBucket) -> Diagnosis | None:
         _refuse_no_walk(step, dp, tp, seed)
@@ -250,7 +250,7 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
 
 def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
-    """Raise where a step is a stub, or no generator."""
+    """Raise an error if a step is a stub or no generator."""
     job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
     walk = value_of(step, job, job.step.plan.buckets[0], job.step.at)
     if not inspect.isgenerator(walk):
@@ -259,7 +259,7 @@ def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
 
 
 def _diagnose(difference: Any) -> Diagnosis:
-    from .pictures import draw_difference  # pictures need no ranks, and ranks need no pictures
+    from .pictures import draw_difference  # here, because ranks import this file and need no pictures
 
     first = difference.first
     stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
@@ -271,7 +271,7 @@ def _diagnose(difference: Any) -> Diagnosis:
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Numbers that the notebook has measured."""
+    """Numbers that the notebook measured."""
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
@@ -294,7 +294,7 @@ def all_exercises(plan: Plan, seed: int) -> tuple[Exercise, ...]:
 
 
 def error_of(work: Callable[..., Any], *arguments: Any) -> str:
-    """What a call raises, and in which line of it."""
+    """The error that a call raises, and the line in which it does."""
     try:
         work(*arguments)
     except Exception as error:

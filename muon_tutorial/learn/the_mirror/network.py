@@ -1,7 +1,7 @@
-"""Lesson 09: you are the network. A step in the stepping world, answered in whatever order you like.
+"""Lesson 09: you are the network. A step in the stepping world, answered in the order that you choose.
 
-A rank runs until it needs others. Its group can be answered once all members ask. Which of the ready groups
-goes first is free, and the weights at the end are the same bits each time.
+A rank runs until it needs others. A group can be answered once all its members ask. You choose which of the
+ready groups goes first, and the final weights have the same bits for every choice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _WIDTH, _SIZE, _SHOWN = 900, 11, 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One collective that the network has answered, or could: its group, axis, phase and matrix."""
+    """One collective that the network has answered or could answer: its group, axis, phase and matrix."""
 
     group: Group
     axis: str
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Network:
-    """A step of all ranks in this process, and the order in which its messages have been answered so far.
+    """A step of all ranks in this process, and the order of the answers so far.
 
     >>> network = Network(2, 1, seed=0)
     >>> network.finish(lambda ready: ready[-1])
@@ -66,21 +66,21 @@ class Network:
         self.restart()
 
     def restart(self) -> None:
-        """All ranks at the beginning of the step, and nothing answered."""
+        """Put all ranks at the beginning of the step, with nothing answered."""
         self.world, self.order = LocalWorld(Grid.of(dp=self.dp, tp=self.tp)), []
         self.jobs = jobs_on(self.world.grid, self.seed)
         self.world.start([job.take(reference_step) for job in self.jobs])
 
     @property
     def ready(self) -> list[Answer]:
-        """What could be answered next: of each group all of whose members ask, its collective."""
+        """The collectives that could be answered next: those of groups in which all members ask."""
         with torch.no_grad(), measure.one_thread():
             groups = self.world.ready()
         return [self._answer_of(group) for group in groups]
 
     @property
     def result(self) -> str:
-        """A hash of all weights on all ranks; empty until every rank is through."""
+        """A hash of all weights on all ranks; empty until every rank is done."""
         if self.ready:
             return ""
         raw = b"".join(each.data.numpy().tobytes() for job in self.jobs for each in job.step.parameters)
@@ -91,7 +91,7 @@ class Network:
         return Answer(group, asked.axes[0], PHASES.index(asked.label.phase) + 1, asked.label.subject)
 
     def answer(self, group: Group) -> None:
-        """Answer what a ready group asks for; remember the order once no rank waits any more."""
+        """Answer a ready group's request; once all ranks are done, store the order and its result."""
         self.order.append(next(each for each in self.ready if each.group == group))
         with torch.no_grad(), measure.one_thread():
             self.world.advance(group)
@@ -99,12 +99,12 @@ class Network:
             self.ended.append((tuple(self.order), result))
 
     def finish(self, choose: Any, upto: int | None = None) -> None:
-        """Answer on, ``choose`` picking one of the ready ones, to the end or until ``upto`` are answered."""
+        """Answer the requests that ``choose`` picks, to the end or until ``upto`` are answered."""
         while (ready := self.ready) and (upto is None or len(self.order) < upto):
             self.answer(choose(ready).group)
 
     def rewind(self, answered: int) -> None:
-        """Start again, and answer the first so many in the same order."""
+        """Start again, and repeat the first ``answered`` answers in the same order."""
         done = self.order[:answered]
         self.restart()
         for each in done:
@@ -112,19 +112,19 @@ class Network:
 
 
 def first(ready: Sequence[Answer]) -> Answer:
-    """The choice of a network that has no opinion."""
+    """The first of the ready answers, as a default choice."""
     return ready[0]
 
 
 def all_answers(dp: int, tp: int, seed: int) -> int:
-    """How many collectives a step has."""
+    """The number of collectives in a step."""
     network = Network(dp, tp, seed)
     network.finish(first)
     return len(network.order)
 
 
 class ReadyButtons(ipywidgets.VBox):
-    """A button for each group that could be answered next. Its ``value`` is how many have been answered.
+    """A button for each group that could be answered next. ``value`` is the number of answers so far.
 
     >>> buttons = ReadyButtons(Network(2, 1, seed=0))
     >>> [button.description for button in buttons.groups]
@@ -149,7 +149,7 @@ class ReadyButtons(ipywidgets.VBox):
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """Every number of answers, by the words for it."""
+        """Every possible number of answers, with its label."""
         return [(str(stop), stop) for stop in range(self.last + 1)]
 
     def _tools(self) -> list[Any]:
@@ -183,7 +183,7 @@ class ReadyButtons(ipywidgets.VBox):
         self.value = 0
 
     def _reach(self, change: Any) -> None:
-        """Bring the network to the number of answers that was asked for, then show what is ready there."""
+        """Bring the network to the requested number of answers, then show the ready groups."""
         if self.value < len(self.network.order):
             self.network.rewind(self.value)
         self.network.finish(self.draw.choice, self.value)
@@ -200,7 +200,7 @@ class ReadyButtons(ipywidgets.VBox):
 
 
 def draw_network(network: Network) -> Picture:
-    """Where each rank stands, which groups are ready, the order so far, and what earlier orders ended in."""
+    """Each rank's state, the ready groups, the order so far, and the results of earlier orders."""
     grid, ready = network.world.grid, network.ready
     wide = min(300, (_WIDTH - 40) // grid.size("tp"))
     strips = 68 + 72 * grid.size("dp")
@@ -263,7 +263,7 @@ def _outline(axis: str) -> str:
 
 
 def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], result: str, most: int) -> None:
-    """One run as a strip: a box for each message, with phase and ranks, and the hash at its end."""
+    """One run as a strip: a box per message with its phase and ranks, and the hash at the end."""
     write(axes, 16, y + 22, title)
     wide = min(64.0, (_WIDTH - 76 - 150) / most)
     for number, each in enumerate(order):
@@ -281,12 +281,12 @@ def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], resul
 
 
 def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
-    """The still picture: several runs, each answered in another order, and what each ended in."""
+    """The still picture: several runs, each answered in another order, and their results."""
     network, draw = Network(dp, tp, seed), random.Random(seed)
     for _ in range(runs):
         network.restart()
         network.finish(draw.choice)
-    if not network.order:  # nobody to talk to
+    if not network.order:  # a single rank sends no messages
         network.ended = [((), network.result)] * runs
     figure, axes = blank(_WIDTH, 92 + 56 * runs)
     write(axes, 16, 22, "Each box is an answered message: the phase, and the ranks of the group.", 12)
@@ -305,7 +305,7 @@ def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
 
 
 def be_the_network(dp: int, tp: int, seed: int, live: bool = True) -> Shell | Picture:
-    """A button for each group that waits; a still picture of several orders where no kernel runs."""
+    """A button for each ready group; if no kernel runs, a still picture of several orders."""
     still = draw_orders(dp, tp, seed)
     if not live:
         return still

@@ -1,4 +1,4 @@
-"""Lesson 09 on ranks: the package's phases of a step, and the moves between them, which the reader writes."""
+"""Lesson 09 on ranks: the package's phases of a step; the reader writes the moves between them."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ StepOfBucket = Callable[..., Walk]
 
 @cache
 def weights(seed: int) -> dict[str, Tensor]:
-    """The three matrices, whole, in the order in which the optimizer is handed them."""
+    """The three whole matrices, in the optimizer's order."""
     parameters = dict(gpt.build_gpt(GPT_SHAPE, seed).named_parameters())
     return {name: parameters[f"{path}.weight"].detach() for name, (path, _) in MATRICES.items()}
 
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The whole gradients of the text that one dp position reads."""
+    """The whole gradients on the text that one dp position reads."""
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)
@@ -68,10 +68,10 @@ def plan_of(dp: int, tp: int) -> Plan:
 
 
 def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
-    """One rank's tp pieces of the matrices, each with the gradient of the rank's own text.
+    """One rank's tp pieces of the matrices, each with the gradient on the rank's own text.
 
     Raises:
-        UsageError: where tp does not divide the sides that it cuts.
+        UsageError: tp does not divide the sides that it cuts.
     """
     if any(weights(seed)[name].shape[dim] % at.size("tp") for name, (_, dim) in MATRICES.items()):
         raise UsageError(f"tp = {at.size('tp')} does not divide the sides that it cuts; take 1, 2 or 4")
@@ -85,7 +85,7 @@ def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Paramet
 
 
 def average_as_ddp(muon: Muon, world: LiveWorld) -> None:
-    """Average the gradients over dp, as DDP does in backward, where the strategy expects that."""
+    """Average the gradients over dp, as DDP does in backward, if the strategy expects averages."""
     if muon.plan is not None and muon.plan.expects == "averaged":
         for group in muon.param_groups:
             for param in group["params"]:
@@ -104,7 +104,7 @@ def step_on(at: Coordinate, seed: int) -> PlanStep:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one rank sends back: the mean gradients of its range, flat, its new weights, its diary."""
+    """One rank's report: the flat mean gradients of its range, its new weights, and its diary."""
 
     kept: Tensor
     after: Mapping[str, Tensor]
@@ -113,7 +113,7 @@ class Report:
 
 @dataclass(slots=True, eq=False)
 class NotedPhases:
-    """The package's own phases of one rank's step, all but the moving; ``kept``: mean gradients."""
+    """The package's phases of one rank's step, without the communication; ``kept``: mean gradients."""
 
     step: PlanStep
     world: LiveWorld | None = None
@@ -125,7 +125,7 @@ class NotedPhases:
         self.diarist = Diarist(self.step.plan, self.step.at)
 
     def label(self, phase: int, entry: BucketEntry | None = None) -> Label:
-        """The name of a phase, and of a matrix, as messages bear it."""
+        """The label of messages in a phase, with the matrix's name if they belong to one."""
         return Label(PHASES[phase - 1], "" if entry is None else entry.matrix.name)
 
     def gradients(self, bucket: Bucket) -> Tensor:
@@ -135,7 +135,7 @@ class NotedPhases:
         return flat
 
     def momentum(self, bucket: Bucket, summed: Tensor) -> Tensor:
-        """Before phase 2: the mean of its range, into its momentum; returns the input of Newton–Schulz."""
+        """Before phase 2: update this rank's range of momentum; returns the input of Newton–Schulz."""
         self.kept = summed / bucket.summands
         self.diarist.note_stored(1, bucket, self.kept)
         inputs = update_momentum(self._mine(bucket), self.kept, self.step.present or ())
@@ -148,7 +148,7 @@ class NotedPhases:
         return [(entry, meta) for entry, meta in rows if bucket.works_on(entry, self.step.at)]
 
     def newton_schulz(self, entry: BucketEntry, whole: Tensor) -> Tensor:
-        """Phase 4, on the matrix as it comes: one that is not whole is refused."""
+        """Phase 4: Newton–Schulz; a matrix that is not whole is refused."""
         self.diarist.note(3, entry.matrix.name, whole)
         update = newton_schulz_update(whole, whole.shape, self.step.parameters[entry.matrix.param].group)
         self.diarist.note(4, entry.matrix.name, update)
@@ -160,24 +160,24 @@ class NotedPhases:
         return step_copies(self._mine(bucket), updates, range(len(MATRICES)))
 
     def write(self, bucket: Bucket, whole: Tensor) -> None:
-        """After phase 7: the new entries into the parameters."""
+        """After phase 7: write the new entries into the parameters."""
         self.diarist.note_held(7, bucket, whole)
         write_parameters(self._mine(bucket), whole)
 
     def walk(self, step: StepOfBucket) -> Walk:
-        """Trace the routes with rank numbers, then walk a step; returns what came of it."""
+        """Trace the routes with rank numbers, then run a step; returns the report."""
         yield from self.diarist.trace()
         return (yield from self.take(step))
 
     def take(self, step: StepOfBucket) -> Walk:
-        """Walk a step, bucket by bucket; returns what came of it."""
+        """Run a step, bucket by bucket; returns the report."""
         for bucket in self.step.plan.buckets:
             yield from step(self, bucket, self.step.at)
         after = {name: each.data.clone() for name, each in zip(MATRICES, self.step.parameters, strict=True)}
         return Report(self.kept, after, self.diarist.diary())
 
     def run(self, step: StepOfBucket) -> Report:
-        """The walk on real processes. Must be called by all ranks."""
+        """Run the walk on real processes. Must be called by all ranks."""
         assert self.world is not None
         self.world.observers.append(self.diarist.observe)
         with torch.no_grad():
@@ -195,17 +195,17 @@ def job(rank: int, dp: int, tp: int, seed: int) -> NotedPhases:
 
 
 def unpack(flat: Tensor, meta: DistMeta) -> Tensor:
-    """The reference of the exercise: a matrix out of the flat bucket, with its rows and columns."""
+    """The exercise's reference: a matrix from the flat bucket, with its rows and columns."""
     return flat[slice(*meta.global_range)].view(meta.shape)
 
 
 def way_back(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
-    """The reference of the exercise: the way back is the inverse of the route."""
+    """The exercise's reference: the way back is the inverse of the route."""
     return travel(x, route.inverse, at, label)
 
 
 def reference_step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
-    """The seven phases of one bucket: the hard exercise's reference, and what the lesson records."""
+    """The seven phases of one bucket: the hard exercise's reference, which the lesson also records."""
     summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
     flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
     done = torch.zeros_like(flat)
@@ -220,13 +220,13 @@ def reference_step(job: NotedPhases, bucket: Bucket, at: Coordinate) -> Walk:
 
 
 def record_rank(rank: int, dp: int, tp: int, seed: int) -> Diary:
-    """One rank of the step that comes with the package. Must be called by all ranks."""
+    """One rank's diary of the recorded step. Must be called by all ranks."""
     return job(rank, dp, tp, seed).run(reference_step).diary
 
 
 @dataclass(slots=True, eq=False)
 class SteppedRun:
-    """A step in the stepping world: messages in order, each with its rank; diaries; how it broke off."""
+    """A step in the stepping world: its messages in order, with ranks; its reports; its error, if any."""
 
     asked: list[tuple[int, Collective]] = field(default_factory=list)
     jobs: list[NotedPhases] = field(default_factory=list)
@@ -234,12 +234,12 @@ class SteppedRun:
     broke: str = ""
 
     def of_rank(self, rank: int) -> list[Collective]:
-        """The messages of one rank that belong to the seven phases, in order."""
+        """The messages of one rank in the seven phases, in order."""
         return [request for who, request in self.asked if who == rank and request.label.phase in PHASES]
 
 
 def stepped(step: StepOfBucket, dp: int, tp: int, seed: int) -> SteppedRun:
-    """A step in the stepping world, with a trace of its routes before it."""
+    """Run a step in the stepping world, after a trace of its routes."""
     world, run = LocalWorld(Grid.of(dp=dp, tp=tp)), SteppedRun()
     run.jobs = jobs_on(world.grid, seed)
     world.observers += [lambda request, at: run.asked.append((at.rank, request))]
@@ -258,12 +258,12 @@ def jobs_on(grid: Grid, seed: int) -> list[NotedPhases]:
 
 
 def record_here(dp: int, tp: int, seed: int) -> Recording:
-    """The same step in one process, recorded: what real ranks have to agree with."""
+    """A recording of the same step in one process, which real ranks must match."""
     diaries = [report.diary for report in stepped(reference_step, dp, tp, seed).reports]
     return assemble(f"In one process, dp={dp}, tp={tp}", plan_of(dp, tp), diaries)
 
 
 def recording_of(reports: Sequence[Report], dp: int, tp: int) -> Recording:
-    """The recording of a step that the reader's real ranks took."""
+    """The recording of a step on the reader's real ranks."""
     source = f"Your step on {dp * tp} processes, dp={dp}, tp={tp}"
     return assemble(source, plan_of(dp, tp), [report.diary for report in reports])

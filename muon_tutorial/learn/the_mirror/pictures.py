@@ -1,4 +1,4 @@
-"""Pictures of lesson 09: the film, what each phase sends, hops and their opposites, a reader's step."""
+"""Pictures of lesson 09: the film, the bytes of each phase, hops and their inverses, a reader's step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Partial(), Owned(1)),
     (Partial(), Shard(0)),
 )
-"""One change of placement each; the other direction is its opposite, except after a sum."""
+"""Changes of placement; each one's reverse is its inverse, except for a sum."""
 NO_WAY_BACK = "no way back: the summands are gone"
 
 
@@ -36,18 +36,18 @@ def hero() -> Picture:
 
 
 def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
-    """Bytes that a rank sends in one phase, as a ring sends them."""
+    """Bytes that a rank sends in one phase, counted as on a ring."""
     return sum(_on_ring(sent, recording) for sent in recording.diaries[rank].sent if sent.phase == phase)
 
 
 def _on_ring(sent: Sent, recording: Recording) -> int:
-    """A gather sends its share once for each other rank; of a tensor to be summed, one share stays."""
+    """Bytes on a ring: a gather sends its share ranks − 1 times; a reduce_scatter keeps one share."""
     ranks = recording.grid.size(sent.axis)
     return (ranks - 1) * sent.size // (ranks if sent.kind == "reduce_scatter" else 1)
 
 
 def draw_sent(recording: Recording, rank: int = 0) -> Picture:
-    """What one rank sends in each phase: bars over the seven phases, the mirror's axis at the fourth."""
+    """The bytes that one rank sends in each of the seven phases, as bars, with the mirror's axis."""
     amounts = [bytes_sent(recording, rank, phase) for phase in range(1, LAST + 1)]
     figure, axes = blank(_WIDTH, 268)
     write(axes, 16, 20, f"Bytes that rank {rank} sends in each phase, on a ring", 12)
@@ -70,7 +70,7 @@ def draw_sent(recording: Recording, rank: int = 0) -> Picture:
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
-    """The collective that a hop asks for on two ranks, found by taking it; "nothing" if it asks for none."""
+    """The collective that a hop asks for on two ranks, found by running it; "nothing" if there is none."""
     if isinstance(src, Partial) and isinstance(dst, Owned):
         return "reduce"
     hop, grid, kinds = Hop("dp", src, dst, (4, 4)), Grid.of(dp=2), list[str]()
@@ -90,7 +90,7 @@ def _opposite(src: Placement, dst: Placement) -> str:
 
 
 def draw_hops() -> Picture:
-    """Hops of two ranks in one direction and in the other, and what each way asks for."""
+    """Hops of two ranks in both directions, and the collective that each direction asks for."""
     figure, axes = blank(_WIDTH, 36 + 92 * len(HOPS))
     said = []
     for number, (src, dst) in enumerate(HOPS):
@@ -104,7 +104,7 @@ def draw_hops() -> Picture:
 
 
 def _name(side: Placement) -> str:
-    """A placement as one types it, such as ``Shard(0)``."""
+    """A placement as in code, such as ``Shard(0)``."""
     number = side.dim if isinstance(side, Shard) else side.rank if isinstance(side, Owned) else ""
     return f"{type(side).__name__}({number})"
 
@@ -134,7 +134,7 @@ def _draw_both_ways(axes: Axes, y: float, out: str, back: str) -> None:
 
 
 def draw_difference(difference: StepDifference) -> Picture:
-    """A reader's step beside the reference: a row for each rank, a column for each phase."""
+    """A reader's step compared with the reference: one row per rank, one column per phase."""
     ranks = difference.grid.ranks
     figure, axes = blank(_WIDTH, 76 + 40 * len(ranks))
     write(axes, 16, 20, f"Your step on {difference.grid}, beside the package's", 12)
@@ -157,7 +157,7 @@ def draw_difference(difference: StepDifference) -> Picture:
 
 
 def _state(difference: StepDifference, rank: int, phase: int) -> str:
-    """How a rank does in a phase: what is wrong there counts, and nothing after it does."""
+    """A rank's result in a phase; phases after its first mistake do not count."""
     own, first = [mark for mark in difference.marks if mark.rank == rank], difference.first
     broken = min((mark.phase for mark in own if mark.how != "same"), default=LAST + 1)
     broken = first.phase if first and first.rank == rank else broken

@@ -1,8 +1,8 @@
-"""One step, recorded phase by phase as a small file, and read from it again.
+"""One step, recorded phase by phase in a small file, and read back from it.
 
 A recording holds, for every rank, matrix and moment of the step, which boxes of the matrix the rank held, and
-a name for the bytes in them. Who brought which box is not worked out from the plan: before the step, each
-rank walks the same routes with its own rank number in place of data, and reads off whose numbers arrived.
+a hash of the bytes in them. Which rank a box came from is not computed from the plan: before the step, each
+rank runs the same routes with its own rank number in place of data, and sees whose numbers arrive.
 
 The recording that comes with the package was made by
 
@@ -60,12 +60,12 @@ _NOBODY = -1
 _SHIPPED = "step_dp2_tp2.json"
 
 Tile = tuple[int, int, int, int, int]
-"""A box of a matrix and who brought it: rank, first row, first column, rows, columns."""
+"""A box of a matrix and its source: rank, first row, first column, rows, columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message of the step as one rank asked for it; ``numbers`` is how many it handed over."""
+    """One message of the step on one rank; ``numbers`` is how many elements it sent, ``size`` their bytes."""
 
     phase: int
     subject: str
@@ -77,7 +77,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Diary:
-    """What one rank wrote down: tiles and contents by matrix, one for each moment, and what it sent."""
+    """One rank's notes: tiles and contents for each matrix and moment, and the messages that it sent."""
 
     rank: int
     tiles: Mapping[str, Sequence[Sequence[Tile]]]
@@ -87,7 +87,7 @@ class Diary:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """One step: the grid, the matrices by name, where it ran, and a diary for each rank."""
+    """One recorded step: where it ran, the grid, the matrices by name, and one diary per rank."""
 
     source: str
     dp: int
@@ -97,7 +97,7 @@ class Recording:
 
     @property
     def grid(self) -> Grid:
-        """The grid it ran on."""
+        """The grid that it ran on."""
         return Grid.of(dp=self.dp, tp=self.tp)
 
     def workers(self, matrix: str) -> list[int]:
@@ -105,13 +105,13 @@ class Recording:
         return [diary.rank for diary in self.diaries if diary.tiles[matrix][AXIS]]
 
     def busiest(self) -> str:
-        """The matrix that most ranks orthogonalize; the first of them."""
+        """The matrix that the most ranks orthogonalize; the first one on a tie."""
         return max(self.shapes, key=lambda name: len(self.workers(name)))
 
 
 @dataclass(slots=True)
 class Diarist:
-    """Notes, on one rank, what it holds at every moment. ``observe`` belongs among a world's observers."""
+    """Notes what one rank holds at every moment. Add ``observe`` to the world's observers."""
 
     plan: Plan
     at: Coordinate
@@ -125,7 +125,7 @@ class Diarist:
         self.contents = {name: [""] * len(MOMENTS) for name in names}
 
     def observe(self, request: Collective, at: Coordinate) -> None:
-        """Note a message of this rank's, if it is of one of the seven phases."""
+        """Note a message if it is this rank's and belongs to one of the seven phases."""
         label, axis = request.label, "×".join(request.axes)
         if label.phase in PHASES and at == self.at:
             numbers = 0 if request.send is None else request.send.numel()
@@ -133,26 +133,26 @@ class Diarist:
             self.sent.append(Sent(number, label.subject, request.kind, axis, numbers, size))
 
     def note(self, moment: int, name: str, held: Tensor) -> None:
-        """Note the bytes held of a matrix."""
+        """Note a hash of the bytes that the rank holds of a matrix."""
         raw = held.detach().flatten().view(torch.uint8).numpy().tobytes()
         self.contents[name][moment] = hashlib.sha256(raw).hexdigest()[:10] if raw else ""
 
     def note_held(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
-        """Note the bytes of each piece in a flat buffer that is laid out as the model holds the matrices."""
+        """Note the bytes of each piece in a flat buffer with the model's layout."""
         for held in bucket.buffer_slices(bucket.model_layout, self.at):
             self.note(moment, held.entry.matrix.name, view(flat, held))
 
     def note_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
-        """Note the bytes of each part of a flat buffer of what this rank stores."""
+        """Note the bytes of each matrix's part in this rank's flat stored buffer."""
         for shard in bucket.stored_shards(self.at):
             self.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
 
     def diary(self) -> Diary:
-        """What was noted."""
+        """The diary of all notes."""
         return Diary(self.at.rank, self.tiles, self.contents, self.sent)
 
     def trace(self) -> Walk:
-        """Walk all routes with rank numbers in place of data. Must be walked by all ranks."""
+        """Run all routes with rank numbers in place of data. All ranks must run it."""
         for bucket in self.plan.buckets:
             yield from self._trace_bucket(bucket)
 
@@ -171,7 +171,7 @@ class Diarist:
         self._see_held(7, bucket, whole)
 
     def there_and_back(self, bucket: Bucket, own: Tensor) -> Walk:
-        """Phases 2 to 6 with whatever ``own`` holds in place of data, and no Newton–Schulz in the middle."""
+        """Phases 2 to 6 with ``own`` in place of data, and without Newton–Schulz."""
         at, label = self.at, Label("trace", f"bucket {bucket.index}")
         flat = yield from travel(own, bucket.compute, at, label)
         self._see_held(2, bucket, flat)
@@ -216,7 +216,7 @@ def entries_of(plan: Plan) -> Iterable[BucketEntry]:
 
 
 def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """What a rank stores of a matrix, from its flat buffer: rectangles, and the numbers in each."""
+    """A rank's stored part of a matrix, from its flat buffer: rectangles, and the entries in each."""
     boxes = matrix_boxes(held, at)
     parts = flat[slice(*held.in_buffer)].split([box.numel for box in boxes])
     return ((box, part.view(box.shape)) for box, part in zip(boxes, parts, strict=True))
@@ -234,7 +234,7 @@ def dumps(recording: Recording) -> str:
 
 
 def loads(text: str) -> Recording:
-    """The recording in a JSON text: the opposite of ``dumps``."""
+    """The recording in a JSON text: the inverse of ``dumps``."""
     found = json.loads(text)
     for diary in found["diaries"]:
         for name, moments in diary["tiles"].items():
@@ -246,7 +246,7 @@ def loads(text: str) -> Recording:
 
 
 def load(path: Path | None = None) -> Recording:
-    """A recording from a file; without one, the step on real processes that comes with the package."""
+    """A recording from a file; without a path, the shipped one of a step on real processes."""
     file = resources.files(inputs) / "recorded" / _SHIPPED if path is None else path
     return loads(file.read_text(encoding="utf-8"))
 

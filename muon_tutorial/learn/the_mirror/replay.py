@@ -1,4 +1,4 @@
-"""A recorded step, drawn without any process: a moment beside its mirror, and all moments as a film."""
+"""A recorded step, drawn without processes: a moment next to its mirror image, and all moments as a film."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["assemble", "dumps", "load", "loads", "say_phase"]  # the notebook an
 
 _WIDTH, _TOP, _MARGIN = 900, 216, 22
 _SIZE = 11
-"""Of the smallest label."""
+"""The font size of the smallest label."""
 _SHORT = {
     "gradient reduce_scatter": "reduce_\nscatter",
     "Newton–Schulz": "Newton–\nSchulz",
@@ -27,7 +27,7 @@ Frame = tuple[float, float, float, float]
 
 
 def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
-    """What every rank holds of a matrix after ``moment`` phases, beside the moment that mirrors it."""
+    """What every rank holds of a matrix after ``moment`` phases, and at the moment that mirrors it."""
     matrix = matrix or recording.busiest()
     high = max(30.0, min(84.0, 300 / recording.dp))
     bottom, half = _TOP + recording.dp * (high + 26), _WIDTH / 2
@@ -52,7 +52,7 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
 
 
 def _draw_path(axes: Axes, moment: int) -> None:
-    """The seven phases as a way up and the same way down, with the present moment and its mirror marked."""
+    """The seven phases as a way up and down, with the current moment and its mirror image marked."""
     step = (_WIDTH - 2 * 60) / LAST
     places = [(60 + step * number, 62 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
     for number, (start, stop) in enumerate(pairwise(places), 1):
@@ -76,17 +76,17 @@ def _draw_arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float
 
 
 def say_when(moment: int) -> str:
-    """Between which phases a moment lies."""
+    """The phases before and after a moment, in words."""
     after = f"after phase {moment}" if moment else "before phase 1"
     before = f", before phase {moment + 1}" if 0 < moment < LAST else ""
     return after + before + ("; hatched: updates" if AXIS <= moment < LAST else "")
 
 
 def say_contents(recording: Recording, matrix: str, moment: int) -> str:
-    """How many ranks hold a part of a matrix, and how many different contents they hold."""
+    """The number of ranks that hold a part of a matrix, and of different contents, in words."""
     held = [diary.contents[matrix][moment] for diary in recording.diaries if diary.tiles[matrix][moment]]
     said = f"{len(held)} of {len(recording.diaries)} ranks hold a part"
-    # between packing and unpacking, nobody took note of the bytes
+    # between packing and unpacking, no rank notes the bytes
     return f"{said}; different contents: {len(set(held))}" if all(held) else said
 
 
@@ -109,7 +109,7 @@ def _draw_tiles(
 
 
 def film(recording: Recording, matrix: str = "") -> Picture:
-    """All moments of the step side by side, a row for each rank, with the mirror's axis between them."""
+    """All moments of the step side by side, one row per rank, with the mirror's axis in the middle."""
     matrix, ranks = matrix or recording.busiest(), len(recording.diaries)
     high = max(22.0, min(58.0, 380 / ranks))
     each, left, top = (_WIDTH - 74) / (LAST + 1), 72.0, 110.0
@@ -152,7 +152,7 @@ def _say_diary(diary: Diary, matrix: str, moment: int) -> str:
 
 
 def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
-    """A slider through the phases, from ``moment`` on, and a button a matrix, over all ranks' holdings."""
+    """What all ranks hold, with a slider for the phase, beginning at ``moment``, and a button per matrix."""
 
     def draw(phase: int, matrix: str) -> Picture:
         return render(recording, phase, matrix)

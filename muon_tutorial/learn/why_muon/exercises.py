@@ -24,7 +24,7 @@ SPOILERS = {
     "caught": (r"catches up at step \d+",),
     "half": (r"The loudest \d+ of \d+ carry half",),
 }
-"""What would answer the predictions of this lesson."""
+"""Patterns that would give this lesson's predictions away."""
 
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY, CALLS = 0.02, 0.1, 3
@@ -32,7 +32,7 @@ WholeStep = Callable[..., object]
 
 
 def outcome(race: Race) -> dict[str, Any]:
-    """The answers to the bet: who wins, and when the winner has the loss that the second ends with."""
+    """The answers to the bet: who wins, and at which step the winner reaches the runner-up's last loss."""
     return {"winner": race.ranking()[0], "caught": round(race.caught_at(), -1)}
 
 
@@ -42,7 +42,7 @@ def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, Exercise, Exerc
 
 
 def gradients(shape: tuple[int, int], count: int = CALLS) -> Iterator[Tensor]:
-    """Some gradients of one shape, the same each time."""
+    """``count`` random gradients of one shape, the same on each call."""
     generator = torch.Generator().manual_seed(sum(shape))
     return (torch.randn(shape, generator=generator) for _ in range(count))
 
@@ -115,7 +115,7 @@ def _spectrum_of(value: Tensor) -> Picture:
 
 
 def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], Tensor, Tensor]]:
-    """How people go wrong: what is said of it, hints, and the update and buffer that it gives."""
+    """Usual mistakes: for each, what to say, hints, and the update and buffer that result from it."""
     G, zero = past[-1], torch.zeros_like(past[-1])
     average, total, directions = zero.clone(), zero.clone(), zero.clone()
     for each in past:
@@ -160,7 +160,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 
 @dataclass(frozen=True, slots=True)
 class _Slip:
-    """A whole update with one thing wrong, what is said of it, and a hint."""
+    """A whole update with one mistake, what to say about it, and a hint."""
 
     what: str
     hint: str
@@ -168,7 +168,7 @@ class _Slip:
 
 
 def _slipped(**slips: Any) -> WholeStep:
-    """Muon's whole update, with slips: each names a line and says how it goes wrong."""
+    """Muon's whole update, with mistakes: each keyword names a line, and its value what is wrong there."""
 
     def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
         G = G + DECAY * W if slips.get("decay") == "in the gradient" else G
@@ -258,7 +258,7 @@ class _Trained:
 
 
 class _Stock:
-    """The same weight in the hands of ``torch.optim.Muon``."""
+    """The same weight, stepped by ``torch.optim.Muon``."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.W = torch.nn.Parameter(_Trained(shape).W)
@@ -309,7 +309,7 @@ def _judge_step(
 
 
 def write_table() -> Exercise:
-    """The hard exercise: no row longer than 1, and the largest promise for the loss."""
+    """The hard exercise: the update with no row longer than 1 that promises the largest fall of the loss."""
 
     def judge(function: Callable[[Tensor], Tensor]) -> str | Diagnosis | None:
         for G in _tables():
@@ -369,7 +369,7 @@ def _say_left(value: Tensor, G: Tensor, left: float) -> Diagnosis:
 
 
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
-    """Four numbers that the notebook has measured."""
+    """Four numbers that the notebook measured."""
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
     each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them."

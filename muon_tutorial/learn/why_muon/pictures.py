@@ -1,4 +1,4 @@
-"""Pictures of lesson 01: circles, spectra of updates, the fall of the loss, an embedding's rows."""
+"""Pictures of lesson 01: circles, spectra of updates, the fall of the loss, rows of an embedding."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NAMES = {10: "newline", 32: "space"}
 
 
 def hero(loud: float = 1.5, quiet: float = 0.25) -> Picture:
-    """The circle of all inputs of length 1, and what two updates make of it: an ellipse, and a circle."""
+    """The circle of all inputs of length 1, mapped by two updates: to an ellipse, and to a circle."""
     turn_in, turn_out = _rotation(0.5), _rotation(0.85)
     update = turn_out @ torch.diag(torch.tensor([loud, quiet], dtype=torch.float64)) @ turn_in.T
     figure = card(660, 244)
@@ -94,13 +94,13 @@ def picture_of_gradient(G: Tensor) -> Picture:
 
 
 def spectra_of(run: TrainedGPT, name: str, orthogonalize: Orthogonalize) -> list[Curve]:
-    """The spectra of all updates of one parameter, each as parts of its loudest direction."""
+    """The spectra of all updates of one parameter, each relative to its loudest direction."""
     updates = updates_of(run, name, orthogonalize).items()
     return [Curve.relative(who, torch.linalg.svdvals(update), *LOOKS[who]) for who, update in updates]
 
 
 def explore(run: TrainedGPT, orthogonalize: Orthogonalize, live: bool = True) -> Shell | Picture:
-    """A button for each kind of matrix and a slider over the layers, over the spectra of its updates."""
+    """The spectra of a matrix's updates, with a button per kind of matrix and a slider for the layer."""
 
     def draw(matrix: str, layer: int) -> Picture:
         name = f"blocks.{layer}.{KINDS[matrix]}.weight"
@@ -172,7 +172,7 @@ LINES = {"SGD": SGD, "AdamW": ADAMW, "Muon": MUON}
 
 
 def explore_race(race: Race, live: bool = True) -> Shell | Picture:
-    """The film of a race; its last picture where no kernel runs."""
+    """The film of a race; only its last picture if no kernel runs."""
     last = race.steps // race.every
     draw = partial(_draw_moment, race)
     return play(draw, last, draw(last), live, interval=250)
@@ -210,7 +210,7 @@ def _draw_run(axes: Axes, race: Race, losses: Sequence[float], colour: str, is_t
 
 
 def _label_ends(axes: Axes, race: Race, moment: int) -> None:
-    """Names and losses at the right edge, from top to bottom as they stand, and not on one another."""
+    """Names and losses at the right edge, the highest loss on top, without overlap."""
     now = sorted(RACERS, key=lambda who: -race.best(who).losses[moment])
     for place, who in enumerate(now):
         loss = race.best(who).losses[moment]
@@ -219,7 +219,7 @@ def _label_ends(axes: Axes, race: Race, moment: int) -> None:
 
 
 def say_race(race: Race, moment: int) -> str:
-    """A moment of the race in words; at its end, when the winner caught up with the second's last loss."""
+    """A moment of the race in words; the last one adds when the winner reached the second's last loss."""
     said = [f"{who} {race.best(who).losses[moment]:.2f}" for who in RACERS]
     text = f"Step {moment * race.every} of {race.steps}, loss on held-out text: {', '.join(said)}."
     if moment * race.every < race.steps:
@@ -233,7 +233,7 @@ def say_race(race: Race, moment: int) -> str:
 
 
 def say_extra_lanes(race: Race) -> str:
-    """The last loss where Muon steps one more matrix, beside that of the race."""
+    """The last losses of the lanes in which Muon steps one more matrix, compared with the race's."""
     rows = [f"{'hidden matrices alone':>22}  {race.best('Muon').last:.3f}"]
     rows += [f"{who.removeprefix('Muon, '):>22}  {race.best(who).last:.3f}" for who in MUON_TOO]
     others = [race.best("Muon", seed).last for seed in SEEDS[1:]]

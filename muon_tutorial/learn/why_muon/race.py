@@ -1,8 +1,8 @@
-"""Lesson 01: SGD, AdamW and Muon race on the small GPT, and a recording of that race that is shipped.
+"""Lesson 01: SGD, AdamW and Muon race on the small GPT; a recording of the race is shipped.
 
-In every lane AdamW takes care of embedding, head and norms, with one learning rate that was tuned for AdamW.
-The lanes differ in who steps the hidden matrices. ``python -m muon_tutorial.learn.why_muon.race`` tunes
-each lane and makes the recording anew.
+In every lane AdamW steps embedding, head and norms, with one learning rate that was tuned for AdamW. The
+lanes differ in the optimizer of the hidden matrices. ``python -m muon_tutorial.learn.why_muon.race`` tunes
+each lane and makes the recording again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MuonStep = Callable[[Tensor, Tensor, Tensor, float], object]
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
-    """One run: who stepped the hidden matrices, at which rate, and the loss every ``EVERY`` steps."""
+    """One run: the optimizer of the hidden matrices, its rate, and the loss every ``EVERY`` steps."""
 
     who: str
     rate: float
@@ -59,7 +59,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The runs of a race, all that were tried among them, and what they were run with."""
+    """All runs of a race, those for tuning included, and their settings and versions."""
 
     steps: int
     every: int
@@ -69,7 +69,7 @@ class Race:
     curves: tuple[LossCurve, ...]
 
     def tried(self, who: str) -> list[LossCurve]:
-        """The runs of one lane with the first seed, by learning rate: how it was tuned."""
+        """One lane's tuning runs: those with the first seed, sorted by learning rate."""
         found = [curve for curve in self.curves if curve.who == who and curve.seed == SEEDS[0]]
         return sorted(found, key=lambda curve: curve.rate)
 
@@ -80,11 +80,11 @@ class Race:
         return found
 
     def ranking(self, seed: int = SEEDS[0]) -> list[str]:
-        """The racers, the lowest last loss first."""
+        """The racers, sorted by their last loss, the lowest first."""
         return sorted(RACERS, key=lambda who: self.best(who, seed).last)
 
     def caught_at(self, seed: int = SEEDS[0]) -> int:
-        """The step at which the winner has the loss that the second has at the end."""
+        """The step at which the winner first reaches the loss that the second has at the end."""
         first, second, *_ = self.ranking(seed)
         goal = self.best(second, seed).last
         reached = next(n for n, loss in enumerate(self.best(first, seed).losses) if loss <= goal)
@@ -120,7 +120,7 @@ class Course:
 
 
 def run_lane(course: Course, who: str, rate: float, rest_rate: float, steps: int, seed: int) -> LossCurve:
-    """Train the small GPT in one lane; both learning rates fall in a line, to nothing at the end."""
+    """Train the small GPT in one lane; both learning rates fall linearly to 0."""
     with measure.one_thread():
         model = build_gpt(GPT_SHAPE, seed)
         optimizers = _optimizers(model, who, rate, rest_rate)
@@ -169,7 +169,7 @@ def _judge(model: GPT, course: Course) -> float:
 
 
 def train_with(step: MuonStep | None, steps: int, seed: int, rate: float = 0.02) -> list[float]:
-    """The losses of a short training in which ``step`` steps hidden matrices; without one, torch's Muon."""
+    """The losses of a short training with ``step`` for the hidden matrices; None stands for torch's Muon."""
     with measure.one_thread():
         text, model = load_text(None, GPT_SHAPE.context), build_gpt(GPT_SHAPE, seed)
         optimizer, rest = _optimizers(model, "Muon", rate, SHORT_REST_RATE)
@@ -194,8 +194,8 @@ def _step_all(step: MuonStep, buffers: Sequence[tuple[Any, Tensor]], rate: float
 def record(steps: int = STEPS) -> Race:
     """Tune every lane: first AdamW for the whole model, then each lane at each of its learning rates.
 
-    The best of the first runs sets the learning rate of the rest for all lanes. The racers then run again
-    with other seeds, at the learning rate that was best.
+    The best of the first runs sets the learning rate of all other parameters in every lane. The racers then
+    run again with other seeds, each at its best learning rate.
     """
     course = Course.laid()
     whole = [run_lane(course, "AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]

@@ -1,7 +1,7 @@
 """Lesson 01: updates from one gradient of a small GPT, the loss they save, and Muon's whole update.
 
-The three updates that are compared are without momentum, so that they see the same gradient: SGD's is the
-gradient itself, Adam's divides each entry by its running size, Muon's is orthogonalized.
+The three compared updates use no momentum, so they see the same gradient: SGD's is the gradient itself,
+Adam's divides each entry by its running size, Muon's is orthogonalized.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ LOUDNESS = 1e-3
 MOMENTUM = 0.95
 Orthogonalize = Callable[[Tensor], Tensor]
 SVDUpdate = Callable[[Tensor, Tensor], Tensor]
-"""The update from a gradient and a momentum buffer, which it brings up to date."""
+"""Returns the update from a gradient and a momentum buffer, and updates the buffer in place."""
 
 
 def updates_of(run: TrainedGPT, name: str, orthogonalize: Orthogonalize) -> dict[str, Tensor]:
-    """What each optimizer would make of the gradient of one parameter."""
+    """Each optimizer's update of one parameter, all made from the same gradient."""
     gradient = run.gradients[name]
     return {
         "SGD": gradient,
@@ -62,20 +62,20 @@ def svd_muon(G: Tensor) -> Tensor:
 
 
 def svd_update(G: Tensor, buffer: Tensor, momentum: float = MOMENTUM) -> Tensor:
-    """The exercise's reference: Muon's update by an SVD after Nesterov momentum; ``buffer`` changes, too."""
+    """The exercise's reference: Muon's update by SVD after Nesterov momentum; ``buffer`` changes in place."""
     buffer.lerp_(G, 1 - momentum)
     return svd_muon(G.lerp(buffer, momentum))
 
 
 def without_momentum(update: SVDUpdate) -> Orthogonalize:
-    """The same update where no step came before: of the gradient alone."""
+    """The same update as a function of only the gradient, with a zero buffer as in the first step."""
     return lambda G: update(G, torch.zeros_like(G))
 
 
 def muon_step(
     W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, weight_decay: float = 0.1
 ) -> None:
-    """Muon's whole update of one matrix, in place: the reference of the exercise, as ``torch.optim.Muon``."""
+    """The exercise's reference: Muon's whole update of a matrix, in place, as in ``torch.optim.Muon``."""
     buffer.lerp_(G, 1 - momentum)
     ahead = G.lerp(buffer, momentum)
     update = zeropower_via_newtonschulz(ahead)
@@ -85,7 +85,7 @@ def muon_step(
 
 
 def say_stages(run: TrainedGPT, name: str = EXAMPLE, lr: float = 0.02, weight_decay: float = 0.1) -> str:
-    """What each line of the update does to one matrix: its loudest and quietest direction, and its RMS."""
+    """One matrix after each line of the update: its loudest and quietest direction, and its RMS."""
     W, G = dict(run.model.named_parameters())[name].detach(), run.gradients[name]
     buffer = run.momenta[name].lerp(G, 1 - MOMENTUM)
     ahead = G.lerp(buffer, MOMENTUM)
@@ -124,14 +124,14 @@ def energy_shares(G: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossDrop:
-    """How far the loss falls after one update: as the gradient promises, and as measured."""
+    """How far the loss falls after one update: as predicted from the gradient, and as measured."""
 
     promised: float
     measured: float
 
 
 def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossDrop]:
-    """One update of all hidden matrices by each optimizer, its loudest direction scaled to ``LOUDNESS``."""
+    """How far each optimizer's update of all hidden matrices lowers the loss, at equal ``LOUDNESS``."""
     names = split_parameters(run.model).hidden_names
     by_name = {name: updates_of(run, name, orthogonalize) for name in names}
     with measure.one_thread():
@@ -152,10 +152,10 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """The embedding's update, with one byte's gradient erased: by how much each other byte's row changes.
+    """How much each other byte's row of the embedding's update changes when one byte's gradient is erased.
 
-    ``counts`` says how often each of these bytes was read; ``changes`` holds, for each optimizer, the change
-    of each row as a part of the row.
+    ``counts`` says how often each of these bytes was read; ``changes`` holds, for each optimizer, the norm of
+    each row's change relative to the row's.
     """
 
     erased: int
@@ -180,13 +180,13 @@ def erase_a_byte(run: TrainedGPT) -> RowChanges:
 
 
 def table_update(G: Tensor) -> Tensor:
-    """Each row of a table's gradient, at length 1; zeros stay zeros. The reference of the hard exercise."""
+    """The hard exercise's reference: each row of a table's gradient scaled to length 1; zeros stay zeros."""
     lengths = G.norm(dim=1, keepdim=True)
     return torch.where(lengths > 0, G / lengths, 0.0)
 
 
 def say_cost(G: Tensor, times: int = 5) -> str:
-    """Seconds of the SVD and of Newton–Schulz, for ``G`` and for a matrix four times as large each way."""
+    """Seconds of the SVD and of Newton–Schulz, for ``G`` and for a matrix with four times its sides."""
     lines = [f"{'matrix':>12}  {'U Vᵀ by SVD':>12}  {'Newton–Schulz':>14}"]
     with measure.one_thread():
         for matrix in (G, G.repeat(4, 4) + torch.randn(4 * G.shape[0], 4 * G.shape[1]) * G.std()):

@@ -1,8 +1,8 @@
-"""Predict, then reveal: a question, a control to answer it with, and a button that shows how it is.
+"""Predict, then reveal: a question, a control to answer it with, and a button that shows the answer.
 
-In a kernel the answer stays hidden until the button is pressed; from then on, each prediction gets a reply.
-Without one, it is folded behind a line to click on. ``compare`` puts what was typed beside what a run gave,
-and folds it as long as nothing was typed. Nothing is scored: an exercise does that.
+In a kernel the answer stays hidden until the button is pressed; after that, each prediction gets a reply.
+Without a kernel the answer is folded behind a line to click on. ``compare`` shows a typed prediction next to
+the result of a run, folded until something was typed. Nothing is scored: exercises do that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Reply = Callable[[Any], str]
 
 
 class Reveal:
-    """A question above a control; ``judge`` answers a prediction in a sentence, ``answer`` is the picture.
+    """A question above a control; ``judge`` replies to a prediction in a sentence, ``answer`` is the picture.
 
     >>> from muon_tutorial.learn.pictures.picture import blank, finish
     >>> card = finish(blank(20, 10)[0], "card", "two dots")
@@ -69,12 +69,12 @@ class Reveal:
 def predict(
     question: str, control: Any, judge: Reply, answer: Picture, live: bool = True
 ) -> Reveal | FoldedPicture:
-    """The question with its control; with ``live=False``, with its answer folded."""
+    """The question with its control; with ``live=False``, the question with its answer folded."""
     return Reveal(question, control, judge, answer) if live else FoldedPicture("Reveal", answer, question)
 
 
 class FoldedPicture:
-    """A picture behind a line to click on, perhaps below a question; it needs no kernel and no script."""
+    """A picture folded behind a line to click on, below an optional question; needs no kernel or script."""
 
     def __init__(self, title: str, picture: Picture, question: str = "") -> None:
         self.title, self.picture, self.question = title, picture, question
@@ -89,7 +89,7 @@ class FoldedPicture:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrediction:
-    """Predictions beside what a run gave, perhaps with its picture; folded while none of them is typed."""
+    """Predictions and a run's results, with an optional picture; folded until a prediction is typed."""
 
     predicted: Mapping[str, Any]
     found: Mapping[str, Any]
@@ -111,7 +111,7 @@ class ComparedPrediction:
         return f"<details><summary>{said}</summary>{shown}</details>"
 
     def _reason(self, written: Callable[[str], str] = str) -> str:
-        """Why it came otherwise than predicted, where it did, or nothing was predicted."""
+        """Why the result is what it is; empty if all of it was predicted."""
         right = all(is_same(self.predicted.get(name, ...), found) for name, found in self.found.items())
         return written(self.because) if self.because and not right else ""
 
@@ -134,7 +134,7 @@ class ComparedPrediction:
 
 
 def is_same(mine: Any, found: Any) -> bool:
-    """Whether a prediction says what was found: capitals, lists for tuples and a last digit do not count.
+    """Whether a prediction is right; case, list or tuple, and an error of 1% in a float do not matter.
 
     >>> is_same(["Gaussian", "rows"], ("gaussian", "rows")), is_same(0.7, 0.701), is_same(700, 701)
     (True, True, False)
@@ -151,9 +151,9 @@ def is_same(mine: Any, found: Any) -> bool:
 def compare(
     predicted: Mapping[str, Any], found: Mapping[str, Any], picture: Picture | None = None, because: str = ""
 ) -> ComparedPrediction:
-    """What was predicted, by name (``...`` where it was not), beside what a run gave.
+    """Predictions by name (``...`` if there is none), shown next to a run's results.
 
-    ``because`` says why, to those who predicted otherwise.
+    ``because`` gives the reason, and is shown if a prediction was wrong or missing.
 
     >>> compare({"messages": 3}, {"messages": 4})
     messages: you said 3, the run gave 4. not as you said

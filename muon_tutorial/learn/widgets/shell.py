@@ -1,7 +1,6 @@
-"""Thin shells: core controls over one picture. In a kernel they move; without one they are the picture.
+"""Thin shells: basic controls over one picture. Without a kernel, only the picture is shown.
 
-Works with ipywidgets 7.7 and 8. A shell is given a pure function from the controls'
-values to a ``Picture``.
+Works with ipywidgets 7.7 and 8. A shell takes a pure function from the controls' values to a ``Picture``.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class Shell:
-    """Controls, and a picture that is drawn anew when one of them moves.
+    """Controls, and a picture that is redrawn when one of them changes.
 
-    A drawing that raises shows its error in place of the picture, where a reader and the guards see it.
-    ``still`` is what a notebook without a kernel shows: one picture that says what the moving one would.
+    If drawing raises an error, it is shown in place of the picture, so that readers and the checks see it.
+    ``still`` is the one picture that a notebook without a kernel shows instead of the moving one.
 
     >>> from muon_tutorial.learn.pictures.picture import blank, finish
     >>> def draw(size):
@@ -51,7 +50,7 @@ class Shell:
         self._redraw()
 
     def at(self, **values: Any) -> Picture:
-        """The picture at these values of the controls. None of them moves; an error is raised, not shown."""
+        """The picture at these values, without moving the controls; errors are raised instead of shown."""
         return self._draw(**values)
 
     def _redraw(self, change: object = None) -> None:
@@ -67,7 +66,7 @@ class Shell:
 
 
 def show_in(canvas: ipywidgets.HTML, page: Callable[[], str]) -> None:
-    """Show a page; where making it raises, in its place an error that the guards know."""
+    """Show a page; if making it raises, show the error, marked so that the checks find it."""
     try:
         canvas.value = page()
     except Exception:
@@ -76,18 +75,18 @@ def show_in(canvas: ipywidgets.HTML, page: Callable[[], str]) -> None:
 
 
 def mime_bundle(box: ipywidgets.Box, text: str, page: str) -> dict[str, Any]:
-    """What a notebook shows of controls: themselves in a kernel, a page or a text without one."""
+    """What a notebook displays: the controls in a kernel, a page or a text without one."""
     view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
     return {"text/plain": text, "text/html": page, VIEW: view}
 
 
 def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **controls: Any) -> Shell | Picture:
-    """The picture under its controls; where no kernel runs, or with ``live=False``, the ``still``."""
+    """The picture under its controls; without a kernel, or with ``live=False``, only ``still``."""
     return Shell(draw, still, **controls) if live else still
 
 
 def stops(control: Any) -> dict[str, Any]:
-    """Every value that a control can take, by the words on it.
+    """Every value that a control can take, by its label.
 
     >>> stops(slider("row", last=2)), stops(choice("rank", {"rank 0": 0, "rank 1": 1}))
     ({'0': 0, '1': 1, '2': 2}, {'rank 0': 0, 'rank 1': 1})
@@ -123,12 +122,12 @@ def slider(label: str, last: int, first: int = 0, start: int | None = None) -> A
 
 
 def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:
-    """One button for each option, so many pixels wide; without words on them, each is its own."""
+    """One button per option, ``width`` pixels wide; options that are no mapping are their own labels."""
     named = options if isinstance(options, Mapping) else {str(option): option for option in options}
     return ipywidgets.ToggleButtons(
         options=list(named.items()),
         description=label,
-        layout=ipywidgets.Layout(display="flex"),  # the label beside the buttons, not above them
+        layout=ipywidgets.Layout(display="flex"),  # puts the label next to the buttons, not above them
         style={"button_width": f"{width}px", "description_width": "90px"},
     )
 
@@ -139,12 +138,12 @@ def rank_choice(count: int, label: str = "rank") -> Any:
 
 
 EDGES = {"tp": f"3px solid {TP_GROUP}", "dp": f"3px dashed {DP_GROUP}"}
-"""The edge of a button in the pressed rank's tp group, its row, and in its dp group, its column."""
+"""The edges of buttons in the pressed rank's tp group (its row) and in its dp group (its column)."""
 _NO_EDGE = f"3px solid {EMPTY}"
 
 
 class RankButtons(ipywidgets.GridBox):
-    """The ranks of a grid as buttons, a row for each dp coordinate.
+    """The ranks of a grid as buttons, one row per dp coordinate.
 
     >>> buttons = RankButtons(dp=2, tp=3)
     >>> buttons.children[4].click()
@@ -204,7 +203,7 @@ class Player(ipywidgets.HBox):
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """Every stop, by the words on it."""
+        """Every stop, by its label."""
         return [(str(stop), stop) for stop in range(self.slider.min, self.slider.max + 1)]
 
 
@@ -219,12 +218,12 @@ def play(
     first: int = 0,
     **controls: Any,
 ) -> Shell | Picture:
-    """A film of ``draw(moment=first … last, …)`` under its controls; the ``still`` where no kernel runs.
+    """A film of ``draw(moment=first … last, …)`` under its controls; only ``still`` if no kernel runs.
 
-    ``draw`` is given the moment by the name of ``label``, beside the other controls' values, and is called
-    once for each of their combinations. ``interval`` is milliseconds from a picture to the next: leave it
-    longer than a picture takes, which should be 0.1 s at most.
+    ``draw`` gets the moment as the keyword ``label``, and the other controls' values; it is called once for
+    each combination. ``interval`` is the milliseconds from one picture to the next: keep it longer than
+    drawing one takes, which should be 0.1 s at most.
     """
-    # the film comes first: a page that has room for few pictures keeps the first control
+    # the film comes first, because a page with room for few pictures keeps only the first control
     others = {name: control for name, control in controls.items() if name != label}
     return show(functools.cache(draw), still, live, **{label: Player(label, last, interval, first)}, **others)

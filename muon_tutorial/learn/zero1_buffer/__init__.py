@@ -1,4 +1,4 @@
-"""What notebook 05 uses: matrices in buckets, their ranges, rulers and exercises, and steps on real ranks."""
+"""What notebook 05 uses: matrices in buckets, their ranges, rulers, exercises, and steps on real ranks."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SPOILERS = {
     "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
     "straddling": [r"straddling\W+\w*\W+404\b", r"\b404\b"],
 }
-"""What would answer each prediction of the notebook."""
+"""Patterns that would give the notebook's predictions away."""
 
 
 def split_exercise(plan: Plan) -> Exercise:
@@ -59,7 +59,7 @@ def split_exercise(plan: Plan) -> Exercise:
 
 
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
-    """The prediction: bytes that rank 0 sends, of whole buckets, and of straddling matrices."""
+    """The prediction: bytes that rank 0 sends for whole buckets, and for straddling matrices only."""
     right = sent_for_momentum(dp, tp, bucket)
 
     def judge(everything: object, straddling: object) -> str | None:
@@ -87,7 +87,7 @@ _BYTES_WHY = {
 
 
 def range_exercise() -> Exercise:
-    """The interval of a matrix within a slice, judged against ``plan.dist_meta`` on several grids."""
+    """The exercise: the interval of a matrix within a slice, as in ``plan.dist_meta``, on several grids."""
 
     def judge(local_range: LocalRange) -> str | None:
         plans = (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS)
@@ -143,11 +143,11 @@ TRIES = (
     ((64, 64, 64, 64), 8, 128),
     ((5, 5, 5, 1), 3, 10),
 )
-"""Sizes, dp and the most entries of a bucket, on which the plan of all ranks is tried."""
+"""(sizes, dp, largest bucket in entries) on which the plan of all ranks is tried."""
 
 
 def plan_exercise() -> Exercise:
-    """The exercise: bucket and ranges of every matrix on every rank, judged against the package's plan."""
+    """The exercise: bucket and ranges of every matrix on every rank, compared with the package's plan."""
 
     def judge(function: AllRanges) -> str | Diagnosis | None:
         return first(_judge_ranges(value_of(function, list(t[0]), *t[1:]), *t) for t in TRIES)
@@ -170,7 +170,7 @@ def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | 
             return f"{case}rank {rank} needs {len(sizes)} entries, one a matrix, even where it keeps nothing."
         if odd := [index for index, got in enumerate(mine) if not _is_triple(got)]:
             return f"{case}rank {rank}, matrix {odd[0]}: give (bucket, global_range, local_range)."
-    for field in range(3):  # a wrong bucket explains a wrong range, and not the other way round
+    for field in range(3):  # buckets first, because a wrong bucket explains a wrong range
         for rank, (mine, plan) in enumerate(zip(said, right, strict=True)):
             for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
                 mine_here = (got[0], tuple(got[1]), tuple(got[2]))
@@ -205,13 +205,13 @@ _FIELD_HINTS = (
 
 
 def _lines_of(function: AllRanges) -> int:
-    """Lines of a function that say something."""
+    """The number of a function's lines that are neither empty nor comments."""
     lines = inspect.getsource(function).splitlines()
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Numbers that the notebook has measured."""
+    """Numbers that the notebook measured."""
     at = plan.grid.at(0)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at))
     buckets = len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets)

@@ -1,4 +1,4 @@
-"""Lesson 05 on real ranks: collectives, bytes and time of a step, by bucket size; and what travels when."""
+"""Lesson 05 on real ranks: collectives, bytes and time of a step by bucket size, and bytes by phase."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WAYS: dict[str, Literal["all", "boundary"]] = {"everything": "all", "straddling"
 
 @dataclass(frozen=True, slots=True)
 class BucketCost:
-    """One step with buckets of one size: what rank 0 asked for, and seconds."""
+    """One step with buckets of one size: this rank's collectives, bytes and seconds."""
 
     size: int
     buckets: int
@@ -33,7 +33,7 @@ class BucketCost:
 
 
 def measure_buckets(rank: int, dp: int, tp: int, seed: int, steps: int) -> list[BucketCost]:
-    """Steps with buckets of several sizes, on real ranks. Must be called by all ranks."""
+    """Measure steps with buckets of several sizes. Must be called by all ranks."""
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return [_measure_bucket(world, size, seed, steps) for size in BYTES]
 
@@ -74,13 +74,13 @@ class PhaseBytes:
 
 
 def bytes_of(plan: Plan, rank: int) -> dict[str, PhaseBytes]:
-    """What a rank sends in a step, by phase, from the plan alone."""
+    """What a rank sends in a step, by phase, computed from the plan."""
     rows = predict(plan, plan.grid.at(rank)).rows(rank)
     return {row.phase: PhaseBytes(row.phase, row.collectives, row.ring) for row in rows}
 
 
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
-    """Bytes that rank 0 sends so that matrices are whole: of all buckets, or of straddling matrices alone."""
+    """Bytes that rank 0 sends to make matrices whole: all buckets, or only straddling matrices."""
     found = {}
     for name, gather in WAYS.items():
         by_phase = bytes_of(plan_of(dp, tp, bucket, gather), 0)

@@ -1,7 +1,8 @@
-"""Pictures of lesson 05: three rulers over the same entries, for matrices, buckets and slices; one entry on
-all of them; who needs what of whom; and what a rank holds at each moment of a step.
+"""Pictures of lesson 05: rulers, one entry, straddling matrices, and a rank's memory in a step.
 
-A fill says which rank keeps an entry. Grey is padding, or not held.
+Three rulers over the same entries show matrices, buckets and slices.
+
+A fill shows which rank keeps an entry. Grey is padding, or not held.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def hero() -> Picture:
 
 
 def draw_rulers(plan: Plan, name: str = "") -> Picture:
-    """Three rulers over the same entries: matrices, buckets, and the slices that ranks keep."""
+    """Three rulers over the same entries: matrices, buckets, and ranks' slices."""
     figure, axes = blank(_WIDTH, 264)
     write(axes, 12, 22, _headline(plan), 12)
     _draw_rulers(axes, plan, 48)
@@ -61,12 +62,12 @@ def _headline(plan: Plan) -> str:
 
 
 def _scale(plan: Plan) -> float:
-    """Pixels an entry."""
+    """Pixels per entry."""
     return (_WIDTH - _LEFT - _RIGHT) / sum(length_of(plan, bucket) for bucket in plan.buckets)
 
 
 def _draw_rulers(axes: Axes, plan: Plan, top: float, lit: str = "") -> None:
-    """The rulers, from a height on; ``lit`` is a matrix that is framed."""
+    """The rulers, with their upper edge at ``top``; the matrix ``lit`` is framed."""
     for name, down in _ROWS.items():
         write(axes, 12, top + down + _HIGH / 2, name, weight="bold")
     for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
@@ -101,7 +102,7 @@ def _draw_bucket(axes: Axes, plan: Plan, bucket: Bucket, left: float, top: float
 
 
 def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: str, **look: Any) -> None:
-    """A piece of a ruler, with the first of the labels that has room in it."""
+    """A piece of a ruler, with the first of the labels that fits."""
     rectangle(axes, left, top, width, _HIGH, fill, **{"linewidth": 1.1, **look})
     label = next((text for text in labels if width > 6 + 8.6 * len(text)), None)
     if label:
@@ -124,7 +125,7 @@ def say_rulers(plan: Plan) -> str:
 
 
 def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
-    """Buttons for the size of a bucket and a slider over dp, over the three rulers."""
+    """The three rulers, with buttons for the bucket size and a slider for dp."""
 
     def draw(bucket: int, dp: int) -> Picture:
         return draw_rulers(plan_of(dp, plan.grid.size("tp"), bucket))
@@ -161,7 +162,7 @@ def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
 
 
 def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
-    """A matrix's entries, coloured by who keeps them, one of them lit."""
+    """A matrix's entries, coloured by the rank that keeps them, one of them highlighted."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == found.matrix)
     rows, columns = meta.shape
     side = min(20.0, 190 / rows, 260 / columns)
@@ -177,7 +178,7 @@ def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
 
 
 def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlace | None) -> None:
-    """What a rank keeps: its slice of every bucket, one after the other."""
+    """The slices of all buckets that a rank keeps, one after the other."""
     write(axes, 12, top + 12, f"rank {rank}", weight="bold" if found else "normal")
     x, scale = _LEFT, _scale(plan)
     for bucket in plan.buckets:
@@ -191,12 +192,12 @@ def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlac
 
 
 def say_memory(plan: Plan, rank: int) -> str:
-    """How long a rank's slices are, bucket by bucket."""
+    """The lengths of a rank's slices, bucket by bucket."""
     return " + ".join(str(slice_length(plan, bucket.index)) for bucket in plan.buckets)
 
 
 def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
-    """Choose a matrix and slide, or play, through its entries."""
+    """Choose a matrix, and slide or play through its entries."""
 
     def draw(matrix: str, entry: int) -> Picture:
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
@@ -211,7 +212,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
 
 
 def draw_straddling(plan: Plan) -> Picture:
-    """Each matrix that a slice boundary cuts: how much each of its ranks has, and how much each sends."""
+    """Each matrix that a slice boundary cuts: the entries that each of its ranks has and sends."""
     names = split_matrices(plan)
     figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)))
     title = "straddling matrices: the entries that each rank keeps, and how many it sends"
@@ -237,7 +238,7 @@ def draw_straddling(plan: Plan) -> Picture:
 
 
 def draw_step(plan: Plan, rank: int) -> Picture:
-    """What one rank holds at each moment of a step, and what it sends between."""
+    """What one rank holds at each moment of a step, and what it sends in between."""
     phases = bytes_of(plan, rank)
     place = plan.grid.at(rank)["dp"]
     moments = (
@@ -283,7 +284,7 @@ def _draw_held(axes: Axes, plan: Plan, rank: int, place: int, top: float, *, is_
 
 
 def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
-    """Collectives, padding, bytes and time of a step by bucket size; time is the slowest rank's."""
+    """Collectives, padding, bytes and time per step by bucket size; time is the slowest rank's."""
     mine = costs[0]
     slowest = [max(of_rank[number].seconds for of_rank in costs) * 1e3 for number in range(len(mine))]
     panels: dict[str, Sequence[float]] = {
@@ -314,7 +315,7 @@ Ranges = Sequence[tuple[int, Interval, Interval]]
 
 
 def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
-    """What each rank keeps of which matrix: as an answer says, above as the plan says."""
+    """The parts of matrices that each rank keeps: an answer's above, and the plan's below."""
     figure, axes = blank(_WIDTH, 50 + 68 * len(right))
     write(
         axes, 12, 22, "each rank's slices, matrix by matrix: yours above, the plan's below", 12, weight="bold"

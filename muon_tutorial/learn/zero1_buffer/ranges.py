@@ -18,13 +18,13 @@ BUCKETS = (100, 200, 400, 1000)
 ITEM = 4
 
 Range = tuple[int, Interval, Interval]
-"""A matrix as one rank reads it: its bucket, where it lies there, and where in the rank's slice."""
+"""A matrix on one rank: its bucket, its interval in the bucket, and its interval in the rank's slice."""
 AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
 LocalRange = Callable[[Interval, int, int], Interval]
 
 
 def plan_of(dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all") -> Plan:
-    """The plan of the seven matrices; a bucket takes at most ``bucket`` entries, or one larger matrix."""
+    """The plan of the seven matrices; a bucket holds at most ``bucket`` entries, or one larger matrix."""
     matrices = [
         Matrix(index, name, shape, (("tp", Shard(0)),)) for index, (name, shape) in enumerate(SHAPES.items())
     ]
@@ -38,7 +38,7 @@ def plan_of_sizes(sizes: Sequence[int], dp: int, most: int) -> Plan:
 
 
 def starts_of(plan: Plan) -> list[int]:
-    """Where each bucket begins, if all lay one after the other."""
+    """Where each bucket begins if all lie one after the other."""
     lengths = [length_of(plan, bucket) for bucket in plan.buckets]
     return [sum(lengths[:number]) for number in range(len(lengths))]
 
@@ -54,7 +54,7 @@ def padding_of(plan: Plan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class EntryPlace:
-    """Where one entry of a matrix lies: in the matrix, in its bucket, and in the slice of whom."""
+    """Where one entry lies: in its matrix, in its bucket, and in which rank's slice."""
 
     matrix: str
     row: int
@@ -74,7 +74,7 @@ class EntryPlace:
 
 
 def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
-    """Where an entry lies; of a matrix that tp cuts, an entry of the piece at tp place 0."""
+    """Where an entry lies; for a matrix that tp cuts, an entry of the piece at tp place 0."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
     entry = row * meta.shape[1] + column
     in_bucket = meta.global_range[0] + entry
@@ -89,35 +89,35 @@ def slice_length(plan: Plan, bucket: int) -> int:
 
 
 def whole_buffer(plan: Plan, seed: int) -> list[Tensor]:
-    """For each bucket, the flat buffer that no rank keeps whole: momentum of all matrices, and padding."""
+    """Each bucket's whole flat buffer: momentum of all matrices, and padding. No rank keeps it whole."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(0, 100, (length_of(plan, bucket),), generator=generator) for bucket in plan.buckets]
 
 
 def my_slice(plan: Plan, bucket: int, place: int, seed: int) -> Tensor:
-    """What the rank at a dp position keeps of a bucket."""
+    """The slice of a bucket that the rank at a dp position keeps."""
     whole = whole_buffer(plan, seed)[bucket]
     return whole.chunk(plan.grid.size("dp"))[place].clone()
 
 
 def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
-    """A matrix of the buffer, flat, read where it would lie if one rank kept all."""
+    """A matrix, flat, read from the whole buffer of its bucket."""
     return whole_buffer(plan, seed)[meta.bucket_idx][slice(*meta.global_range)]
 
 
 def split_matrices(plan: Plan) -> list[str]:
-    """The matrices of which more than one slice has a part."""
+    """The matrices that lie in more than one slice."""
     names = [meta.name for meta in plan.dist_meta(plan.grid.at(0))]
     return [name for name in names if len(keepers(plan, name)) > 1]
 
 
 def keepers(plan: Plan, name: str) -> list[int]:
-    """The ranks that keep a part of a matrix: as in the rulers, of those at tp position 0."""
+    """The ranks that keep a part of a matrix; as in the rulers, only those at tp position 0."""
     return list(kept_of(plan, name))
 
 
 def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
-    """For each rank, the ranges of all matrices, as the package's plan has them: the exercise's reference."""
+    """The exercise's reference: for each rank, the ranges of all matrices, from the package's plan."""
     plan = plan_of_sizes(sizes, dp, most)
     return [
         [
@@ -129,7 +129,7 @@ def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
 
 
 def kept_of(plan: Plan, name: str) -> dict[int, int]:
-    """How many entries of a matrix each of its keepers has, by rank."""
+    """The number of a matrix's entries that each of its keepers has, by rank."""
     found = {}
     for rank in plan.grid.at(0).group("dp"):
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(rank)) if meta.name == name)

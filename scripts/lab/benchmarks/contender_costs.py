@@ -1,8 +1,9 @@
-"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must call alike.
+"""Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must make the
+same calls.
 
-Bytes by what was asked for, by the kernel's TCP counters of this process, and by an interface's
-counter where the ranks are alone on it. Seconds for learning (forward and backward), for finishing (all that
-follows), and for the step's collectives alone, asked again with nothing to compute in between.
+Bytes are counted from the requests, by the kernel's TCP counters of this process, and by the counter of a
+network interface if only the ranks use it. Seconds are measured for learning (forward and backward), for
+finishing (everything after it), and for the step's collectives, repeated without computation in between.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from ..kernel_counters import interface_sent, tcp_sent
 from ..torch_collectives import TorchCollectives
 from .contenders import Contender, Workload, build_contender
 
-SETTLE = 0.05  # seconds in which what is under way goes on
-PATIENCE = 2.0  # seconds until bytes that are not there will not come
+SETTLE = 0.05  # seconds to wait before asking whether bytes are still on their way
+PATIENCE = 2.0  # seconds after which missing bytes are given up
 
 
 @dataclass(frozen=True, slots=True)
 class ContenderBytes:
     """One step of one rank: ``learn`` holds the requests made before backward ended, ``finish`` the rest.
 
-    Gloo sends ``wire`` for both; the kernel counted ``tcp``, None where it keeps no count.
+    Gloo sends ``wire`` for both; the kernel counted ``tcp``, None if it keeps no count.
     """
 
     learn: LedgerRow
@@ -64,7 +65,7 @@ class ContenderSeconds:
 
 @dataclass(frozen=True, slots=True)
 class ContenderCost:
-    """All that one rank read of one contender."""
+    """All that one rank measured of one contender."""
 
     name: str
     bytes: ContenderBytes
@@ -73,7 +74,7 @@ class ContenderCost:
 
 
 def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
-    """Read every contender, timing them in turn within one run, so that a busy machine meets all alike."""
+    """Read every contender. They are timed in turn in one run, so that other load slows all of them alike."""
     contenders = {name: _warm(name, work) for name in names}
     asked = {name: _asked(contender, work) for name, contender in contenders.items()}
     found = {name: _read_bytes(contenders[name], work, asked[name]) for name in names}
@@ -88,7 +89,7 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
 
 @dataclass(frozen=True, slots=True)
 class InterfaceCount:
-    """Bytes on an interface: ``wire`` as predicted for one rank or all, ``counted`` always of all ranks."""
+    """Bytes on an interface: ``wire`` predicted for one rank or all, ``counted`` always over all ranks."""
 
     name: str
     wire: GlooTraffic
@@ -96,7 +97,7 @@ class InterfaceCount:
 
 
 def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
-    """Steps of each contender, by the interface's counter; means something only where ranks are alone."""
+    """Each contender's steps by the interface's counter; nothing else may use the interface meanwhile."""
     found = []
     for name in names:
         contender = _warm(name, work)
@@ -106,7 +107,7 @@ def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) 
 
 
 def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
-    """All_reduces of other sizes, in elements: what the interface's overhead is fitted on."""
+    """All_reduces of these sizes, in elements, to which the interface's overhead is fitted."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     found = []
     for size in sizes:
@@ -122,7 +123,7 @@ def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceC
 
 
 def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], None]) -> InterfaceCount:
-    """Some steps, each of which sends ``wire`` on this rank, between two readings of the interface."""
+    """Run ``repeats`` steps, each sending ``wire`` on this rank, between two readings of the interface."""
     before = _settled_interface()
     for index in range(repeats):
         step(index)
@@ -132,7 +133,7 @@ def _count(name: str, wire: GlooTraffic, repeats: int, step: Callable[[int], Non
 
 
 def _warm(name: str, work: Workload) -> Contender:
-    """After two steps state is filled, buckets are settled and connections are made."""
+    """A contender after two steps: state is filled, buckets are settled and connections are made."""
     contender = build_contender(name, work)
     for step in range(2):
         _step(contender, work, step)
@@ -145,7 +146,7 @@ def _step(contender: Contender, work: Workload, step: int) -> None:
 
 
 def _asked(contender: Contender, work: Workload) -> TorchCollectives:
-    """The requests of one step, those of learning filed apart from those of finishing."""
+    """The requests of one step, by phase: "learn" or "finish"."""
     asked = TorchCollectives(contender.world.at, "learn")
     with asked:
         contender.learn(work, 0)
@@ -171,7 +172,7 @@ def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -
 
 
 def settled_tcp() -> int | None:
-    """This rank's TCP bytes once nothing is under way any more. All ranks must call."""
+    """This rank's TCP bytes once no bytes are on their way. All ranks must call."""
     last, found = -1, tcp_sent()
     while found is not None and found != last:
         time.sleep(SETTLE)
@@ -181,9 +182,9 @@ def settled_tcp() -> int | None:
 
 
 def tcp_after(before: int | None, due: int) -> int | None:
-    """TCP bytes since ``before``, read once they are what is due, or are not after all this time.
+    """TCP bytes since ``before``, read once they reach ``due``, or after ``PATIENCE`` seconds.
 
-    A notice may follow its message; a busy machine may take its time.
+    Gloo may send a notice after the message itself, and a busy machine may need time.
     """
     if before is None:
         return None
@@ -244,5 +245,5 @@ def _settled_interface() -> int | None:
 
 
 def _barriers() -> GlooTraffic:
-    """What the barrier between two readings sends."""
+    """The bytes that the barrier between two readings sends."""
     return gloo_barrier(dist.get_world_size())

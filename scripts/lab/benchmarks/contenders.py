@@ -1,7 +1,7 @@
 """Contenders on the same work: AdamW and Muon from existing parts, and this package's Muon.
 
-Every contender trains the same model on the same global batch, its gradients in the parameters' dtype and
-packed in buckets of the same 25 MB where it packs them. Knows one rank; all ranks must build and call alike.
+Every contender trains the same model on the same global batch, with gradients in the parameters' dtype and,
+if it packs them, in buckets of 25 MB. Knows one rank; all ranks must make the same calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BUCKET_MB = ROUND_BYTES // 10**6
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What every contender does in a step: a model, and a global batch of sequences."""
+    """What every contender trains in a step: a model, on a global batch of sequences."""
 
     shape: GPTShape
     batch: int
@@ -47,7 +47,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contender:
-    """A model and how its gradients become a step. ``finish`` is all that follows ``backward()``."""
+    """A model and its optimizers. ``finish`` does everything that follows ``backward()``."""
 
     world: LiveWorld
     model: nn.Module
@@ -55,7 +55,7 @@ class Contender:
     finish: Callable[[], None]
 
     def learn(self, work: Workload, step: int) -> None:
-        """Forward and backward on this rank's share. Where a wrapper reduces gradients, it does so here."""
+        """Forward and backward on this rank's share. A wrapper that reduces gradients does so here."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         inputs, targets = work.tokens(step, self.world.at["dp"], self.world.at.size("dp"))
@@ -63,12 +63,12 @@ class Contender:
 
     @property
     def state(self) -> list[Tensor]:
-        """What the optimizers keep between steps, single numbers aside."""
+        """The tensors that the optimizers keep between steps, except single numbers."""
         return [value for _, value in self._kept()]
 
     @property
     def matrix_state(self) -> list[Tensor]:
-        """The part of it that belongs to hidden matrices."""
+        """The part of ``state`` that belongs to hidden matrices."""
         hidden = set(map(id, split_parameters(_plain(self.model)).hidden_params))
         return [value for param, value in self._kept() if id(param) in hidden]
 
@@ -90,18 +90,18 @@ Build = Callable[[Workload, LiveWorld], Contender]
 def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
     """The whole model on every rank; DDP averages gradients while backward runs.
 
-    Without DDP's broadcast of buffers: the rotary table is one, is constant, and no other sends it.
+    DDP does not broadcast buffers here: the rotary table is constant, and no other contender sends it.
     """
     model = build_gpt(work.shape, work.seed)
     buffers = [name for name, _ in model.named_buffers()]
-    # The argument for this changes its name in torch 2.13, and either name warns or fails somewhere.
+    # DDP's argument for this is renamed in torch 2.13, so either name warns or fails in some version.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
     group = world.group(("dp",))
     return DistributedDataParallel(model, process_group=group, bucket_cap_mb=BUCKET_MB)
 
 
 def fsdp2(work: Workload, world: LiveWorld) -> GPT:
-    """Parameters, gradients and state in shards; gathered for forward, and again for backward."""
+    """Parameters, gradients and state in shards; parameters are gathered in forward and again in backward."""
     model = build_gpt(work.shape, work.seed)
     for block in model.blocks:
         fully_shard(block, mesh=world.mesh)
@@ -110,7 +110,7 @@ def fsdp2(work: Workload, world: LiveWorld) -> GPT:
 
 
 def over_tp(work: Workload, world: LiveWorld) -> GPT:
-    """The model cut over tp, its parameters DTensors."""
+    """The model cut over tp, with DTensors as parameters."""
     model = build_gpt(work.shape, work.seed)
     parallelize(model, world.mesh["tp"])
     return model
@@ -127,14 +127,14 @@ def adamw_zero1(model: nn.Module) -> list[Optimizer]:
 
 
 def torch_muon(model: nn.Module) -> list[Optimizer]:
-    """The stock Muon: replicated, every rank orthogonalizes everything; of DTensors, a dozen collectives a
-    matrix."""
+    """The stock Muon. Replicated, every rank orthogonalizes every matrix; with DTensors, each matrix takes a
+    dozen collectives."""
     split = split_parameters(_plain(model))
     return [torch.optim.Muon(split.hidden_params, lr=LR), AdamW(split.rest, lr=LR)]
 
 
 def owners(model: nn.Module) -> list[Optimizer]:
-    """This package's Muon on FSDP2's shards: each matrix to its owner and back."""
+    """This package's Muon on FSDP2's shards: each matrix goes to its owner and back."""
     hidden, rest = split_parameters(model)
     return [Muon(hidden, lr=LR), AdamW(rest, lr=LR)]
 
@@ -145,7 +145,7 @@ def step_each(
     work: Workload,
     world: LiveWorld,
 ) -> Contender:
-    """A model that gives its optimizers finished gradients, or DTensors that see to them: each just steps."""
+    """A contender whose optimizers only step: gradients are already reduced, or are DTensors."""
     model = make_model(work, world)
     optimizers = make_optimizers(model)
 

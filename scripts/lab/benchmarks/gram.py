@@ -1,4 +1,4 @@
-"""The strategy ``gram``: how far its updates are from one process's, its bytes and time, where it wins."""
+"""The strategy ``gram``: the error of its updates, its bytes, its time, and the regime where it wins."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDES = ((96, 384), (384, 96), (512, 512))
 """Wide and cut along columns; tall and cut along rows; square."""
 TP = (2, 4, 8)
 ONE_PROCESS = {STOCK: "gram", "gram": "gram", "minimax": "minimax"}
-"""By what a group says: the recipe whose iteration is the same in one process."""
+"""By the recipe of a parameter group: the recipe that runs the same iteration in one process."""
 WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
     "4 of 512 × 4096": ((512, 4096), 4),
     "1 of 512 × 4096": ((512, 4096), 1),
@@ -44,17 +44,17 @@ WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
 }
 RANKS = 4
 PATIENCE = 900.0
-"""Seconds after which ranks that take turns on a busy machine are given up."""
+"""Seconds after which a run of ranks that share busy cores is given up."""
 ASPECTS = (1, 4, 16)
 SHORT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far an update in shards is from one process's.
+    """How far an update in shards is from the update of one process.
 
-    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖ from the same recipe's iteration in one process, and from stock's;
-    the others are what ``Quality`` measures of the update, and of stock's.
+    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, with Y from the same recipe's iteration in one process, and from
+    stock's; the others are what ``Quality`` measures of the update, and of stock's.
     """
 
     sides: tuple[int, int]
@@ -68,7 +68,7 @@ class Distance:
 
 
 def distances(sides: Sequence[tuple[int, int]] = SIDES, tps: Sequence[int] = TP) -> Iterator[Distance]:
-    """Measure every spectrum, size, tp, and what a group may say."""
+    """Measure every spectrum, size, tp and recipe."""
     for shape in sides:
         for spectrum, sample in draw_samples(*shape).items():
             for name, tp in product(ONE_PROCESS, tps):
@@ -85,7 +85,7 @@ def _distance(sides: tuple[int, int], spectrum: str, sample: Sample, name: str, 
 
 
 def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
-    """The update of a step of strategy ``gram`` whose Newton–Schulz input is ``G``, from ``tp`` ranks."""
+    """The update of a ``gram`` step on ``tp`` ranks, with ``G`` as the input of Newton–Schulz."""
     sides = (G.size(0), G.size(1))
     dim = 0 if sides[0] > sides[1] else 1
     grid = Grid.of(dp=1, tp=tp)
@@ -98,12 +98,12 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
 
 
 def held(whole: Tensor, dim: int, tp: int) -> list[Tensor]:
-    """What each rank holds of a matrix: as DTensor cuts it."""
+    """Each rank's shard of a matrix, cut as DTensor cuts it."""
     return list(whole.split(Shard(dim).lengths(whole.size(dim), tp), dim))
 
 
 def _zeros(plan: Plan, rank: int, piece: Tensor, name: str) -> PlanStep:
-    """A rank's step over a parameter of zeros, by 1 and without momentum: it ends at minus the update."""
+    """A rank's step with lr 1 and no momentum over a parameter of zeros, which becomes minus the update."""
     param = nn.Parameter(torch.zeros_like(piece))
     param.grad = piece.clone()
     still = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}
@@ -157,7 +157,7 @@ def matrices(sides: tuple[int, int], count: int, tp: int) -> list[Matrix]:
 
 
 def plan_of(strategy: str, work: str, tp: int) -> Plan:
-    """A strategy's plan of a work on tp ranks."""
+    """A strategy's plan for the work ``work`` on ``tp`` ranks."""
     return STRATEGIES[strategy](matrices(*WORKS[work], tp), Grid.of(dp=1, tp=tp))
 
 
@@ -168,12 +168,12 @@ def gram_formula(sides: tuple[int, int], count: int, tp: int) -> int:
 
 
 def gather_formula(sides: tuple[int, int], count: int, tp: int) -> int:
-    """Bytes that each rank sends where every matrix is gathered, bf16: ``2·(T−1)`` of each own piece."""
+    """Bytes that each rank sends if every matrix is gathered in bf16: ``2·(T−1)`` per element it holds."""
     return 2 * (tp - 1) * count * (sides[0] * sides[1] // tp)
 
 
 def owner_formula(sides: tuple[int, int], count: int, tp: int) -> int:
-    """Bytes that a rank sends on average, out to owners and back: ``4(T−1)/T²`` of each matrix, bf16."""
+    """Mean bytes that a rank sends to owners and back, in bf16: ``4(T−1)/T²`` per element of each matrix."""
     return 4 * (tp - 1) * count * sides[0] * sides[1] // tp**2
 
 
@@ -181,7 +181,7 @@ FORMULAS = {"gram": gram_formula, "zero1": gather_formula, "owner": owner_formul
 
 
 def sent_for_matrices(plan: Plan) -> list[int]:
-    """Bytes that each rank sends on a ring in phases 2 to 6, by the ledger."""
+    """Bytes that each rank sends on a ring in phases 2 to 6, according to the ledger."""
     ledgers = (predict(plan, plan.grid.at(rank)) for rank in plan.grid.ranks)
     return [_moved(ledger) for ledger in ledgers]
 
@@ -191,7 +191,7 @@ def _moved(ledger: Ledger) -> int:
 
 
 def bytes_table(command: str) -> Table:
-    """Ledger and formula, by work, tp and strategy."""
+    """Bytes by the ledger and by the formula, for each work, tp and strategy."""
     rows: list[TableRow] = []
     for work, tp, strategy in product(("4 of 512 × 4096", "4 of 1024 × 1024"), TP, FORMULAS):
         sent = sent_for_matrices(plan_of(strategy, work, tp))
@@ -217,7 +217,7 @@ def bytes_table(command: str) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Seconds of a step on real ranks, the slowest of them, one a round, by strategy and recipe."""
+    """A step's seconds on the slowest real rank, one number per round, by strategy and recipe."""
 
     work: str
     seconds: Mapping[tuple[str, str], Sequence[float]]
@@ -227,7 +227,7 @@ CONTENDERS = tuple(product(("zero1", "owner", "gram"), (STOCK, "gram")))
 
 
 def measure_times(rounds: int, works: Sequence[str] = tuple(WORKS)) -> list[StepTimes]:
-    """Time every contender on every work, taking turns within a round, on four ranks of one thread each."""
+    """Time every contender on every work, in turns within a round, on four ranks of one thread each."""
     return [_step_times(work, _by_rank(work, rounds)) for work in works]
 
 
@@ -236,7 +236,7 @@ def _by_rank(work: str, rounds: int) -> list[dict[tuple[str, str], list[float]]]
 
 
 def _step_times(work: str, by_rank: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
-    """Of every round, the slowest rank's seconds."""
+    """The slowest rank's seconds in every round."""
     rounds = {one: zip(*(found[one] for found in by_rank), strict=True) for one in CONTENDERS}
     return StepTimes(work, {one: [max(each) for each in times] for one, times in rounds.items()})
 
@@ -264,13 +264,13 @@ def _times_on_a_rank(rank: int, work: str, rounds: int) -> dict[tuple[str, str],
 
 
 def _fill(param: Tensor, rank: int) -> None:
-    """A gradient with every singular value: ones would be of rank one."""
+    """Fill the gradient with Gaussian numbers: a matrix of ones would have rank 1."""
     assert param.grad is not None
     param.grad.normal_(generator=torch.Generator().manual_seed(rank))
 
 
 def times_table(found: Sequence[StepTimes], command: str) -> Table:
-    """Medians, and how many times as long as ``gram``'s of the same recipe."""
+    """Median times, and their ratios to ``gram``'s with the same recipe."""
     rows: list[TableRow] = []
     for one in found:
         for (strategy, recipe), seconds in one.seconds.items():
@@ -304,7 +304,7 @@ def times_table(found: Sequence[StepTimes], command: str) -> Table:
 
 
 def regime_table(machine: str, command: str) -> Table:
-    """What the planner says of eight matrices, 1024 rows and ever more columns, on ever more ranks."""
+    """The planner's figures for eight matrices of 1024 rows, over column counts and numbers of ranks."""
     rows: list[TableRow] = []
     for aspect, tp in product(ASPECTS, TP):
         grid, given = Grid.of(dp=1, tp=tp), matrices((SHORT, aspect * SHORT), 8, tp)

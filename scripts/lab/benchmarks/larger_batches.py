@@ -1,4 +1,4 @@
-"""How the price of Muon's step depends on the work around it: the same contenders, larger global batches."""
+"""How the relative cost of Muon's step depends on the batch: the same contenders, larger global batches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SEQUENCES = (4, 16, 64)
 def read_batches(
     work: Workload, rounds: int, sequences: Sequence[int] = SEQUENCES, names: Sequence[str] = PAIRED
 ) -> dict[int, Costs]:
-    """What four real ranks read of the paired contenders, by the sequences of the global batch."""
+    """The paired contenders' costs on four real ranks, by the number of sequences in the global batch."""
     both = [each for name in names for each in (name, AGAINST[name])]
     return {batch: read_all(replace(work, batch=batch), rounds, both) for batch in sequences}
 
 
 def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
-    """Step time of Muon over AdamW's, as the batch grows around the same optimizer step."""
+    """Muon's step time over AdamW's, for growing batches and the same optimizer step."""
     rows = tuple(
         _row(name, batch, context, costs)
         for name in next(iter(found.values()))

@@ -1,7 +1,7 @@
 """Loss curves of the small GPT under several ways of orthogonalizing, over several seeds.
 
-For each seed all begin with the same weights and see the same batches, so that a difference in loss is the
-way's own, or chance's: how much two seeds of one way differ is the measure for it.
+For each seed, all ways begin with the same weights and see the same batches, so a difference in loss comes
+from the way or from chance. The spread over seeds of one way shows how large chance is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from muon_tutorial.training.loop import build_trainer, held_out_loss, train_step
 from muon_tutorial.training.settings import TrainSettings
 
 LAST = 20
-"""How many steps at the end the mean loss is taken over: a single batch's loss jumps."""
+"""The number of last steps over which the mean loss is taken: a single batch's loss is noisy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A name that ``Muon(orthogonalize=…)`` takes, and the part of the learning rate that Muon steps with."""
+    """A name that ``Muon(orthogonalize=…)`` takes, and a factor for Muon's learning rate."""
 
     name: str
     lr_share: float = 1.0
@@ -35,8 +35,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class WayCurve:
-    """One run: the loss of every step's batch before the step, and the held-out loss at the end. Nats a
-    byte."""
+    """One run: each step's batch loss before the step, and the held-out loss at the end, in nats per byte."""
 
     way: str
     seed: int
@@ -50,7 +49,7 @@ class WayCurve:
 
 
 def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]) -> list[WayCurve]:
-    """Train on one real rank of one thread, every way with every seed."""
+    """Train every way with every seed, on one real rank of one thread."""
     return launch(train_on_rank, 1, args=(settings, list(ways), list(seeds)))[0]
 
 
@@ -77,7 +76,7 @@ def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
 
 
 def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
-    """A row a run: its losses at the end, and how far they are from stock's on the same seed."""
+    """A row per run: its losses at the end, and how far they are from stock's with the same seed."""
     stock = {curve.seed: curve for curve in curves if curve.way == STOCK}
     rows: tuple[TableRow, ...] = tuple(
         {
@@ -95,7 +94,7 @@ def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
 
 
 def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
-    """A row a way: mean over seeds, the difference from stock, and how far seeds lie apart."""
+    """A row per way: the mean over seeds, the difference from stock, and the spread over seeds."""
     by_way: dict[str, list[WayCurve]] = {}
     for curve in curves:
         by_way.setdefault(curve.way, []).append(curve)
@@ -126,6 +125,6 @@ def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
 def differences(
     these: Sequence[WayCurve], those: Sequence[WayCurve], loss: Callable[[WayCurve], float]
 ) -> list[float]:
-    """How much larger a loss is in these runs than in those of the same seeds."""
+    """The loss of each of ``these`` runs minus the loss of the run in ``those`` with the same seed."""
     other: Mapping[int, float] = {curve.seed: loss(curve) for curve in those}
     return [loss(curve) - other[curve.seed] for curve in these]

@@ -1,4 +1,4 @@
-"""The tables that real ranks make: bytes, seconds and memory of the contenders, and what an interface saw."""
+"""The tables measured on real ranks: the contenders' bytes, seconds, memory, and an interface's counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from .contenders import CONTENDERS, Workload
 RANKS = 4
 PATIENCE = 120.0
 FIT_SIZES = (1_000, 30_000, 100_000, 700_000, 3_000_000)
-"""Elements of the all_reduces that the interface's overhead is fitted on: none is a contender's buffer."""
+"""Elements of the all_reduces to which the interface's overhead is fitted; no contender's buffer has such a
+size."""
 
 AGAINST = {
     "torch.optim.Muon, DDP, DP=4": "AdamW, DDP, DP=4",
@@ -51,20 +52,21 @@ AGAINST = {
     "Muon owner, DP=4": "AdamW, DDP, DP=4",
     "Muon owner, FSDP2, DP=4": "AdamW, FSDP2, DP=4",
 }
-"""Which AdamW does the same work on the same grid. With g = p = 4 DDP's bytes are also ZeRO-1's, ρN(g+p)."""
+"""The AdamW that does the same work on the same grid. With g = p = 4, DDP sends as many bytes as ZeRO-1:
+ρN(g+p)."""
 
 Costs = dict[str, list[ContenderCost]]
-"""By contender, what each rank measured."""
+"""The measurements of each rank, by contender."""
 
 
 def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDERS)) -> Costs:
-    """What each of four real ranks reads of each contender, in one run."""
+    """Measure each contender on four real ranks, in one run."""
     by_rank = launch(read_contenders, RANKS, args=(list(names), work, rounds), timeout=PATIENCE)
     return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(names)}
 
 
 def bytes_table(costs: Costs, command: str) -> Table:
-    """Three columns of bytes, and the kernel's."""
+    """Three columns of predicted bytes, and the kernel's count."""
     rows = tuple(_bytes_row(name, ranks) for name, ranks in costs.items())
     notes = (
         "Bytes of one step, forward and backward included, at the rank that sends most. The last two columns "
@@ -88,7 +90,7 @@ def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
 
 
 def ratios_table(costs: Costs, command: str) -> Table:
-    """Muon against the AdamW that does the same work: bytes in three columns, seconds, state."""
+    """Ratios of Muon to the AdamW that does the same work: bytes in three columns, seconds, state."""
     rows = tuple(_ratio_row(name, costs[name], costs[other]) for name, other in AGAINST.items())
     notes = (
         "Ratios; above 1 Muon costs more. Bytes and state are summed over ranks. Seconds are of the slowest "
@@ -123,18 +125,18 @@ def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
 
 
 def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
-    """Each round's seconds at the rank that takes longest."""
+    """Each round's seconds on the slowest rank."""
     both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
     return [max(row) for row in zip(*both, strict=True)]
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
-    """Each round's share of what follows backward, each part at the rank that takes longest with it."""
+    """The share of each round that follows backward, with each part taken from the rank slowest in it."""
     return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
 def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
-    """Each round's seconds of one part, at the rank that takes longest with it."""
+    """Each round's seconds for one part, on the rank that is slowest in it."""
     return [max(row) for row in zip(*(getattr(r.seconds, part) for r in ranks), strict=True)]
 
 
@@ -168,7 +170,7 @@ def _middle(values: Sequence[float]) -> float:
 
 
 def state_table(costs: Costs, command: str) -> Table:
-    """What each contender keeps between steps, and the most that its optimizer adds while it steps."""
+    """Bytes that each contender keeps between steps, and the most that its optimizer adds during a step."""
     rows = tuple(_state_row(name, ranks) for name, ranks in costs.items())
     notes = (
         "Bytes, at the rank that holds most; the peak counts every tensor that PyTorch makes after backward "
@@ -207,7 +209,7 @@ VARIANTS: dict[str, Builder] = {
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The peak of one rank's step, by a walk without data and by a real one: bytes, by phase."""
+    """Peak bytes of one rank's step by phase: from a walk without data, and from a real one."""
 
     predicted_by_phase: dict[str, int]
     measured_by_phase: dict[str, int]
@@ -224,7 +226,7 @@ class Peak:
 
 
 def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> dict[str, int]:
-    """The most that one rank's step, flags aside, adds to what it holds, by phase."""
+    """The most bytes that one rank's step (without gradient flags) adds to those it holds, by phase."""
     step = step_over_ones(plan, at, torch.device(device))
     step.present = frozenset(range(len(step.parameters)))
     peaks: dict[str, int] = {}
@@ -240,14 +242,14 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, round_bytes: i
     for name, builder in VARIANTS.items():
         plan = builder(matrices, grid, round_bytes=round_bytes)
         predicted = _peaks(plan, world.at, "meta", lambda walk: walk_alone(walk, lambda request: None))
-        # A backend lets go of its buffers from a thread of its own: the least of five is the step's own peak.
+        # A backend frees its buffers in another thread, so the smallest of five is the step's own peak.
         five = [_peaks(plan, world.at, "cpu", world.run) for _ in range(5)]
         found[name] = Peak(predicted, {phase: min(one[phase] for one in five) for phase in five[0]})
     return found
 
 
 def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> Table:
-    """Per kind from the plan, and the peak both ways."""
+    """The plan's memory by kind, and the predicted and measured peaks."""
     peaks = launch(read_peaks, grid.world_size, args=(list(matrices), grid, round_bytes), timeout=PATIENCE)
     rows = tuple(_memory_row(name, matrices, grid, round_bytes, peaks) for name in VARIANTS)
     notes = (
@@ -280,19 +282,19 @@ def _memory_row(
     }
 
 
-# An interface of one's own
+# Measured on a network interface that nothing else uses
 
 
 @dataclass(frozen=True, slots=True)
 class InterfaceFit:
-    """Of all ranks together: what was fitted, and what the fit was then held against."""
+    """Counts over all ranks: those that were fitted, and the steps that the fit was then checked on."""
 
     fit: tuple[InterfaceCount, ...]
     steps: tuple[InterfaceCount, ...]
 
 
 def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceFit:
-    """Fit sizes on 2 and 4 ranks, then steps of contenders. Only where nobody else uses the interface."""
+    """Fit sizes on 2 and 4 ranks, then contenders' steps. Nothing else may use the interface meanwhile."""
     fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
     runs = launch(read_interface, RANKS, args=(list(names), work, steps), timeout=PATIENCE)
     return InterfaceFit(tuple(fit), tuple(_together(runs)))
@@ -328,11 +330,11 @@ def counters_table(counters: InterfaceFit, command: str) -> Table:
 
 
 def overhead(counters: InterfaceFit) -> tuple[float, float]:
-    """What the fit says a TCP byte and a message cost on the interface."""
+    """The fitted interface bytes per TCP byte and per message."""
     return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
 
 
 def errors(counters: InterfaceFit) -> list[float]:
-    """How far the prediction is off for each contender, as a part of what was counted."""
+    """The relative error of the prediction for each contender."""
     a, b = overhead(counters)
     return [(a * c.wire.tcp + b * c.wire.writes) / c.counted - 1 for c in counters.steps if c.counted]

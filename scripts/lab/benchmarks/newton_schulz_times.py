@@ -1,7 +1,7 @@
-"""Seconds of Newton–Schulz by name: every recipe against ``torch.optim.Muon``'s function, in one process.
+"""Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
-Contenders take turns within each round, so that what else the machine does falls on all of them alike. The
-highest rate of a plain product, read in the same rounds, says how near each is to its own operations.
+Contenders take turns within each round, so that other load on the machine slows all of them alike. The
+highest rate of a plain matrix product, measured in the same rounds, gives the floor of each.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
     "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
     "64 matrices of 128 × 128": ((128, 128),) * 64,
 }
-"""Shapes of what is orthogonalized. GPT-2 small has twelve equal layers: a step, twelve times that."""
+"""Shapes of the matrices to orthogonalize, one layer of GPT-2 small: a step does twelve such layers."""
 
 TORCH = "torch.optim.Muon"
 PEAKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 HALF = 0.5
-"""The share of a symmetric product that is computed where each of its elements is computed once."""
+"""The share of a symmetric product's operations that is left if each element is computed once."""
 
 Contender = Callable[[list[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Seconds of each contender, one a round, and GFLOP/s of plain products, five of each kind a round.
+    """Seconds of each contender, one per round, and GFLOP/s of plain products, five of each kind per round.
 
-    ``chosen`` is what ``"auto"`` took, by shape as text.
+    ``chosen`` is the recipe that ``"auto"`` chose, by shape as text.
     """
 
     work: str
@@ -56,7 +56,7 @@ def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
     """Time the contenders of these names on one work, after a round to warm up."""
     matrices = [draw(shape, seed) for seed, shape in enumerate(WORKS[work])]
     choices = chosen_for(WORKS[work]) if AUTO in names else {}
-    workspace = Workspace()  # one for all, as in a step
+    workspace = Workspace()  # shared by all, as in a step
     contenders = {name: contender(name, choices, workspace) for name in names}
     side = max(min(matrix.shape) for matrix in matrices)
     products = {name: product(dtype, side) for name, dtype in PEAKS.items()}
@@ -73,23 +73,23 @@ def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
 
 
 def chosen_for(shapes: Sequence[Shape]) -> dict[Shape, str]:
-    """Return what ``"auto"`` takes for each shape, measured now."""
+    """Return the recipe that ``"auto"`` chooses for each shape, measured now."""
     wanted = dict.fromkeys(shape_of(*shape) for shape in shapes)
     found = Calibration("this run").measured(wanted, torch.device("cpu"))
     return {shape_of(one.rows, one.columns): one.fastest for one in found.shapes}
 
 
 def draw(shape: tuple[int, int], seed: int) -> Tensor:
-    """Return a Gaussian matrix, fp32, as momentum is."""
+    """Return a Gaussian matrix in fp32, momentum's dtype."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def contender(
     name: str, choices: Mapping[Shape, str] | None = None, workspace: Workspace | None = None
 ) -> Contender:
-    """Return what orthogonalizes a list of matrices: torch's function, ours to its bits, or a recipe.
+    """Return a function that orthogonalizes a list of matrices: torch's, ours to its bits, or a recipe.
 
-    ``"auto"`` gives each matrix to what ``choices`` say for its shape.
+    ``"auto"`` takes the recipe in ``choices`` for each matrix's shape.
     """
     if name == AUTO:
         return _by_shape(choices or {}, workspace or Workspace())
@@ -123,7 +123,7 @@ def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
 def product(
     dtype: torch.dtype, side: int, device: torch.device | str = "cpu"
 ) -> tuple[Callable[[], object], float]:
-    """Return a plain product of square matrices into memory that is there, repeated, and its operations."""
+    """Return a function that repeats a square product into the same memory, and its operations."""
     A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
     out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
 
@@ -143,7 +143,7 @@ def timed(run: Callable[[], object]) -> float:
 
 
 def operations_once(recipe: Recipe, shapes: Sequence[tuple[int, int]]) -> float:
-    """Return the operations of a recipe on these shapes, every symmetric product's elements computed once."""
+    """Return a recipe's operations on these shapes if symmetric products compute each element once."""
     return sum(flops(recipe, *sides, form_of(recipe, *sides), HALF) for sides in shapes)
 
 
@@ -153,7 +153,7 @@ def form_of(recipe: Recipe, rows: int, columns: int) -> Form:
 
 
 def times_table(found: WorkTimes, command: str, where: str) -> Table:
-    """How long each contender took, how many times as fast as torch's it is, and how near its own floor."""
+    """Each contender's time, its speedup over torch's function, and how near it comes to its own floor."""
     base, *_ = median_and_spread(found.seconds[TORCH])
     peaks = {name: max(rates) for name, rates in found.rates.items()}
     rows: list[TableRow] = []
@@ -189,7 +189,7 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
 
 
 def summary(tables: Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]) -> str:
-    """What docs/evidence.md says of tables, each a title and its rows: how many times as fast as torch's."""
+    """The speedups over torch's function in docs/evidence.md, from tables given as titles and rows."""
     lines = [
         '| what, and on which CPU | default | fastest drop-in | `"auto"` | of its own floor |',
         "|---|---|---|---|---|",

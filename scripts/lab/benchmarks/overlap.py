@@ -1,7 +1,7 @@
 """How much of a gradient reduction hides behind backward, on real ranks: ``overlap_grad_reduce``.
 
 Three kinds of rounds take turns in one run: backward alone, backward and then the reduction, and backward
-with the reduction in it. What the last takes beyond the first is exposed.
+with the reduction in it. The time that the last takes longer than the first is the exposed time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
 
 @dataclass(frozen=True, slots=True)
 class OverlapCase:
-    """A chain of ``LAYERS`` square matrices, a matrix a bucket, reduced over ``ranks``."""
+    """A chain of ``LAYERS`` square matrices, one per bucket, whose gradients are reduced over ``ranks``."""
 
     strategy: str
     ranks: int
@@ -41,7 +41,7 @@ class OverlapCase:
 
 @dataclass(frozen=True, slots=True)
 class OverlapSeconds:
-    """Median seconds from before ``backward()`` until gradients are averaged, by kind; whether bits agree."""
+    """Median seconds from before ``backward()`` until gradients are averaged, by kind of round."""
 
     seconds: dict[str, float]
     same_bits: bool
@@ -54,7 +54,7 @@ class OverlapSeconds:
 
 
 def measure_overlap(cases: Sequence[OverlapCase], rounds: int) -> list[OverlapSeconds]:
-    """Each case on real ranks of this machine; the slowest rank counts."""
+    """Time each case on real ranks of this machine; the slowest rank counts."""
     found = []
     for case in cases:
         by_rank = launch(time_rounds, case.ranks, args=(case, rounds), timeout=300)
@@ -100,7 +100,7 @@ def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, li
 
 
 def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: str) -> Table:
-    """A row a case: seconds of each kind, and what stays exposed."""
+    """A row per case: seconds of each kind, and the exposed time."""
     rows: list[TableRow] = [
         {
             "strategy": case.strategy,

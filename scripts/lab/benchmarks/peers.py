@@ -1,7 +1,7 @@
-"""The Muons of other packages, each asked for ``torch.optim.Muon``'s work as nearly as it allows.
+"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as nearly as it allows.
 
-What a package does otherwise stands in its row: a comparison of seconds says something only beside that.
-Nothing is imported until a peer is made. What is not installed, or does not work here, is left out with its
+A package's row says what it does differently: seconds can only be compared with that in mind. A package is
+imported when its contender is made. A package that is not installed, or fails here, is left out, with the
 reason.
 """
 
@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from muon_tutorial.errors import UsageError
 
 SETTINGS: Mapping[str, Any] = {"lr": 1e-4, "weight_decay": 0.1}
-"""What every contender is made with, beside a momentum of 0.95 and Nesterov's."""
+"""Every contender's settings, in addition to a Nesterov momentum of 0.95."""
 
 MOMENTUM = 0.95
 
@@ -33,11 +33,11 @@ Params = list[torch.nn.Parameter]
 
 @dataclass(frozen=True, slots=True)
 class StepContender:
-    """A Muon, how it is made, and what it says of its own work.
+    """A Muon, how it is made, and a description of its work.
 
-    ``source`` is the package and its version. ``coefficients`` and ``steps`` are those of its Newton–Schulz,
-    ``batching`` how equal shapes are treated, ``remark`` what else differs. ``compiles``: its first steps
-    compile, and are taken before anything is counted.
+    ``source`` is the package and its version. ``coefficients`` and ``steps`` are those of its Newton–Schulz.
+    ``batching`` says how it treats equal shapes, ``remark`` what else differs. ``compiles``: its first steps
+    compile, and run before anything is counted.
     """
 
     name: str
@@ -52,7 +52,7 @@ class StepContender:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A package on PyPI, and what makes a contender of it. ``load`` returns the module with its Muon."""
+    """A package on PyPI, and how to make a contender of it. ``load`` returns the module with its Muon."""
 
     package: str
     load: Callable[[], Any]
@@ -74,7 +74,7 @@ class Peer:
             module = self.load()
         except PackageNotFoundError:
             raise UsageError(f"{self.package} is not installed: pip install -e '.[peers]'") from None
-        except Exception as error:  # another's import may fail in any way
+        except Exception as error:  # a foreign import may fail in any way
             raise UsageError(f"{self.package} cannot be imported here: {first_line(error)}") from error
         return StepContender(
             self.package,
@@ -96,9 +96,9 @@ def first_line(error: BaseException) -> str:
 def import_alone(dotted: str) -> ModuleType:
     """Import one module of a package without running the ``__init__`` of the packages it lies in.
 
-    For a module that imports its siblings alone, relatively. ``timm`` as a whole needs a torchvision that was
-    built for the torch at hand; its optimizer needs neither. It gets another name in ``sys.modules``, so that
-    who imports the package itself gets all of it.
+    It works for a module whose own imports within the package are relative and only of its siblings. ``timm``
+    as a whole needs a torchvision built for the installed torch; its optimizer needs neither. The module gets
+    another name in ``sys.modules``, so that importing the package itself still loads all of it.
 
     Raises:
         ModuleNotFoundError: there is no such package or module.

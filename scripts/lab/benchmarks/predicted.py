@@ -1,4 +1,4 @@
-"""The tables that need no process: formulas against ledgers, Gloo against rings, and thousands of ranks."""
+"""The tables that need no processes: formulas against ledgers, Gloo against rings, thousands of ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LAYER_70B = (
 
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
-    """What a rank sends of a tensor of S bytes, as a ring and as Gloo: least and most of any rank."""
+    """Bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo: least and most over ranks."""
     rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
@@ -69,7 +69,7 @@ def _gloo_row(kind: Kind, parts: int) -> TableRow:
 def sample_request(
     kind: Kind, at: Coordinate, each: int, dtype: torch.dtype = torch.float32, device: str = "meta"
 ) -> Collective:
-    """A request of a kind over all ranks of dp, ``each`` elements a rank; position 0 is the root."""
+    """A request of a kind over all ranks of dp, with ``each`` elements per rank; position 0 is the root."""
     parts, whole, rooted = at.size("dp"), each * at.size("dp"), at["dp"] == 0
     sent, received = {
         "all_reduce": (whole, whole),
@@ -88,7 +88,7 @@ def sample_request(
 
 
 def strategies_table(command: str, D: int = 4) -> Table:
-    """Every strategy of the table of formulas, as its formula says and as the plan's ledger does."""
+    """Every strategy in the table of formulas: its bytes by the formula, and by the plan's ledger."""
     rows = tuple(_strategy_rows(D))
     notes = (
         f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "
@@ -126,7 +126,7 @@ def _strategy_rows(D: int) -> Iterator[TableRow]:
 def _strategies_of(
     D: int, N: int, g: int, p: int, ddp: Fraction, zero: Fraction, fsdp2: Fraction
 ) -> Iterator[tuple[str, str, Fraction, Fraction, float | None]]:
-    """Name, formula, what the step sends by it, what was sent before, and the step by the plan's ledger."""
+    """Name, formula, the step's bytes by it, the bytes sent before the step, and its bytes by the ledger."""
     nothing, boundary = Fraction(0), partial(zero1, gather="boundary")
     yield "AdamW, DDP", "2ρNg", ddp, nothing, None
     yield "AdamW, ZeRO-1", "ρN(g+p)", zero, nothing, None
@@ -168,7 +168,7 @@ def _straddling(D: int, g: int, p: int) -> float:
 
 
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
-    """The hidden matrices of a Llama of 70 billion parameters, cut over tp, and over dp as FSDP2 would."""
+    """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and over dp as by FSDP2 if asked."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
     rows = [
         (f"layers.{layer}.{name}", shape, (("tp", Shard(dim)), *inner))
@@ -219,7 +219,7 @@ def _thousands_row(
 
 
 def regimes_table(command: str) -> Table:
-    """One model, 64 ranks, other grids: where tensor parallelism and dtypes push the ratio."""
+    """One model on 64 ranks and several grids: how tensor parallelism and dtypes change the ratio."""
     rows = [
         _regime_row(dp, tp, g, p, size)
         for dp, tp in ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
@@ -254,7 +254,7 @@ def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> TableRow:
 
 
 def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
-    """Mean bytes over one rank of each dp position, by phase: tp positions send alike."""
+    """Mean bytes by phase, over one rank of each dp position: all tp positions send the same."""
     found: dict[str, float] = {}
     for place in range(grid.size("dp")):
         for entry in predict(plan, grid.at(grid.rank({"dp": place}))).entries:

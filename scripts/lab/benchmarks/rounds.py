@@ -1,7 +1,7 @@
-"""Whether owners work at the same time: steps of real ranks, with sleep in place of Newton–Schulz or without.
+"""Whether owners work at the same time: steps of real ranks, with Newton–Schulz or with sleep in its place.
 
-Sleeping ranks need no core, so that any machine shows what as many machines would: the makespan of the plan,
-with real messages around it. Real work stands beside ranks that share it and exchange nothing.
+Sleeping ranks need no core, so one machine shows the plan's makespan as many machines would, with real
+messages around it. Steps with real work are compared with ranks that share it and exchange nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ EQUAL = ((128, 128),) * 16
 UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
 EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
 SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
-ONE, ALL = 1, None  # an owner's matrices in a round: one, whatever its size; or what the default takes
+ONE, ALL = 1, None  # an owner's matrices in a round: one of any size, or as many as by default
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
     "Default options: Newton–Schulz as ``torch.optim.Muon`` does it, in bf16. *apart*: each rank steps its "
@@ -66,7 +66,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class SleepCase:
-    """Matrices of ``shapes`` on ``ranks`` ranks; the costliest one's iterations sleep ``seconds``.
+    """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest one, a rank sleeps ``seconds``.
 
     ``limit`` is the strategies' own limit of a round, in bytes; None leaves the default.
     """
@@ -78,14 +78,16 @@ class SleepCase:
     limit: int | None = None
 
     def sleeps(self) -> list[float]:
-        """How long each matrix sleeps: by its operations."""
+        """Seconds of sleep for each matrix, in proportion to its operations."""
         costs = [newton_schulz_cost(shape) for shape in self.shapes]
         return [self.seconds * cost / max(costs) for cost in costs]
 
     @property
     def best(self) -> float:
-        """Seconds that no way of giving whole matrices to ranks can beat: the fair share, or the costliest
-        matrix; for equal matrices, as many as the busiest rank must have."""
+        """The least seconds possible if ranks take whole matrices: the fair share or the costliest matrix.
+
+        For equal matrices: the time of as many as the busiest rank must have.
+        """
         sleeps = self.sleeps()
         if len(set(sleeps)) == 1:
             return math.ceil(len(sleeps) / self.ranks) * sleeps[0]
@@ -94,7 +96,7 @@ class SleepCase:
 
 @dataclass(frozen=True, slots=True)
 class SleepStep:
-    """What one strategy's step took: seconds, and the most bytes a rank held, measured and predicted."""
+    """One strategy's step: seconds, and the most bytes a rank held, measured and predicted."""
 
     case: SleepCase
     strategy: str
@@ -105,7 +107,7 @@ class SleepStep:
 
 
 def cases(ranks: Sequence[int]) -> list[SleepCase]:
-    """Equal matrices, unequal ones, and experts beside dense ones, on each number of ranks."""
+    """Equal matrices, unequal ones, and experts next to dense ones, on each number of ranks."""
     shapes = {"16 equal": EQUAL, "16 unequal": UNEQUAL, "48 experts, 16 dense": EXPERTS}
     return [
         SleepCase(name, its, count, NAP, limit)
@@ -116,7 +118,7 @@ def cases(ranks: Sequence[int]) -> list[SleepCase]:
 
 
 def run_case(case: SleepCase, strategies: Sequence[str]) -> list[SleepStep]:
-    """Steps of every strategy on real ranks: the fastest of some, and one more whose memory is counted."""
+    """Steps of every strategy on real ranks: the fastest of several, and one more whose memory is counted."""
     rows = launch(_on_rank, case.ranks, args=(case, list(strategies)), timeout=PATIENCE)
     worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
     return [
@@ -162,7 +164,7 @@ def _fastest(muon: Muon, times: int) -> float:
 
 
 def _timed(muon: Muon) -> float:
-    """Seconds of a step, from when all ranks are there to when all are through."""
+    """Seconds of a step, from when all ranks are ready until all have finished."""
     for param in muon.param_groups[0]["params"]:
         param.grad = torch.ones_like(param)
     dist.barrier()
@@ -173,7 +175,7 @@ def _timed(muon: Muon) -> float:
 
 
 def real_table(command: str) -> Table:
-    """Steps by default options, one thread a rank, beside ranks that step their parts and send nothing."""
+    """Steps with default options and one thread per rank, and steps of ranks that send nothing."""
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
@@ -206,7 +208,7 @@ def _predicted(plan: Plan, rank: int) -> int:
 
 
 def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
-    """Seconds of each case and strategy, over the best that whole matrices allow."""
+    """Seconds of each case and strategy, over the lower bound for whole matrices."""
     rows: tuple[TableRow, ...] = tuple(
         {
             "matrices": it.case.name,

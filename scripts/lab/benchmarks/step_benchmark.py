@@ -1,8 +1,8 @@
 """Seconds and memory of whole optimizer steps: this Muon by every name, ``torch.optim``'s, other packages'.
 
-All step the same parameters with the same gradients, in turns within one process, so that what else the
-machine does falls on all of them alike. Each has a momentum of its own. The first step of each is not timed:
-it is watched, for memory, for the products that it computes, and for how close its update is to torch's.
+All step the same parameters with the same gradients, in turns within one process, so that other load on the
+machine slows all of them alike. Each has a momentum of its own. The first step of each is not timed, but
+watched: its memory, the products it computes, and how close its update is to torch's.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ TORCH = "torch.optim.Muon"
 OURS = "this Muon"
 THIS = "this package"
 LAYER = ((768, 768),) * 4 + ((3072, 768), (768, 3072))
-"""The hidden matrices of a layer of GPT-2 small, query, key and value apart. All its twelve are equal."""
+"""The hidden matrices of one of GPT-2 small's twelve equal layers; query, key and value are separate."""
 GPT2_LAYERS = 12
 PRODUCTS_A_ROUND = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StepSet:
-    """What is stepped: fp32 matrices of these shapes, and gradients whose columns get smaller and smaller.
+    """The parameters to step, fp32 matrices of these shapes, and gradients with ever smaller columns.
 
-    A Gaussian matrix is nearly orthogonal already: leaving it alone would look like orthogonalizing it.
+    A Gaussian gradient is nearly orthogonal already: leaving it unchanged would look like orthogonalizing it.
     """
 
     shapes: tuple[tuple[int, int], ...]
 
     @classmethod
     def layers(cls, count: int) -> StepSet:
-        """So many layers of GPT-2 small."""
+        """``count`` layers of GPT-2 small."""
         return cls(LAYER * count)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all matrices once, in fp32."""
+        """Bytes of one copy of all matrices, in fp32."""
         return 4 * sum(rows * columns for rows, columns in self.shapes)
 
     def draw(self, seed: int, scale: float, device: torch.device) -> list[Tensor]:
-        """One Gaussian matrix a shape."""
+        """One Gaussian matrix per shape."""
         generator = torch.Generator().manual_seed(seed)
         return [scale * torch.randn(shape, generator=generator).to(device) for shape in self.shapes]
 
     def parameters(self, device: torch.device) -> Params:
-        """The parameters, as GPT-2 begins."""
+        """The parameters, initialized as in GPT-2."""
         return [torch.nn.Parameter(matrix) for matrix in self.draw(0, 0.02, device)]
 
     def gradients(self, device: torch.device) -> list[Tensor]:
@@ -71,9 +71,9 @@ class StepSet:
 
 @dataclass(frozen=True, slots=True)
 class ContenderSteps:
-    """One contender's steps: seconds, one a round, and what its first one did.
+    """One contender's steps: seconds, one per round, and facts about its first one.
 
-    ``cosine`` compares the update of the first layer with torch's, each as one vector.
+    ``cosine`` compares its update of the first layer with torch's, each as one vector.
     """
 
     contender: StepContender
@@ -84,7 +84,7 @@ class ContenderSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """All contenders of one run, torch's first; GFLOP/s of plain products, by dtype; and who was left out."""
+    """All contenders of one run, torch's first; GFLOP/s of plain products by dtype; who was left out."""
 
     work: StepSet
     steps: Sequence[ContenderSteps]
@@ -100,7 +100,7 @@ def ways() -> tuple[str, ...]:
 def contenders(names: Sequence[str] | None = None) -> tuple[list[StepContender], list[str]]:
     """Torch's Muon, this one by each name (all of ``ways()`` unless given), and other packages'.
 
-    The second list says, a line each, which packages were left out and why.
+    The second list has a line per package that was left out, with the reason.
     """
     theirs = StepContender(
         TORCH, f"torch {torch.__version__}", _make_torch, KELLER_JORDAN_TEXT, 5, "one by one"
@@ -137,7 +137,7 @@ def our_contender(name: str) -> StepContender:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FirstStep:
-    """A contender that has taken its first step: what that did, and the update of the first layer."""
+    """A contender after its first step: what that step did, and its update of the first layer."""
 
     contender: StepContender
     optimizer: Optimizer
@@ -152,9 +152,9 @@ def measure_steps(
     device: torch.device,
     say: Callable[[str], object] = lambda what: None,
 ) -> StepRun:
-    """Time the contenders, the first of which the others' updates are compared with.
+    """Time the contenders. All updates are compared with the first contender's.
 
-    A package whose step fails is left out, with its reason. ``say`` is told what comes next.
+    A package whose step fails is left out, with the reason. ``say`` is called with each step to come.
     """
     params, gradients = work.parameters(device), work.gradients(device)
     firsts, left_out = first_steps(chosen, params, gradients, device, say)
@@ -189,7 +189,7 @@ def first_steps(
         say(f"first step of {contender.name}")
         try:
             firsts.append(first_step(contender, params, gradients, device))
-        except Exception as error:  # another's step may fail in any way
+        except Exception as error:  # a foreign step may fail in any way
             if contender.source == THIS:
                 raise
             left_out.append(f"{contender.name} failed here: {first_line(error)}")
@@ -206,7 +206,7 @@ def first_step(
         made.append(contender.make(params))
         made[0].step()
 
-    if contender.compiles or contender.source == THIS:  # what is compiled, measured or tried out but once
+    if contender.compiles or contender.source == THIS:  # to compile, measure or try things out, once
         given = give(params, gradients)
         begin()
         made.clear()
@@ -223,7 +223,7 @@ def first_step(
 
 
 def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Give parameters a copy of their gradients, which some contenders write to; returns the copies."""
+    """Give each parameter a copy of its gradient, since some contenders write to it; returns the copies."""
     copies = [gradient.clone() for gradient in gradients]
     for param, copy in zip(params, copies, strict=True):
         param.grad = copy
@@ -240,7 +240,7 @@ def time_step(optimizer: Optimizer, device: torch.device) -> float:
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told."""
+    """Wait until a GPU has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -272,8 +272,8 @@ WORK_TITLE = "What each of them does"
 
 
 def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Table:
-    """Milliseconds of a step, how many times as fast as torch's, and peak memory. ``missing``: who is not
-    there, a line each."""
+    """Milliseconds of a step, its speedup over torch's, and peak memory. ``missing``: a line for each
+    contender that was left out."""
     base = run.steps[0].seconds
     rows: list[TableRow] = []
     for one in run.steps:
@@ -301,12 +301,12 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
 
 
 def extra_bytes(seen: StepWork, work: StepSet) -> int:
-    """The peak beyond parameters and gradients, which were there, and one momentum, which was made."""
+    """The peak without parameters, gradients and one momentum."""
     return seen.peak - work.nbytes
 
 
 def work_table(run: StepRun, command: str) -> Table:
-    """Coefficients, iterations, batching, the products that were seen, and how close to torch's update."""
+    """Coefficients, iterations, batching, the products observed, and the cosine to torch's update."""
     rows: tuple[TableRow, ...] = tuple(
         {
             "contender": one.contender.name,

@@ -1,7 +1,7 @@
-"""Seconds of a step: what the timed world says beside what real ranks take, on links of several speeds.
+"""Seconds of a step, predicted by the timed world and measured on real ranks, over links of several speeds.
 
-The step is the package's own over parameters and gradients of ones, without a model around it. Nothing here
-was used to fit the machine: ``timing/calibrate`` sees single collectives and single operations alone.
+The step is the package's own, over parameters and gradients of ones, without a model around it. Nothing here
+was used to fit the machine: ``timing/calibrate`` measures only single collectives and single operations.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MBIT = 1e6 / 8
 
 @dataclass(frozen=True, slots=True)
 class StepCase:
-    """One configuration: what is stepped, on which grid, how, and over which link.
+    """One configuration: the matrices to step, the grid, the strategy and its options, and the link.
 
-    ``mbit`` is what the loopback carries in Mbit/s, all ranks together; None where nothing limits it.
+    ``mbit`` is the loopback's limit in Mbit/s, for all ranks together; None if nothing limits it.
     ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped.
     """
 
@@ -114,7 +114,7 @@ def hidden_matrices(width: int, layers: int, cut: bool) -> list[Matrix]:
 def measure_steps(found: Sequence[StepCase], rounds: int, timeout: float = 600.0) -> list[float]:
     """Seconds of each case's step on real ranks of this machine: the median over rounds of the slowest rank.
 
-    Cases of one grid take turns within a launch, so that all meet the same machine.
+    Cases of one grid take turns within a launch, so that other load affects all of them equally.
     """
     seconds: dict[StepCase, float] = {}
     for axes in dict.fromkeys(case.axes for case in found):
@@ -151,24 +151,24 @@ def on_link(machine: Machine, mbit: int | None) -> Machine:
 
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:
-    """What the timed world says of a case: all ranks walked, each with a clock of its own."""
+    """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
     grid, plan, meta = case.grid, case.plan, torch.device("meta")
     walks = [step_over_ones(plan, grid.at(rank), meta, case.window).step() for rank in grid.ranks]
     return TimedWorld(grid, on_link(machine, case.mbit)).run(walks)
 
 
 NAMES = ("strategy", "grid", "bucket bytes", "window", "link", "width", "layers")
-"""What a table calls the parts of a case."""
+"""A table's names for the parts of a case."""
 
 
 def named(case: StepCase) -> tuple[str | int, ...]:
-    """A case as the table of steps has it: what ``NAMES`` say, in their order."""
+    """A case as a row in the table of steps: the values for ``NAMES``, in their order."""
     grid, link = str(case.grid), case.link
     return case.strategy, grid, case.round_bytes, case.window, link, case.width, case.layers
 
 
 def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """A row a case, with how far the prediction is off."""
+    """A row per case, with the prediction's error."""
     rows: list[TableRow] = [
         {
             **dict(zip(NAMES, named(case), strict=True)),
@@ -188,7 +188,7 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
 
 
 def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """What a window of three buckets saves of a step's time with a window of one: measured and predicted."""
+    """The time that a window of three buckets saves over a window of one: measured and predicted."""
     seconds = {case: both for (case, *both) in _with_predictions(found, said)}
     rows: list[TableRow] = []
     for case, (measured, predicted) in seconds.items():
@@ -215,22 +215,22 @@ def _with_predictions(
 
 
 def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """How far predictions are off, by link and over all, and how often the faster of two was told right."""
+    """The predictions' errors, by link and over all, and how often they name the faster of two cases."""
     rows = []
     for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
         chosen = [
             (seen, its) for case, seen, its in _with_predictions(found, said) if link in ("all", case.link)
         ]
         seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
-        rows.append(accuracy(link, seen, its))  # of what the table of all of them holds
+        rows.append(accuracy(link, seen, its))  # of the rounded values in the table
     return Table("How far predicted seconds are off", tuple(rows), command)
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, ninth tenth and largest error, and the share of telling pairs whose order was told right."""
+    """Median, 90th percentile and largest error, and the share of clearly different pairs ordered right."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
-        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a tie tells nothing
+        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
         for i, j in combinations(range(len(seen)), 2)
         if max(seen[i], seen[j]) > (1 + TELLING) * min(seen[i], seen[j])
     ]

@@ -1,7 +1,7 @@
-"""What a step did, as PyTorch's profiler saw it: memory beyond what it keeps, and matrix products.
+"""Measures a step with PyTorch's profiler: its extra memory, and its matrix products.
 
-The same instrument for every contender, whoever wrote it and on any device: it sees what PyTorch allocates,
-compiled code included. A library's own scratch memory, as oneDNN's, is not in it.
+It works for every contender, from any package and on any device: it sees what PyTorch allocates, including
+in compiled code. It does not see a library's own scratch memory, such as oneDNN's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ PRODUCTS = {
     **dict.fromkeys(("aten::mm", "aten::bmm"), 0),
     **dict.fromkeys(("aten::addmm", "aten::baddbmm", "aten::addmm_", "aten::baddbmm_"), 1),
 }
-"""Matrix products, and which argument is the first factor. The profiler itself counts none in place."""
+"""Matrix products, and the index of the argument that is the first factor. The profiler's own count leaves
+out products in place."""
 SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double": "fp64"}
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """``peak``: the most bytes that were allocated at once beyond those at the beginning. ``left``: those
-    that still are at the end. ``operations``: floating-point operations of matrix products, by dtype."""
+    """``peak``: the most bytes that were allocated at once beyond those at the beginning. ``left``: how many
+    still are at the end. ``operations``: floating-point operations of matrix products, by dtype."""
 
     peak: int
     left: int
@@ -45,7 +46,7 @@ class StepWork:
 
 
 def watch(run: Callable[[], object], device: torch.device) -> StepWork:
-    """Run something once, and return what it did."""
+    """Run something once, and return its memory and products."""
     options: dict[str, Any] = {"profile_memory": True, "record_shapes": True}
     with profile(activities=[ProfilerActivity.CPU], **options) as seen:
         run()
@@ -71,7 +72,7 @@ def watch(run: Callable[[], object], device: torch.device) -> StepWork:
 
 
 def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
-    """Of a product of two matrices, or stacks of them, by the shapes of its arguments.
+    """Floating-point operations of a product of two matrices, or stacks of them, from the arguments' shapes.
 
     >>> _operations([[2, 3], [3, 4]], 0)
     48.0
@@ -93,7 +94,7 @@ def _running(sizes: Iterable[int]) -> tuple[int, int]:
 
 
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of the tensors that an optimizer's state holds, however deep they lie in it."""
+    """Bytes of the tensors in an optimizer's state, at any depth."""
     return sum(tensor.nbytes for tensor in _tensors(optimizer.state))
 
 

@@ -1,8 +1,8 @@
 """Seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, all numbers of ranks in turns in one launch.
 
 Every rank holds all parameters and the same averaged gradients, as under DDP. While some ranks step, the
-others wait for the next turn. Beside the strategies stands what two ranks could do at best: each steps its
-half of the matrices, the half that ``owner`` gives it, as a process of its own that tells nobody.
+others wait for the next turn. The strategies are compared with the best that two ranks could do: each steps
+the half of the matrices that ``owner`` gives it, as a separate process that sends nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     OVERLAPPED: {"strategy": "owner", "window": 2},
     "round_robin": {"strategy": "round_robin"},
 }
-"""What a table calls each, and the optimizer's options for it."""
+"""The optimizer's options for each strategy, by its name in the tables."""
 RANKS = (1, 2, 4, 8)
 
 
@@ -51,8 +51,8 @@ class RankCase:
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """A case's steps: seconds of the slowest rank, one a round; the most that a rank's first step allocated
-    beyond parameters, gradients and momentum; and the most momentum that a rank keeps. Bytes."""
+    """A case's steps: seconds of the slowest rank, one per round; the most bytes that a rank's first step
+    allocated beyond parameters, gradients and momentum; and the most bytes of momentum that a rank keeps."""
 
     case: RankCase
     seconds: Sequence[float]
@@ -70,7 +70,7 @@ class RankPart:
 
 
 def cases(ranks: Sequence[int] = RANKS, strategies: Iterable[str] = STRATEGIES) -> list[RankCase]:
-    """Every strategy on every number of ranks, in the order of their turns; on one rank ``owner`` alone."""
+    """Every strategy on every number of ranks, in the order of their turns; on one rank, only ``owner``."""
     found = []
     for count in ranks:
         found += [RankCase(name, count) for name in strategies if count > 1 or name == OWNER]
@@ -102,7 +102,7 @@ def _together(case: RankCase, parts: Sequence[RankPart]) -> RankSteps:
 def time_cases(
     rank: int, work: StepSet, chosen: Sequence[RankCase], rounds: int, device_type: str, orthogonalize: str
 ) -> Mapping[RankCase, RankPart]:
-    """One rank's part in every case that it is in. All ranks must call."""
+    """One rank's part in every case in which it takes part. All ranks must call."""
     torch.set_num_threads(1)
     held = RankSet.of(
         work, torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
@@ -117,9 +117,9 @@ def time_cases(
             steps[case], parts[case] = held.first_step(case, mine, meshes[case.ranks], orthogonalize)
     for _ in range(rounds):
         for case in chosen:
-            dist.barrier()  # the turn before is over
+            dist.barrier()  # the previous turn is over
             given = give(held.params, held.gradients) if rank < case.ranks else []
-            dist.barrier()  # all of this turn have their gradients
+            dist.barrier()  # all ranks of this turn have their gradients
             if rank < case.ranks:
                 parts[case].seconds.append(time_step(steps[case], held.device))
             del given
@@ -128,7 +128,7 @@ def time_cases(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankSet:
-    """What one rank holds: all parameters, with their gradients."""
+    """All parameters and their gradients, as one rank holds them."""
 
     device: torch.device
     params: Params
@@ -163,8 +163,8 @@ def _meshes(counts: Sequence[int], device_type: str) -> dict[int, DeviceMesh]:
 
 
 def _stepped(case: RankCase, params: Params, mesh: DeviceMesh, rank: int) -> Params:
-    """The parameters that a rank's optimizer is over: all, or ``owner``'s half. All the case's ranks must
-    call."""
+    """The parameters for a rank's optimizer: all, or the half that ``owner`` gives the rank. All the case's
+    ranks must call."""
     if case.strategy != APART:
         return params
     plan = Muon(params, strategy=OWNER, mesh=mesh, **_UNCOMPARED).plan
@@ -173,7 +173,7 @@ def _stepped(case: RankCase, params: Params, mesh: DeviceMesh, rank: int) -> Par
 
 
 _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": None}
-"""Ranks step the same parameters under several cases, so that their values drift apart. Seconds do not."""
+"""Turns comparisons off: the ranks' values drift apart under several cases. Seconds do not depend on that."""
 
 
 def _make(case: RankCase, params: Params, mesh: DeviceMesh, orthogonalize: str) -> Muon:
@@ -187,7 +187,7 @@ RANKS_TITLE = "Whole steps over ranks"
 
 
 def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) -> Table:
-    """Milliseconds of a step, how many times as fast as ``owner`` on one rank, and memory."""
+    """Milliseconds of a step, its speedup over ``owner`` on one rank, and memory."""
     base = next(one.seconds for one in found if one.case == RankCase(OWNER, 1))
     rows: list[TableRow] = []
     for one in found:
@@ -217,7 +217,7 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
 
 
 def ratios(found: Sequence[RankSteps]) -> dict[str, str]:
-    """What is asked of ``owner``, in words, from the medians of ratios within each turn."""
+    """The goals for ``owner`` as sentences, with the medians of ratios within each turn."""
     seconds = {one.case: one.seconds for one in found}
 
     def ratio(above: RankCase, below: RankCase) -> float | None:
@@ -247,5 +247,5 @@ def ratios(found: Sequence[RankSteps]) -> dict[str, str]:
 
 
 def upper(text: str) -> str:
-    """A sentence with a capital."""
+    """The text with its first letter capitalized."""
     return text[0].upper() + text[1:]

@@ -1,6 +1,6 @@
-"""Draws steps as predicted and as recorded, one above the other for each rank, on one axis of time.
+"""Draws steps as predicted and as recorded, one above the other for each rank, on one time axis.
 
-A function of the timelines alone, to the byte. Each band has a rank's processor, and its transfers below.
+The same timelines give the same bytes. Each band shows a rank's processor, and its transfers below.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ WORDS: dict[Doing, str] = {
 }
 BAND = 26
 THINNEST = 1500
-"""Bars narrower than this part of a step are not drawn: nobody would see them."""
+"""Bars shorter than a step over this number are not drawn: they would be too thin to see."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelinePair:
-    """A step by a name, as predicted and as recorded."""
+    """A step with a name, as predicted and as recorded."""
 
     name: str
     predicted: StepTimeline
@@ -45,7 +45,7 @@ class TimelinePair:
 
     @property
     def worst(self) -> float:
-        """How far a phase's begin or end is from its prediction at most, in parts of the recorded step."""
+        """The largest error of a phase's begin or end, as a fraction of the recorded step."""
         return max(gap.worst for gap in compare_phases(self.predicted, self.recorded))
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Saves and loads that are broken off: a rank is struck at a file it touches, or disagrees with the others.
+"""Interrupted saves and loads: a rank is struck as it touches a file, or disagrees with the others.
 
-Files are seen by Python's audit events: a strike comes at one that is opened, renamed or removed. Afterwards
-one process looks at what is left on disk.
+Python's audit events report when a rank opens, renames or removes a file; the strike comes at one of them.
+Afterwards, one process checks the files left on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .strikes import STRIKES, Trigger
 from .tampering import NEW, OLD
 
 HALF = "half loaded"
-"""The file by which a rank says that a refused load has changed something."""
+"""A rank writes this file if a refused load has changed something."""
 
 
 def _no_space() -> None:
@@ -94,7 +94,7 @@ class FileEvents:
 def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRecord:
     """Train, save, train, save, and load again; one rank is struck in the second save, or in the load.
 
-    ``usual``: what the struck rank does undisturbed.
+    ``usual``: the struck rank's file accesses and times without a fault.
     """
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp)))
     model, both = saved_job.build(case.strategy, world)
@@ -130,7 +130,7 @@ def _load_wholly(store: Store, model: Any, both: Any, note: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Undisturbed:
-    """How many files a rank touches in a save and in a load, and the seconds of the save."""
+    """The number of file events on a rank in a save and in a load, and the seconds of the save."""
 
     saving: int
     loading: int
@@ -138,7 +138,7 @@ class Undisturbed:
 
 
 def count_files(rank: int, root: str) -> Undisturbed:
-    """Save and load undisturbed."""
+    """Save and load without a fault."""
     world = LiveWorld(build_mesh(Grid.of(dp=2)))
     model, both = saved_job.build("zero1 all", world)
     saved_job.train(model, both, world, 0, OLD)
@@ -162,7 +162,7 @@ def _strike_saving(case: Case, root: str, usual: Undisturbed, model: Any, store:
 
 
 def _arm(case: Case, root: str, usual: Undisturbed) -> None:
-    """Strike at a file, or, where it is a kill, at any moment of the time that a save takes."""
+    """Arm a strike at a file event or, for a kill, at any moment during a save."""
     hit, dice = _Armed(case, root), case.random
     if case.kind == "SIGKILL while saving" and dice.random() < 0.5:
         threading.Timer(dice.random() * usual.seconds, hit).start()
@@ -172,7 +172,7 @@ def _arm(case: Case, root: str, usual: Undisturbed) -> None:
 
 
 class _Armed(Trigger):
-    """A trigger that is pulled by a file, not by a phase."""
+    """A trigger that a file event pulls, instead of a phase."""
 
     def __init__(self, case: Case, root: str) -> None:
         self._strike, self._phase, self._path = AT_A_FILE[case.kind], case.phase, Path(root).parent / STRUCK
@@ -182,7 +182,7 @@ class _Armed(Trigger):
 
 
 def left_on_disk(root: Path) -> Seen:
-    """What one process finds after a broken save: the newest state, and whether saving works again."""
+    """Check in one process after a broken save: the newest state, and whether saving works again."""
     begun = time.monotonic()
     store = Store(root / "store")
     try:
@@ -203,7 +203,7 @@ def left_on_disk(root: Path) -> Seen:
 
 
 def _load_newest(store: Store) -> int | None:
-    """The step of the newest state; None where its tensors are not that step's."""
+    """The step of the newest state; None if its tensors are not that step's."""
     model, both = saved_job.build("", None)
     model.fill(OTHER)
     step = store.load(model, both)
@@ -211,7 +211,7 @@ def _load_newest(store: Store) -> int | None:
 
 
 def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
-    """One of two savers: trains, waits for the other, saves to the same place; returns a refusal, if any."""
+    """One of two savers: trains, waits for the other, saves to the same place; returns the refusal's text."""
     world = LiveWorld(build_mesh(Grid.of(dp=2)))
     model, both = saved_job.build("zero1 all", world)
     saved_job.train(model, both, world, 0, steps)
@@ -227,7 +227,7 @@ def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
 
 
 def after_two_savers(folder: Path, first: str, second: str) -> Seen:
-    """What one process finds where two jobs saved; what each was told, which is nothing if it was saved."""
+    """Check in one process after two jobs saved; ``first`` and ``second`` are their refusals, "" if saved."""
     said = {OLD: first, NEW: second}
     told = " / ".join(text for text in said.values() if text)
     model, both = saved_job.build("", None)

@@ -1,7 +1,7 @@
-"""Runs cases, each by the starter it names, and has each judged. What shares a launch is decided here.
+"""Runs each case with the starter it names, has it judged, and decides which cases share a launch.
 
-Data faults that leave the ranks in step share launches by the hundred, tampered checkpoints one process; what
-ends or stops a process gets a launch of its own.
+Data faults that leave the ranks in step share launches by the dozen, and tampered checkpoints share one
+process; a fault that ends or stops a process gets a launch of its own.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from .judge import blame, judge, slowest
 from .processes import children, left_behind, mark, server
 
 Show = Callable[[Outcome], None]
-_ALIKE = 60  # characters by which two ranks' errors are the same
-SESSION = 60  # cases in a launch, at most
+_ALIKE = 60  # two ranks' errors are the same if this many first characters are
+SESSION = 60  # most cases in a launch
 _KILLED = re.compile(r"rank (\d+)(?: of \d+)?:? was killed by (SIG\w+)")
 _OWN_DEATHS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
 
 class Campaign:
-    """A campaign in progress; ``close`` removes its files. One a process."""
+    """A campaign in progress; ``close`` removes its files. At most one per process."""
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="muon-faults-"))
@@ -57,7 +57,7 @@ class Campaign:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, cases: Sequence[Case], show: Show = lambda outcome: None) -> list[Outcome]:
-        """Run cases; returns an outcome each, in their order."""
+        """Run cases; returns one outcome per case, in their order."""
         found: dict[int, Outcome] = {}
 
         def done(outcome: Outcome) -> None:
@@ -79,7 +79,7 @@ class Campaign:
             return Outcome(case, "not guarded", "nothing compares replicas in mid run", 0.0)
         try:
             seen = self._play(case)
-        except Exception as error:  # one case must not cost the others their run
+        except Exception as error:  # one case must not end the campaign
             where = f"the campaign itself, or what it called here, raised {type(error).__name__}: {error}"
             seen = Seen(message=where, message_type=type(error).__name__, named=False)
         orphans = (*seen.orphans, *left_behind(self.mark))
@@ -106,7 +106,7 @@ class Campaign:
 
     @property
     def saves(self) -> Path:
-        """Two checkpoints of one job, written by four ranks when they are first asked for."""
+        """Two checkpoints of one job, written by four ranks on first use."""
         if self._saves is None:
             self._saves = self._new_folder()
             launch(tampering.prepare, 4, args=(str(self._saves),), output="quiet", timeout=10 * TIMEOUT)
@@ -135,7 +135,7 @@ class Campaign:
         )
 
     def _sessions(self, cases: list[Case]) -> Iterator[Outcome]:
-        """Play data faults of one grid, launch after launch until none is left."""
+        """Run data faults of one grid, launch after launch until none is left."""
         while cases:
             now, begun, folder = cases[:SESSION], time.monotonic(), str(self._new_folder())
             error = _error_of(lambda now=now, folder=folder: _session(now, folder))  # type: ignore[misc]
@@ -157,7 +157,7 @@ class Campaign:
 
 
 def warm_up() -> None:
-    """Wait until the server that forks ranks has imported what they need: that is no case's time."""
+    """Wait until the server that forks ranks has finished its imports, so no case is charged for them."""
     deadline = time.monotonic() + 60
     while not all(launch(_has_imports, 1, output="quiet")) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -196,7 +196,7 @@ def _error_of(run: Callable[[], object]) -> BaseException | None:
 
 
 def _of_notes(case: Case, notes: dict[int, Any], error: BaseException | None) -> Seen:
-    """What the ranks noted of a case in a session, and what became of the session if it ended there."""
+    """The ranks' notes on a case in a session, and the session's error if it ended at this case."""
     records = tuple(note for note in notes.values() if isinstance(note, RankRecord))
     begun = [note[1] for note in notes.values() if not isinstance(note, RankRecord) and note[0] == BEGUN]
     seen = Seen() if error is None else _of_error(case, error)
@@ -206,7 +206,7 @@ def _of_notes(case: Case, notes: dict[int, Any], error: BaseException | None) ->
 
 
 def _of_error(case: Case, error: BaseException) -> Seen:
-    """What a launch's error says: its words, the rank it names, and who was killed by a fault of ours."""
+    """What a launch's error shows: its text, the rank it names, and signals that were not the fault."""
     kind, text = type(error).__name__, str(error)
     if not isinstance(error, LaunchError):
         return Seen(message=f"{kind}: {text}", message_type=kind, named=isinstance(error, TutorialError))
@@ -220,18 +220,18 @@ def _of_error(case: Case, error: BaseException) -> Seen:
         if blame(said, case.rank) != "unnamed" or any(
             each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:]
         ):
-            blamed = None  # it is judged by its own words: which rank reports it first is chance
+            blamed = None  # judged by its text: which rank reports it first is chance
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
     if first.startswith("no rank failed by itself"):
-        blamed = None  # a rank that only waited carries the error
-    # A wrong number, unlike a killed process, is due an error of the package's own.
+        blamed = None  # the error is attached to a rank that only waited
+    # A data fault, unlike a killed process, must give one of the package's own errors.
     bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first
     return Seen(message=first, message_type=kind, named=not bare, blamed=blamed, signals=theirs)
 
 
 def _of_others(original: Exception, report: str) -> list[str]:
-    """What other ranks raised of the same class, as a launch's report has it."""
+    """Errors of the same class on other ranks, from a launch's report."""
     name, lines = type(original).__name__, report.partition("The other ranks:")[2].splitlines()
     return [line.partition(f"{name}: ")[2] for line in lines if f"{name}: " in line]
 
@@ -241,7 +241,7 @@ def _is_the_strike(case: Case, rank: int, name: str) -> bool:
 
 
 def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Seen:
-    """One launch for one case."""
+    """Run one launch for one case."""
     method: Any = "spawn" if case.starter == "spawn" else "fork"
     try:
         values = launch(
@@ -259,14 +259,14 @@ def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Se
 
 
 def since_struck(folder: Path) -> float:
-    """Seconds since a rank noted that its fault happened; none where it did not."""
+    """Seconds since a rank noted that its fault happened; 0 if it did not happen."""
     with contextlib.suppress(OSError, ValueError):
         return time.monotonic() - float((folder / STRUCK).read_text())
     return 0.0
 
 
 def _struck(case: Case, folder: Path) -> Seen:
-    """A launch in which one rank is struck, by itself or, while it starts, from outside."""
+    """A launch in which one rank is struck: by itself or, during its start, from outside."""
     gift = strikes.Gift(case, str(folder))
     if case.phase != strikes.STARTING:
         return launched(case, folder, strikes.suffer, case, gift, str(folder))
@@ -283,7 +283,7 @@ def _struck(case: Case, folder: Path) -> Seen:
 
 
 def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> None:
-    """Send a signal to a rank soon after it was forked, at the latest before it has joined the others."""
+    """Send a signal to a rank soon after its fork, before it has joined the others."""
     assert case.rank is not None
     wait, pid = case.random.random() * 0.03, server()
     while pid is not None and not over.is_set():
@@ -298,7 +298,7 @@ def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> Non
 
 
 def _two_savers(folder: Path) -> Seen:
-    """Two jobs save to one place at once. Who is told that a state was saved must find it there."""
+    """Two jobs save to one place at once. A job that is told its state was saved must find it there."""
     said: dict[str, Any] = {}
 
     def run(mine: str, other: str, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""What a fault is, what was seen of it, and how it ended: plain records."""
+"""Plain records of a fault, the observations of it, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 Starter = Literal["launch", "spawn", "torchrun", "train", "LocalWorld", "one process"]
 
 Verdict = Literal[
-    "named",  # one named error on every rank that could speak, and it says which rank
+    "named",  # one named error on every rank that could report, and it says which rank
     "survived",  # equal to the oracle, to the bit
     "wrong rank",
     "unnamed",
@@ -21,26 +21,26 @@ Verdict = Literal[
     "half load",
     "retry refused",
     "executed pickle",
-    "not guarded",  # the package has no guard against this kind yet: the case was not run
+    "not guarded",  # not run: the package has no guard against this kind yet
 ]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 GOOD = ("named", "survived")
 
 TIMEOUT = 4.0
-"""Seconds a rank waits for the others in every case."""
+"""Seconds that a rank waits for the others in every case."""
 PATIENCE = 2.0
 """Seconds beyond the timeout after which a case counts as a hang."""
 
 
 STRUCK = "struck"
-"""The file in a case's folder that says when its fault happened (monotonic seconds)."""
+"""The file in a case's folder that holds the time of its fault (monotonic seconds)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fault: the ``number``-th drawn from ``seed``. ``rank`` breaks, or nobody alone where it is None.
+    """One fault: the ``number``-th drawn from ``seed``. ``rank`` is at fault; None: no single rank is.
 
-    ``dice`` decides what the other fields leave open: which matrix, which byte.
+    ``dice`` seeds the choices that the other fields leave open: which matrix, which byte.
     """
 
     seed: int
@@ -56,12 +56,12 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.dp * self.tp
 
     @property
     def random(self) -> Random:
-        """The case's own dice, the same on all ranks."""
+        """The case's own random generator, the same on all ranks."""
         return Random(self.dice)
 
     def __str__(self) -> str:
@@ -72,10 +72,10 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What one rank saw of a case. ``error`` is empty where it met none; ``named``: it is the package's own.
+    """One rank's record of a case. ``error`` is "" if there was none; ``named``: it is the package's own.
 
-    ``unchanged``: after the error its tensors were as before. ``equal``: at the end they were the oracle's.
-    None where that was not looked at. Times are in seconds.
+    ``unchanged``: its tensors were the same after the error as before. ``equal``: at the end they equalled
+    the oracle's. Either is None if it was not checked. Times are in seconds.
     """
 
     rank: int
@@ -91,8 +91,8 @@ class RankRecord:
 class Seen:
     """Everything that was observed of a case.
 
-    ``message`` and ``blamed`` are what the starter said, and the rank it named; ``line_due``: its words
-    should have been one line. ``seconds`` are counted from the fault to the end, where that is known.
+    ``message`` is the starter's error and ``blamed`` the rank it named; ``line_due``: that error should have
+    been one line. ``seconds`` are counted from the fault to the end, if that is known.
     """
 
     records: tuple[RankRecord, ...] = ()
@@ -103,18 +103,18 @@ class Seen:
     line_due: bool = False
     seconds: float = 0.0
     limit: float = TIMEOUT + PATIENCE
-    signals: tuple[str, ...] = ()  # that ended a rank and were not the fault itself
+    signals: tuple[str, ...] = ()  # signals that ended a rank, except the fault itself
     orphans: tuple[str, ...] = ()
     executed: bool = False
     half_loaded: bool = False
     retry_refused: str = ""
-    struck: bool = True  # False: the run was over before the fault came
-    equal: bool | None = None  # of a case without records
+    struck: bool = True  # False: the run ended before the fault came
+    equal: bool | None = None  # for a case without records
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A case and its verdict; ``detail`` is one line, ``seconds`` what it took."""
+    """A case and its verdict; ``detail`` is one line, ``seconds`` the case's duration."""
 
     case: Case
     verdict: Verdict
@@ -127,6 +127,6 @@ class Outcome:
         return self.verdict in GOOD
 
     def as_json(self) -> dict[str, Any]:
-        """For the file beside the table."""
+        """The outcome as plain data, for the file next to the table."""
         row = asdict(self.case) | {"verdict": self.verdict, "detail": self.detail}
         return row | {"seconds": round(self.seconds, 3)}

@@ -1,6 +1,6 @@
-"""Faults that leave processes alone: wrong gradients, settings, values and orders, on one rank or on all.
+"""Faults in data, not in processes: wrong gradients, settings, values and orders, on one rank or on all.
 
-Each changes what a rank builds, or what it holds just before one step. Knows nothing of how that is noticed.
+Each changes what a rank builds, or its tensors just before one step. It does not know how that is detected.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ from muon_tutorial.step.parameter_state import local_part
 from . import job
 from .job import Blueprint, Rig, altered
 
-HUGE = 2e38  # finite in float32 and bfloat16; the sum of two is not
+HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
-"""Faults that leave a rank without a gradient: where the step averages, it counts as zero."""
+"""Faults that leave a rank without a gradient: if the step averages, it counts as zero."""
 GUARD = "compare_every"
-"""The keyword by which ``Muon`` is told how often to compare replicas in mid run."""
+"""Muon's keyword for how often it compares replicas during a run."""
 
 
 def has_guard() -> bool:
-    """Whether this package's Muon compares replicas in mid run."""
+    """Whether this package's Muon compares replicas during a run."""
     return GUARD in inspect.signature(Muon).parameters
 
 
 @dataclass(frozen=True, slots=True)
 class DataFault:
-    """What a faulty rank builds otherwise (``build``), and does before one step (``strike``).
+    """A change in what a faulty rank builds (``build``), or an action before one step (``strike``).
 
-    ``everywhere``: on all ranks. ``ready``: all ranks ready their gradients before it strikes.
-    ``repairable``: after a refusal, gradients given anew make the step go through. ``turns``: how often the
-    faulty rank steps. ``alone``: it may leave the ranks out of step, and gets a launch of its own.
-    ``needs_guard``: only a comparison in mid run can see it. ``fits``: of strategy, dp and tp.
+    ``everywhere``: on all ranks. ``ready``: all ranks ready their gradients before the strike.
+    ``repairable``: after a refusal, setting the gradients again lets the step succeed. ``turns``: how often
+    the faulty rank steps. ``alone``: it may leave the ranks out of step, and gets a launch of its own.
+    ``needs_guard``: only a comparison during the run can detect it. ``fits``: whether it applies to a
+    strategy, dp and tp.
     """
 
     build: Callable[[Blueprint, Random], Blueprint] | None = None
@@ -57,18 +58,18 @@ class DataFault:
 
 
 def pick(dice: Random, rig: Rig) -> int:
-    """One of the matrices of which this rank holds something."""
+    """One of the matrices of which this rank holds at least one entry."""
     return dice.choice([i for i, param in rig.params.items() if local_part(param.detach()).numel()])
 
 
 def local_grad(param: Tensor) -> Tensor:
-    """This rank's part of a gradient that is there."""
+    """This rank's part of an existing gradient."""
     assert param.grad is not None
     return local_part(param.grad)
 
 
 def _gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
-    """Write to a gradient, in place."""
+    """A strike that writes to a gradient in place."""
 
     def strike(rig: Rig, dice: Random) -> None:
         grad = local_grad(rig.params[pick(dice, rig)])
@@ -87,7 +88,7 @@ def _one_entry(value: float) -> Callable[[Tensor], Tensor]:
 
 
 def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
-    """Put another tensor behind ``grad.data``, where torch checks neither shape nor dtype."""
+    """A strike that sets ``grad.data`` to another tensor; torch then checks neither shape nor dtype."""
 
     def strike(rig: Rig, dice: Random) -> None:
         grad = rig.params[pick(dice, rig)].grad
@@ -142,14 +143,14 @@ def _set_back(rig: Rig) -> None:
 
 
 def _other_values(plan: Blueprint, dice: Random) -> Blueprint:
-    """Another seed, for a matrix that other ranks hold too."""
+    """Draw a matrix that other ranks hold too with another seed."""
     made = torch.Generator().manual_seed(dice.randrange(1 << 30))
     other = torch.randn(plan.wholes[job.WHOLE].shape, generator=made)
     return altered(plan, wholes=_with(plan.wholes, job.WHOLE, other))
 
 
 def _one_ulp(plan: Blueprint, dice: Random) -> Blueprint:
-    """The last bit of one entry."""
+    """Change the last bit of one entry."""
     whole = plan.wholes[job.WHOLE].clone()
     whole.view(torch.int32).view(-1)[dice.randrange(whole.numel())] ^= 1
     return altered(plan, wholes=_with(plan.wholes, job.WHOLE, whole))
@@ -197,7 +198,7 @@ def _other_strategy(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
-    """One square matrix cut along rows, which all others hold whole."""
+    """Cut one square matrix along rows that all other ranks hold whole."""
     cuts = (*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :])
     return altered(plan, cuts=cuts)
 
@@ -228,7 +229,7 @@ def _replicated(rig: Rig) -> int:
 
 
 def _flip(tensor: Tensor, dice: Random) -> None:
-    """One bit of the mantissa, as a cosmic ray would."""
+    """Flip one bit of the mantissa, as a cosmic ray would."""
     bits = tensor.view(torch.int32).view(-1)
     bits[dice.randrange(len(bits))] ^= 1 << dice.randrange(10, 23)
 
@@ -261,17 +262,17 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Under FSDP2 nothing is held twice; of a user's own functions only the user knows what is."""
+    """Whether the package knows which ranks keep copies: not for own functions; and FSDP2 keeps none."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Where ranks keep copies. Under zero1 the one rank that steps an entry hands its error to all of dp."""
+    """Whether copies can differ. Under zero1, the one rank that steps an entry sends its error to all dp."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 
 def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
-    """Where every piece has a copy that could tell; of pieces that only tp cut, none has."""
+    """Whether every piece has a copy to compare it with; pieces that only tp cuts have none."""
     return _hand_cut(strategy, dp, tp) and dp > 1
 
 
@@ -343,14 +344,14 @@ FAULTS: Mapping[str, DataFault] = {
 """By name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
-"""Faults that are to be found: unless told so, Muon gives all ranks the first one's values, as DDP does."""
+"""Faults for which Muon must compare: by default it gives all ranks the first one's values, as DDP does."""
 
 NAMELESS = {"equal shapes swapped, without names"}
-"""Faults for which no rank tells names of parameters."""
+"""Faults for which no rank passes names of parameters."""
 
 
 def blueprint_for(kind: str, strategy: str) -> Blueprint:
-    """What the ranks build that are not faulty."""
+    """The blueprint of the ranks that are not faulty."""
     plan = job.blueprint(strategy)
     if kind in COMPARED:
         plan = altered(plan, settings={**plan.settings, "initial_values": "compare"})

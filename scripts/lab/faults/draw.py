@@ -1,4 +1,4 @@
-"""Draws cases: every family its share, every kind of it in turn, all else by the seed's dice."""
+"""Draws cases: each family gets its share, its kinds come in turn, and the seed decides the rest."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SHARES: Mapping[str, float] = {
     "torchrun": 0.02,
     "command line": 0.04,
 }
-"""What part of a campaign each family is."""
+"""Each family's share of a campaign."""
 
 
 def draw(seed: int, size: int, only: str = "") -> list[Case]:
-    """The cases of a seed: always the same, and the first ones of a longer campaign are not a shorter one's.
+    """The cases of a seed and size, always the same. A longer campaign does not begin with a shorter one.
 
-    ``only``: cases of the kinds in whose name these words are.
+    ``only``: only cases of kinds with these words in their name.
     """
     sizes = {family: max(1, round(share * size)) for family, share in SHARES.items()}
     sizes["data"] += size - sum(sizes.values())
@@ -42,7 +42,7 @@ def draw(seed: int, size: int, only: str = "") -> list[Case]:
 
 
 def _in_turn(kinds: list[str], dice: Random, only: str) -> Iterator[str]:
-    """Every kind before any comes again, in an order of the dice's."""
+    """Every kind once before any is repeated, in random order."""
     chosen = [kind for kind in kinds if only in kind]
     for _ in count():
         if not chosen:
@@ -100,7 +100,7 @@ def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
         rank = None if kind == broken_saves.TWO_SAVERS else dice.randrange(2)
         strategy = dice.choice(["zero1 all", "owner", "replicated", job.FSDP2])
         if kind == broken_saves.OTHER_VALUES and strategy == job.FSDP2:
-            strategy = "owner"  # under FSDP2 no two ranks hold the same
+            strategy = "owner"  # under FSDP2, no two ranks hold the same
         yield Case(seed, 0, kind, "saving", rank, strategy, 2, 1, "launch", dice.getrandbits(32))
 
 

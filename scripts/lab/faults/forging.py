@@ -1,8 +1,8 @@
-"""What a stranger could write in place of a checkpoint: objects that act as they are unpickled, and names
-that lead out of the folder; with hashes made right, where a manifest has some.
+"""Forged checkpoints: objects that run code when unpickled, and names that lead out of the folder; the
+hashes in a manifest are corrected to match.
 
-Knows two forms: the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and a sealed JSON manifest
-that lists files with their hashes, and the boxes of tensors in them.
+Knows two formats: the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and a sealed JSON manifest
+that lists files with their hashes and the boxes of the tensors in them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 SENTINEL = "executed"
-"""The folder that code inside a forged checkpoint makes, beside it."""
+"""The folder that code in a forged checkpoint makes next to it."""
 _SEALED = re.compile(rb'\{"sha256": "[0-9a-f]{64}",\n"manifest": (.*)\}\n', re.DOTALL)
 
 
 class Evil:
-    """Makes a folder as it is unpickled."""
+    """An object that makes a folder when it is unpickled."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.sentinel = checkpoint.parent / SENTINEL
@@ -42,14 +42,14 @@ def files(folder: Path) -> list[Path]:
 
 
 def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
-    """A file of the checkpoint becomes a pickle, bare or as ``torch.save`` writes one."""
+    """Replace a file of the checkpoint by a pickle, bare or as ``torch.save`` writes one."""
     path, evil = dice.choice(files(folder)), Evil(folder)
     path.write_bytes(pickle.dumps(evil) if dice.random() < 0.5 else _saved(evil))
     _seal_again(folder, lambda content: None)
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """The metadata stay right, and hold one object more."""
+    """Add one object to the metadata, which otherwise stay right."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))
@@ -60,7 +60,7 @@ def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
 
 
 def pickle_in_a_tensor(folder: Path, other: Path, dice: Random) -> None:
-    """The bytes of one tensor are an object's, and the manifest says so."""
+    """Replace one tensor's bytes by a pickled object, and correct the manifest."""
     evil = _saved(Evil(folder))
 
     def put(content: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ def pickle_in_a_tensor(folder: Path, other: Path, dice: Random) -> None:
 
 
 def climb_out(folder: Path, other: Path, dice: Random) -> None:
-    """The metadata name files outside the folder, which are there."""
+    """Make the metadata name existing files outside the folder."""
     away = folder.parent / "elsewhere"
     shutil.copytree(other, away)
     path = folder / ".metadata"
@@ -100,7 +100,7 @@ def _saved(thing: object) -> bytes:
 
 
 def _seal_again(folder: Path, change: Callable[[dict[str, Any]], None]) -> bool:
-    """Change each manifest, and make its sizes and hashes right; False where there is none."""
+    """Change each manifest, and correct its sizes and hashes; returns False if there is no manifest."""
     found = [(path, _SEALED.fullmatch(path.read_bytes())) for path in folder.glob("*.json")]
     sealed = [(path, match) for path, match in found if match]
     for path, match in sealed:

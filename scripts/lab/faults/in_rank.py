@@ -1,7 +1,7 @@
 """Data faults on real ranks: many cases in one launch, as long as they leave the ranks in step.
 
-After each case the ranks tell each other what they saw, over a group of their own. Where one of them met an
-error that is not the package's, the rest of the cases is left to another launch.
+After each case the ranks exchange their observations over a separate group. If one of them met an error
+that is not the package's, the remaining cases are left to another launch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BEGUN = "begun"
 
 
 def play_cases(rank: int, cases: Sequence[Case], folder: str) -> int:
-    """Play cases of one grid, and write what this rank saw of each; returns how many were played."""
+    """Run cases of one grid, and write this rank's record of each; returns the number of cases run."""
     world = LiveWorld(build_mesh(Grid.of(dp=cases[0].dp, tp=cases[0].tp)))
     aside = dist.new_group(timeout=timedelta(seconds=10 * TIMEOUT))
     for done, case in enumerate(cases):
@@ -50,7 +50,7 @@ def note(folder: str, rank: int, number: int, what: Any) -> None:
 
 
 def read_notes(folder: str, ranks: int) -> dict[int, dict[int, Any]]:
-    """What each rank last noted of each case: number → rank → record, or (BEGUN, when)."""
+    """Each rank's last note on each case: number → rank → record, or (BEGUN, when)."""
     found: dict[int, dict[int, Any]] = {}
     for rank in range(ranks):
         path = Path(folder, f"rank{rank}.jsonl")
@@ -62,7 +62,7 @@ def read_notes(folder: str, ranks: int) -> dict[int, dict[int, Any]]:
 
 
 def play(case: Case, world: LiveWorld) -> RankRecord:
-    """One case on this rank: build, step, and see what came of it."""
+    """Run one case on this rank: build, step, and record the result."""
     fault, begun = FAULTS[case.kind], time.monotonic()
     try:
         rig = job.build(faulty_blueprint(case, world.at), world)
@@ -79,14 +79,14 @@ def play(case: Case, world: LiveWorld) -> RankRecord:
             rig.muon.step()
     except Exception as error:
         record = _refused(case, world.at, error, begun)
-        if not fault.needs_guard:  # that one is found after the fact
+        if not fault.needs_guard:  # such a fault is found after the fact
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     return RankRecord(world.at.rank, equal=equals_oracle(case, rig), seconds=time.monotonic() - begun)
 
 
 def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
-    """Strike, on the faulty rank."""
+    """Strike if this rank is the faulty one."""
     if fault.ready:
         rig.muon.ready_gradients()
     if fault.strike is not None and is_faulty(case, rig.at):
@@ -94,17 +94,17 @@ def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
 
 
 def turns(case: Case, fault: DataFault, step: int, at: Coordinate) -> int:
-    """How often a rank steps."""
+    """The number of times that this rank steps."""
     return fault.turns if step == job.FAULT_AT and is_faulty(case, at) else 1
 
 
 def is_faulty(case: Case, at: Coordinate) -> bool:
-    """Whether the fault is this rank's."""
+    """Whether this rank is faulty."""
     return case.rank is None or case.rank == at.rank
 
 
 def faulty_blueprint(case: Case, at: Coordinate) -> Blueprint:
-    """What this rank builds in a case."""
+    """The blueprint of this rank in a case."""
     plan, fault = blueprint_for(case.kind, case.strategy), FAULTS[case.kind]
     if fault.build is None or not is_faulty(case, at):
         return plan
@@ -112,13 +112,13 @@ def faulty_blueprint(case: Case, at: Coordinate) -> Blueprint:
 
 
 def equals_oracle(case: Case, rig: Rig) -> bool:
-    """Whether this rank ended with what one process has, fed the same gradients."""
+    """Whether this rank ended with the same matrices as one process with the same gradients."""
     plan = rig.blueprint if case.rank is None else blueprint_for(case.kind, case.strategy)
     return rig.equals(job.oracle(plan, _given(case, rig)))
 
 
 def _given(case: Case, rig: Rig) -> Given | None:
-    """What a fault that was not refused makes of the mean gradients."""
+    """How a fault that was not refused changes the mean gradients; None if it does not."""
     if case.kind == OVERFLOW:
         return lambda step, index, grad: torch.full_like(grad, HUGE)
     if case.kind not in NO_GRADIENT or not rig.blueprint.averages or case.rank is None:
@@ -133,7 +133,7 @@ def _refused(case: Case, at: Coordinate, error: Exception, begun: float) -> Rank
 
 
 def _go_on(case: Case, fault: DataFault, rig: Rig, step: int, record: RankRecord) -> RankRecord:
-    """After a refusal: repair, and see whether training goes on to the oracle's bits."""
+    """After a refusal: repair, and check whether training goes on to the oracle's bits."""
     if not (record.named and fault.repairable):
         return record
     try:
@@ -151,7 +151,7 @@ def _go_on(case: Case, fault: DataFault, rig: Rig, step: int, record: RankRecord
 
 
 def play_locally(case: Case) -> list[RankRecord]:
-    """The same with all ranks in this process."""
+    """Run a case with all ranks in this process."""
     fault, begun, grid = FAULTS[case.kind], time.monotonic(), Grid.of(dp=case.dp, tp=case.tp)
     world = LocalWorld(grid)
     rigs: list[Rig] = []
@@ -174,7 +174,7 @@ def play_locally(case: Case) -> list[RankRecord]:
 
 
 def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
-    """One case in a launch of its own: what goes wrong is the launch's to report."""
+    """Run one case in a launch of its own, which reports the errors."""
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
     fault = FAULTS[case.kind]
     if is_faulty(case, world.at):

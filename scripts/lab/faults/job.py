@@ -1,8 +1,8 @@
-"""The small training job that every fault is put into, and its oracle: ``torch.optim.Muon`` in one process.
+"""The small training job that every fault disturbs, and its oracle: ``torch.optim.Muon`` in one process.
 
-Gradients are whole numbers of 2⁻⁶, so that averages over 2, 3 or 4 ranks are exact and every strategy must
-give the oracle's bits. Where a strategy averages, dp positions get different ones. ``gram``, which is held to
-a bound in place of bits, is not among them.
+Gradients are multiples of 2⁻⁶, so averages over 2, 3 or 4 ranks are exact and every strategy must give the
+oracle's bits. If a strategy averages, dp positions get different gradients. ``gram`` is not included, since
+its error has a bound but its bits may differ.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from muon_tutorial.worlds.local import LocalMesh
 
 SHAPES = ((8, 12), (12, 8), (4, 12), (12, 4), (8, 8), (8, 12))
 CUTS: tuple[Placement, ...] = (Shard(0), Shard(1), Shard(1), Shard(0), Replicate(), Shard(0))
-WHOLE = 4  # the matrix that every rank holds whole, where parameters are plain
-TWINS = (0, 5)  # two of the same shape, cut alike
+WHOLE = 4  # the matrix that every rank holds whole if parameters are plain tensors
+TWINS = (0, 5)  # two matrices of the same shape and cut
 STEPS = 4
-FAULT_AT = 1  # the step that is disturbed
+FAULT_AT = 1  # the step with the fault
 
 PLANNED: Mapping[str, Builder] = {
     "zero1 all": partial(zero1, gather="all", round_bytes=400),
@@ -56,7 +56,7 @@ STRATEGIES = (*PLANNED, FSDP2, OWN_FUNCTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a rank is told to build; a fault hands one rank another one. ``order`` lists the matrices."""
+    """What a rank must build; a fault gives one rank a different one. ``order`` lists the matrices."""
 
     strategy: str
     wholes: tuple[Tensor, ...]
@@ -73,7 +73,7 @@ class Blueprint:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rig:
-    """One rank's model and optimizer. ``params`` are by number of the matrix, whatever their order."""
+    """One rank's model and optimizer. ``params`` are indexed by the matrix's number, not by ``order``."""
 
     blueprint: Blueprint
     at: Coordinate
@@ -98,7 +98,7 @@ class Rig:
         return found.hexdigest()
 
     def equals(self, wholes: Sequence[Tensor]) -> bool:
-        """Whether this rank holds its parts of these matrices, to the bit."""
+        """Whether this rank holds exactly its parts of these matrices."""
         if len(wholes) != len(self.params):
             return False
         for index, param in self.params.items():
@@ -110,7 +110,7 @@ class Rig:
 
 
 def blueprint(strategy: str) -> Blueprint:
-    """What all ranks build where nothing is wrong."""
+    """The blueprint of all ranks without a fault."""
     return Blueprint(strategy, first_values())
 
 
@@ -118,7 +118,7 @@ def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
     """One rank's parameters and optimizer. All ranks must call.
 
     Raises:
-        TutorialError: what the package says of a blueprint that does not fit.
+        TutorialError: the package's error about a blueprint that does not fit.
     """
     params = _parameters(plan, world)
     named = [(f"w{index}", params[index]) for index in plan.order]
@@ -136,10 +136,10 @@ def first_values() -> tuple[Tensor, ...]:
 
 
 def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:
-    """The whole gradient of one matrix as a dp position sees it."""
+    """The whole gradient of one matrix at a dp position."""
     mean, spread = _grains(step, index, tuple(plan.wholes[index].shape))
     places = at.size("dp")
-    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # adds up to nothing over dp
+    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # adds up to zero over dp
     return (mean + off * spread) * 2.0**-6
 
 
@@ -153,11 +153,11 @@ def _grains(step: int, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tens
 
 
 Given = Callable[[int, int, Tensor], Tensor]
-"""What a step's mean gradient becomes by a fault: of the step, the matrix' number, and the gradient."""
+"""How a fault changes a mean gradient: a function of the step, the matrix's number, and the gradient."""
 
 
 def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:
-    """The matrices after all steps of ``torch.optim.Muon`` on the whole of them."""
+    """The matrices after all steps of ``torch.optim.Muon`` on whole matrices."""
     if given is None and plan.wholes is first_values() and plan.settings == {"lr": 0.02}:
         return list(_usual_oracle())
     return _stepped(plan.wholes, plan.settings, given or _as_it_is)
@@ -174,7 +174,7 @@ def _usual_oracle() -> tuple[Tensor, ...]:
 
 def _stepped(wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given) -> list[Tensor]:
     params = [nn.Parameter(whole.clone()) for whole in wholes]
-    # torch's own divides by a side of no length; there is nothing in such a matrix to be held to it.
+    # torch's own divides by a side of length 0; such a matrix has no entries to compare.
     known = {key: value for key, value in settings.items() if key in _STOCK}
     muon = torch.optim.Muon([param for param in params if param.numel()], **known)
     for step in range(STEPS):
@@ -186,7 +186,7 @@ def _stepped(wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given
 
 
 def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
-    """The mean gradient where the rank at ``at`` gives none for one matrix: its own counts as zero."""
+    """The mean gradient if the rank at ``at`` has none for one matrix: its part counts as zero."""
     whole = gradient(rig.blueprint, at, FAULT_AT, missing)
     box = shard_box(tuple(whole.shape), rig.blueprint.cuts[missing], at["tp"], at.size("tp"))
 
@@ -221,7 +221,7 @@ def _over_tp(whole: Tensor, cut: Placement, world: LiveWorld) -> nn.Parameter:
 
 
 def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
-    """The keywords by which Muon is told how it is distributed."""
+    """Muon's keywords for how it is distributed."""
     if strategy == FSDP2:
         return {"distributed_config": create_dtensor_config()}
     if strategy == OWN_FUNCTIONS:
@@ -231,7 +231,7 @@ def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
 
 
 def own_functions(world: LiveWorld) -> DistributedConfig:
-    """What a user might write for parameters that every rank holds whole: the owners take turns."""
+    """Functions that a user might write for parameters that every rank holds whole; owners take turns."""
 
     def assign(params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         return {index: index % world.grid.world_size for index in range(len(params))}
@@ -271,10 +271,10 @@ def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """A tensor as it lies in memory: equal bytes are equal bits, NaN or not."""
+    """A tensor's bytes, which compare its bits even for NaN."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def altered(plan: Blueprint, **fields: Any) -> Blueprint:
-    """The same blueprint with some fields set otherwise."""
+    """The same blueprint with some fields changed."""
     return replace(plan, **fields)

@@ -1,6 +1,6 @@
-"""From what was seen of a case to its verdict. Pure: it starts nothing and reads no file.
+"""Turns the observations of a case into its verdict. Pure: it starts nothing and reads no file.
 
-The worst thing seen decides: a run that names the right rank and leaves an orphan behind has left an orphan.
+The worst observation decides: a run that names the right rank but leaves an orphan gets the verdict "orphan".
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .case import Case, RankRecord, Seen, Verdict
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
 _TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # no other rank holds the same part
-_NOBODY = "no rank failed by itself"  # what a launch says where every rank only waited
+_NOBODY = "no rank failed by itself"  # a launch's text if every rank only waited
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 _LONGEST = 300  # characters of detail
 
@@ -26,7 +26,7 @@ def judge(case: Case, seen: Seen) -> tuple[Verdict, str]:
 
 
 def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
-    """What was found, the worst first."""
+    """All verdicts that apply, the worst first, each with its reason."""
     said = _errors(seen)
     if seen.executed:
         yield "executed pickle", "code inside the checkpoint ran"
@@ -60,7 +60,7 @@ def _differences(seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
 
 
 def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
-    """Whether what was said is named, on all ranks, and blames the right one."""
+    """Whether the errors are named, on all ranks, and blame the right rank."""
     raw = [record for record in seen.records if record.error and not record.named]
     if raw or not seen.named:
         kind = raw[0].error_type if raw else seen.message_type
@@ -81,10 +81,10 @@ def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, s
 
 
 def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> Verdict:
-    """Whether a message says which rank it was; ``blamed`` is the rank that a launch's error carries.
+    """Whether a message blames the guilty rank; ``blamed`` is the rank that a launch's error carries.
 
-    A rank is blamed where it stands alone: "rank 2: …" beside "rank 0, 1, 3: …". Where every rank stands
-    alone the first to be named is blamed; of two that differ, both are. Of ``ranks`` in all, that may be all.
+    A rank is blamed if it is listed alone: "rank 2: …" next to "rank 0, 1, 3: …". If every rank is listed
+    alone, the first one is blamed. If two ranks differ, both are blamed, which may be all of ``ranks``.
     """
     if blamed is not None:
         return "named" if blamed == guilty else "wrong rank"
@@ -104,13 +104,13 @@ def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> 
 
 
 def _errors(seen: Seen) -> list[str]:
-    """Every distinct thing that was said, the starter's words first."""
+    """All distinct error messages, the starter's first."""
     said = [seen.message, *(record.error for record in seen.records)]
     return list(dict.fromkeys(text for text in said if text))
 
 
 def one_line(text: str) -> str:
-    """A message as it fits into a table, without the folders of this machine."""
+    """A message as one line for a table, without this machine's folders."""
     line = _FOLDERS.sub("…/", " ".join(text.split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
 

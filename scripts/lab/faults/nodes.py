@@ -1,4 +1,4 @@
-"""Two nodes on one machine that lose each other: network namespaces joined by a link, an agent in each.
+"""Two nodes on one machine that lose their connection: two network namespaces with a link, an agent in each.
 
 python -m scripts.lab.faults.nodes --seed 0 --jobs 4 --losses 5
 """
@@ -27,11 +27,11 @@ OURS = "muon_tutorial torchrun"
 PATIENCE = 300.0
 """Seconds for a job to take its next step on a busy machine."""
 BOUND = 1e-3
-"""How far losses may be from the undisturbed ones where sums were taken on fewer ranks."""
+"""How far losses may differ from the undisturbed ones, since sums over fewer ranks round differently."""
 
 
 class NoNamespacesError(Exception):
-    """This kernel allows no network namespaces without root; says which command failed."""
+    """This kernel allows no network namespaces without root; the text names the command that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class Node:
     address: str
 
     def inside(self, *command: str) -> list[str]:
-        """A command line that runs a command there."""
+        """A command line that runs a command in the namespace."""
         return ["nsenter", "-t", str(self.keeper), "-U", "-n", "--preserve-credentials", *command]
 
     def sh(self, line: str) -> None:
-        """Run a command there."""
+        """Run a command in the namespace."""
         subprocess.run(self.inside(*line.split()), check=True, capture_output=True, text=True)
 
     def agent(
@@ -58,7 +58,7 @@ class Node:
         module: str = "muon_tutorial torchrun",
         least: int = 2,
     ) -> subprocess.Popen[str]:
-        """One agent, with one rank; of two, of which ``least`` must be there. Its words go to a file."""
+        """Start one of two agents with one rank each; at least ``least`` must join. Output goes to a file."""
         starter = [sys.executable, "-m", *module.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
         rdzv = [
             "--rdzv-backend=c10d",
@@ -125,7 +125,7 @@ def final_bits(run: Path, steps: int) -> list[tuple[str, str]]:
 
 
 def alone(folder: Path, steps: int) -> Path:
-    """The same job on one machine."""
+    """Run the same job on one machine, undisturbed."""
     command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
     subprocess.run([*command, "--out", "alone"], cwd=folder, check=True, capture_output=True)
     return folder / "alone"
@@ -136,10 +136,10 @@ def _saving(steps: int) -> tuple[str, ...]:
 
 
 def wait_for_a_step(run: Path, agents: Sequence[subprocess.Popen[str]], wanted: int) -> None:
-    """Wait until so many steps are recorded.
+    """Wait until ``wanted`` steps are recorded.
 
     Raises:
-        TimeoutError: they do not come, or all agents have ended.
+        TimeoutError: the steps do not come, or all agents have ended.
     """
     deadline = time.monotonic() + PATIENCE
     while len(losses(run)) < wanted:
@@ -151,7 +151,7 @@ def wait_for_a_step(run: Path, agents: Sequence[subprocess.Popen[str]], wanted: 
 
 @dataclass(slots=True)
 class Job:
-    """A run on two nodes that is disturbed; ``seconds`` are from each loss to the next step."""
+    """A disturbed run on two nodes; ``seconds`` are from each loss to the next step."""
 
     nodes: tuple[Node, Node]
     folder: Path
@@ -171,7 +171,7 @@ class Job:
         return node.agent(self.folder, self.nodes[0].address, *options, least=self.least)
 
     def lose(self, kind: str, dice: Random) -> None:
-        """Lose the second node or its link for some seconds; where one node is enough, the node for good."""
+        """Lose the second node or its link for some seconds; if one node suffices, lose the node for good."""
         wait_for_a_step(self.run, self.agents, len(losses(self.run)) + dice.randint(1, 6))
         file, lost, right = self.run / "metrics.jsonl", time.monotonic(), self.nodes[1]
         before = file.stat().st_ino
@@ -186,7 +186,7 @@ class Job:
                 time.sleep(dice.uniform(0.0, 5.0))
                 self.agents[1] = self.start(right)
         seen = len(losses(self.run))
-        # Ranks that go on write the file anew; a link may be back before anybody misses it.
+        # Resumed ranks write a new file; but a link may be back before any rank misses it.
         while file.stat().st_ino == before and not (kind == "link" and len(losses(self.run)) > seen):
             if time.monotonic() > lost + PATIENCE:
                 raise TimeoutError("it did not go on")
@@ -198,7 +198,7 @@ class Job:
 def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
-    """Whether a job that loses a node or the link in turn ends as the undisturbed one; seconds to go on."""
+    """Whether a job that repeatedly loses a node or link ends like an undisturbed one; seconds to resume."""
     whole = alone(folder, steps)
     with two_nodes() as nodes:
         job = Job(nodes, folder, steps, least, [], [])
@@ -221,7 +221,7 @@ def disturbed(
 
 
 def main() -> int:
-    """Disturb jobs, every fourth of which goes on with one node, and show each; 1 where one went wrong."""
+    """Disturb jobs, every fourth of which may go on with one node, and show each; returns 1 if one failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)

@@ -1,4 +1,4 @@
-"""A ``train`` that gets signals as schedulers send them, at random times: what it leaves, and how it ends.
+"""Sends ``train`` signals, as schedulers do, at random times, and checks its checkpoint and its end.
 
 python -m scripts.lab.faults.preempted --seed 0 --count 100
 """
@@ -26,12 +26,12 @@ Under = Literal["launch", "torchrun"]
 SCRIPT = Path(__file__).resolve().parents[2] / "distributed_muon.py"
 SIGNALS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1")
 STARTING, ENDING = 90.0, 5.0
-"""Seconds for the first step to come, and to end in after a signal."""
+"""Seconds until the first step must come, and seconds after a signal until the run must have ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run and its signal, and what was seen: ``steps`` taken and ``saved``, the seconds to its end."""
+    """One run, its signal, and the observations: ``steps`` taken and ``saved``, seconds to its end."""
 
     under: Under
     ranks: int
@@ -48,14 +48,14 @@ class Trial:
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended in time, with the signal's code, and left a whole checkpoint, or no step."""
+        """Whether it ended in time, with the signal's code, and with a whole checkpoint if it took a step."""
         number = signal.Signals["SIGTERM" if self.sent == "SIGUSR1" else self.sent]
         ended = self.code in (128 + number, -number) and self.seconds < ENDING
         return ended and bool(self.saved or not self.steps) and not (self.tracebacks or self.orphans)
 
 
 def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> Trial:
-    """Start a run, send it a signal at a random moment of its life, and see."""
+    """Start a run, send it a signal at a random moment, and record how it ends."""
     every = dice.choice(([], ["--save-every", "5"]))
     words = _words(under, ranks, [*every, "--out", "run"])
     case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
@@ -107,7 +107,7 @@ def _send(started: Started, name: str, whom: str) -> None:
 
 
 def main() -> int:
-    """Run trials under both starters, on 2 and 4 ranks in turn, and show each; 1 where one ended badly."""
+    """Run trials under both starters, on 2 and 4 ranks in turn, and show each; 1 if one ended badly."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)

@@ -1,4 +1,4 @@
-"""Finds the campaign's processes by a mark in their environment, wherever they were started from."""
+"""Finds the campaign's processes by a mark in their environment, however they were started."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 MARK = "MUON_FAULTS_MARK"
 """The environment variable that every process of a campaign inherits."""
 LEAVING = 2.0
-"""Seconds that processes have to be gone once their launch has ended."""
+"""Seconds within which processes must be gone after their launch has ended."""
 
 
 def mark(value: str) -> None:
-    """Mark this process, and all that it starts from now on. Must come before the first launch."""
+    """Mark this process and all that it starts from now on. Must be called before the first launch."""
     os.environ[MARK] = value
 
 
 def marked(value: str) -> list[int]:
-    """The processes with this mark, but for this one and the server that it keeps to fork ranks."""
+    """The processes with this mark, except this one and its fork server."""
     wanted = f"{MARK}={value}".encode()
     found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [pid for pid in found if pid != os.getpid() and _has(pid, wanted) and not _is_our_server(pid)]
 
 
 def left_behind(value: str) -> tuple[str, ...]:
-    """Those that are still there after a while, as a table shows them; they are ended."""
+    """End the marked processes that remain after ``LEAVING`` seconds; return them as text for a table."""
     deadline = time.monotonic() + LEAVING
     while (found := marked(value)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -44,9 +44,9 @@ def server() -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process: those of a thread in the order in which it started them.
+    """The children of a process, for each thread in the order in which it started them.
 
-    Their numbers are no order: they begin again from the lowest one.
+    Sorting by pid would not give that order, because pids wrap around.
     """
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):

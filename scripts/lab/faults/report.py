@@ -1,4 +1,4 @@
-"""The campaign's table: kinds against verdicts, in Markdown and as data."""
+"""Writes the campaign's table, kinds against verdicts, in Markdown and as data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .case import GOOD, VERDICTS, Outcome
 
 
 def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
-    """By kind and verdict, in the order in which kinds first come."""
+    """Cases by kind and verdict, with kinds in order of first appearance."""
     found: dict[str, dict[str, int]] = {}
     for outcome in outcomes:
         row = found.setdefault(outcome.case.kind, dict.fromkeys(VERDICTS, 0))
@@ -19,13 +19,13 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """Of the refusals of what one rank did, the part that named it."""
+    """The fraction of refusals of one rank's fault that name the rank."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict not in ("survived", "not guarded")]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 
 
 def as_data(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that ``faults.json`` keeps: the table, and every outcome that was not good."""
+    """The contents of ``faults.json``: the table, and every outcome that was not good."""
     bad = [outcome.as_json() for outcome in outcomes if not outcome.is_good]
     return {
         "facts": dict(facts),
@@ -37,7 +37,7 @@ def as_data(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, 
 
 
 def totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
-    """By verdict."""
+    """Cases by verdict."""
     return {name: sum(o.verdict == name for o in outcomes) for name in VERDICTS}
 
 
@@ -74,7 +74,7 @@ def _how_they_end() -> list[str]:
 
 
 def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:
-    """The first of each kind and verdict, with the command that runs it again."""
+    """The first bad outcome of each kind and verdict, with the command that runs it again."""
     first: dict[tuple[str, str], Outcome] = {}
     for outcome in outcomes:
         if not outcome.is_good and outcome.verdict != "not guarded":

@@ -1,4 +1,4 @@
-"""A model and both optimizers that are saved and loaded, and what one process has after the same steps."""
+"""A model with both optimizers to save and load, and the state that one process has after the same steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from muon_tutorial.worlds.live import LiveWorld
 from . import job
 
 REST = ((7, 3), (6,))  # for AdamW
-OTHER = 7.0  # what a model holds that something is to be loaded into
+OTHER = 7.0  # the values of a model before something is loaded into it
 
 
 class Model(nn.Module):
@@ -41,7 +41,7 @@ class Model(nn.Module):
 
 
 def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]:
-    """A rank's model and optimizers over dp, or those of one process where there is no world."""
+    """A rank's model and optimizers over dp, or those of one process if ``world`` is None."""
     model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
     how: dict[str, Any] = {} if world is None else job.distribution(strategy, world)
     if strategy == job.FSDP2 and world is not None:
@@ -78,7 +78,7 @@ Wholes = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
 
 @cache
 def expected(steps: int) -> Wholes:
-    """Parameters and moments after so many steps of torch's own optimizers in one process."""
+    """Parameters and moments after ``steps`` steps of torch's own optimizers in one process."""
     model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
     muon = torch.optim.Muon(model.matrices.parameters(), lr=0.02)
     adamw = torch.optim.AdamW(model.rest.parameters(), lr=0.01)
@@ -93,7 +93,7 @@ def expected(steps: int) -> Wholes:
 
 
 def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
-    """Whether one process' model and optimizers are what they should be after so many steps, to the bit."""
+    """Whether one process's model and optimizers have exactly the state expected after ``steps`` steps."""
     muon, adamw = both.muon.state, both.adamw.state
     state = [muon[p].get("momentum_buffer") for p in model.matrices]
     state += [adamw[p].get(key) for p in model.rest for key in ("exp_avg", "exp_avg_sq")]
@@ -105,7 +105,7 @@ def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
 
 
 def parameters_equal(model: Model, steps: int) -> bool:
-    """Whether this rank's parameters, or its shards of them, are what they should be after so many steps."""
+    """Whether this rank's parameters, or its shards of them, are those expected after ``steps`` steps."""
     wholes = expected(steps)[0]
     for param, whole in zip(model.parameters(), wholes, strict=True):
         mine, wanted = local_part(param.detach()), local_part(_cut(whole, param))
@@ -115,7 +115,7 @@ def parameters_equal(model: Model, steps: int) -> bool:
 
 
 def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
-    """Everything that a load may change."""
+    """The bytes of everything that a load may change."""
     found = [job.raw_bytes(local_part(p.detach())) for p in model.parameters()]
     for part in (both.muon, both.adamw):
         for entry in part.state.values():
@@ -125,9 +125,9 @@ def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
 
 
 class Store:
-    """Where a job keeps its checkpoints, one a step: a ``CheckpointManager`` where the package has one.
+    """A job's checkpoints, one per saved step: a ``CheckpointManager`` if the package has one.
 
-    Else, as a user must without one: a folder a step, and the newest that can be loaded counts.
+    Otherwise, as users must do it themselves: one folder per step, and the newest that can be loaded counts.
     """
 
     def __init__(self, root: Path) -> None:

@@ -1,4 +1,4 @@
-"""Faults that go through another starter: ``torchrun`` and the command line, each a process of its own."""
+"""Faults in runs of other starters: ``torchrun`` and the command line, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .processes import MARK, children, left_behind
 
 LIMIT = TIMEOUT + PATIENCE
 STARTING, LATE = 90.0, 4.0
-"""Seconds that a starter may take to be there on a busy machine, and that it is watched over the limit."""
+"""Seconds that a starter may take to start on a busy machine, and that it is watched beyond the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
 _NAMED_BY_A_RANK = re.compile(r"waited in vain for rank (\d+)")
-"""What a rank says before torchrun, which knows only who ended first, and a stopped rank does not."""
+"""A rank's own message. torchrun blames the rank that ended first, and a stopped rank does not end."""
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
 TRAIN = (
@@ -37,7 +37,7 @@ TRAIN = (
 
 @dataclass(slots=True)
 class Started:
-    """A process that was started for a case, and what it has said."""
+    """A process that was started for a case, and its output."""
 
     process: subprocess.Popen[bytes]
     said: Path
@@ -45,18 +45,18 @@ class Started:
     mark: str
 
     def words(self) -> str:
-        """What it wrote to its standard error."""
+        """Its standard error."""
         return self.said.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ended in time."""
+        """Wait for its end; returns whether it ended in time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(seconds)
             return True
         return False
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         self.process.wait()
@@ -88,13 +88,13 @@ def start(case: Case, folder: Path, words: Sequence[str], **how: object) -> Star
 
 
 def _heed_signals() -> None:
-    """A campaign in a shell's background ignores SIGINT, or SIGHUP, and all that it starts would, too."""
+    """Reset signals, since a campaign in a shell's background passes ignored SIGINT or SIGHUP on."""
     for number in SENT:
         signal.signal(number, signal.SIG_DFL)
 
 
 def under_torchrun(case: Case, folder: Path) -> Seen:
-    """One case of two ranks that torchrun starts."""
+    """Run one case on two ranks that torchrun starts."""
     struck = case if case.kind != AGENT else None
     told = json.dumps(asdict(case if struck else _undisturbed(case)))
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
@@ -106,7 +106,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     in_time = started.wait(LIMIT + LATE)
     seconds = time.monotonic() - _struck_at(folder)
     started.end()
-    orphans = left_behind(started.mark)  # they are only that if it ended by itself
+    orphans = left_behind(started.mark)  # processes count as orphans only if it ended by itself
     words = started.words()
     found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
     return Seen(
@@ -119,7 +119,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 
 def _undisturbed(case: Case) -> Case:
-    """The same run with a rank that only stalls, so that the others wait while the agent is killed."""
+    """The same run with a rank that only stalls, so that the others are waiting when the agent is killed."""
     return Case(**{**asdict(case), "kind": "stuck", "phase": "between steps", "rank": 0})
 
 
@@ -138,14 +138,14 @@ def _wait_until_struck(started: Started) -> None:
 
 
 def _struck_at(folder: Path) -> float:
-    """When the fault happened; now, where it did not."""
+    """When the fault happened, or now if it did not."""
     with contextlib.suppress(OSError, ValueError):
         return float((folder / STRUCK).read_text())
     return time.monotonic()
 
 
 def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
-    """The package's own error, if a rank raised one or missed another, and who is blamed."""
+    """The package's own error, if a rank raised one or waited for another, with the rank it blames."""
     own = [
         line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
     ]
@@ -160,9 +160,9 @@ def _last_words(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """What happens to a ``train`` that a shell started: how it is started, and what is done to it.
+    """A ``train`` that a shell starts, and the disturbance: how it is started, and what is done to it.
 
-    ``codes`` it may exit with. ``moment``: the longest time (seconds) after which it happens.
+    ``codes``: the exit codes that are allowed. ``moment``: the longest delay of the disturbance in seconds.
     """
 
     act: Callable[[Started, Random], None] | None = None
@@ -182,7 +182,7 @@ def _send(*numbers: int, to: Callable[[int, int], None] = os.kill) -> Callable[[
 
 
 def _send_to_server(number: int, then: int | None = None) -> Callable[[Started, Random], None]:
-    """To the process that forks the ranks, once it is there."""
+    """Send a signal to the process that forks the ranks, once it exists."""
 
     def act(started: Started, dice: Random) -> None:
         deadline = time.monotonic() + 10
@@ -306,7 +306,7 @@ COMMAND_LINE: Mapping[str, Shell] = {
 
 
 def _wait_for_imports(started: Started) -> None:
-    """Wait until Python has begun to import the package: what comes before is the interpreter's own."""
+    """Wait until Python has begun to import the package: before that, only the interpreter could react."""
     maps, deadline = Path(f"/proc/{started.process.pid}/maps"), time.monotonic() + STARTING
     while "/torch/" not in _text(maps) and time.monotonic() < deadline:
         time.sleep(0.005)
@@ -315,11 +315,11 @@ def _wait_for_imports(started: Started) -> None:
 def _text(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text()
-    return "/torch/"  # it has ended already
+    return "/torch/"  # the process has already ended
 
 
 def by_command_line(case: Case, folder: Path) -> Seen:
-    """One ``train`` that something happens to. It must end in one line, with the right code, and in time."""
+    """Run one disturbed ``train``. It must end with a one-line error, with the right code, and in time."""
     shell, dice = COMMAND_LINE[case.kind], case.random
     started = start(case, folder, shell.words)
     if shell.act is not None:

@@ -1,7 +1,7 @@
-"""Ends, stops and stalls a rank, at a chosen moment of its life: before it joins, in a step, while it saves.
+"""Ends, stops or stalls a rank at a chosen moment: before it joins, in a step, or while it saves.
 
-A step is hit at one of its requests, as an observer of the world sees them; a save or a load at one of the
-files it opens, renames or removes, as Python's audit events tell.
+A step is struck at one of its requests, which an observer of the world sees. A save or a load is struck at
+a file that it opens, renames or removes, which Python's audit events report.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from . import job
 from .case import STRUCK, TIMEOUT, Case, RankRecord
 from .job import Rig
 
-STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps: others must give up long before
+STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the others must give up long before
 
 
 class PlantedError(Exception):
-    """What a rank of the campaign raises on purpose."""
+    """The error that a rank of the campaign raises on purpose."""
 
 
 def _raise(error: BaseException) -> NoReturn:
@@ -35,7 +35,7 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 def _stop_for(seconds: float) -> None:
-    """Stop this process, and have a child of its own wake it: it cannot do so itself."""
+    """Stop this process; a child process wakes it, since it cannot wake itself."""
     pid = os.getpid()
     if os.fork() == 0:
         time.sleep(seconds)
@@ -71,7 +71,7 @@ FROM_OUTSIDE: Mapping[str, int] = {
     "SIGABRT": signal.SIGABRT,
     "SIGSTOP": signal.SIGSTOP,
 }
-"""What the campaign sends to a rank that has not yet joined the others."""
+"""The signals that the campaign sends to a rank that has not yet joined the others."""
 
 IN_A_STEP = ("first request of a step", "in the middle of a step", "last request of a step")
 PHASES = (
@@ -85,7 +85,7 @@ PHASES = (
 
 
 def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
-    """One rank of a run in which one is struck. ``gift`` strikes as it arrives, where that is the phase."""
+    """One rank of a run in which one is struck. ``gift`` strikes on arrival if that is the phase."""
     hit = Trigger(case, rank, folder)
     hit.at("before the mesh")
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
@@ -104,14 +104,14 @@ def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
 
 
 class Trigger:
-    """Strikes when its phase comes, on its rank, once; and writes down when."""
+    """Strikes its rank once, when its phase comes, and writes down the time."""
 
     def __init__(self, case: Case, rank: int, folder: str) -> None:
         self._strike = STRIKES[case.kind] if case.rank == rank else None
         self._phase, self._path = case.phase, Path(folder, STRUCK)
 
     def at(self, phase: str) -> None:
-        """Say that a phase is reached."""
+        """Report that a phase is reached."""
         if phase == self._phase and self._strike is not None:
             strike, self._strike = self._strike, None
             self._path.write_text(str(time.monotonic()), encoding="utf-8")
@@ -128,7 +128,7 @@ class Requests:
                 world.observers.append(self._observe)
 
     def begin(self, step: int) -> None:
-        """Say that a step begins."""
+        """Report that a step begins."""
         if step == job.FAULT_AT:
             self._count = self._seen
         self._step, self._seen = step, 0
@@ -143,7 +143,7 @@ class Requests:
 
 
 class Gift:
-    """An argument that strikes its rank as it is unpickled there."""
+    """An argument that strikes its rank when it is unpickled there."""
 
     def __init__(self, case: Case, folder: str) -> None:
         self.case, self.folder = case, folder
@@ -161,7 +161,7 @@ def _unwrap(case: Case, folder: str) -> Gift:
 
 
 class Parting:
-    """A returned value that strikes its rank as it is pickled there."""
+    """A return value that strikes its rank when it is pickled there."""
 
     def __init__(self, record: RankRecord, hit: Trigger) -> None:
         self.record, self._hit = record, hit

@@ -1,6 +1,6 @@
-"""Checkpoints that were written to, by accident or on purpose, before one process loads them.
+"""Changes checkpoints, as by accident or on purpose, before one process loads them.
 
-Knows nothing of a checkpoint's format but that it is a folder of files; ``forging`` does.
+All it knows of a checkpoint's format is that it is a folder of files; ``forging`` knows more.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def prepare(rank: int, root: str) -> None:
 
 
 def _a_file(folder: Path, dice: Random) -> Path:
-    """One of them, the larger the likelier."""
+    """A random file; larger ones are more likely."""
     found = files(folder)
     return dice.choices(found, [path.stat().st_size + 1 for path in found])[0]
 
@@ -63,7 +63,7 @@ def _append(folder: Path, other: Path, dice: Random) -> None:
 
 
 def _zero_a_block(folder: Path, other: Path, dice: Random) -> None:
-    """As a file system does that lost a block."""
+    """Set a block to zeros, as a file system does that lost it."""
     path = _a_file(folder, dice)
     data = bytearray(path.read_bytes())
     start = dice.randrange(0, len(data), 512)
@@ -76,14 +76,14 @@ def _remove(folder: Path, other: Path, dice: Random) -> None:
 
 
 def _take_from_the_other(folder: Path, other: Path, dice: Random) -> None:
-    """One file of a newer save, copied over this one's of the same name."""
+    """Replace a file by the file of the same name from the other save."""
     path = dice.choice(files(folder))
     newer = other / path.relative_to(folder)
     shutil.copy(newer if newer.exists() else dice.choice(files(other)), path)
 
 
 def _exchange(folder: Path, other: Path, dice: Random) -> None:
-    """Two files of one save change names."""
+    """Exchange the names of two files of one save."""
     one, two = dice.sample(files(folder), 2)
     aside = one.with_name(one.name + ".aside")
     one.rename(aside)
@@ -106,12 +106,12 @@ TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
     "files named outside the folder": forging.climb_out,
     "the disk is full while saving": None,
 }
-"""What happens to a checkpoint of four ranks before one process loads it. Those without a function are done
-while it is saved."""
+"""Changes to a checkpoint of four ranks before one process loads it. Those without a function happen while
+it is saved."""
 
 
 def tampered(case: Case, saves: Path, folder: Path) -> Seen:
-    """Tamper with a copy of a checkpoint in ``folder``, load it, and see what came of it."""
+    """Tamper with a copy of a checkpoint in ``folder``, load it, and record the result."""
     begun = time.monotonic()
     victim, other = folder / "checkpoint", saves / f"saved-{NEW}"
     if case.kind == "a pickle in extra":
@@ -126,7 +126,7 @@ def tampered(case: Case, saves: Path, folder: Path) -> Seen:
 
 
 def _crafted_extra(folder: Path) -> str:
-    """Save with an object in ``extra`` that acts as it is unpickled; returns the refusal, if there is one."""
+    """Save with an object in ``extra`` that runs code when unpickled; returns the refusal's text, if any."""
     model, both = saved_job.build("", None)
     saved_job.train(model, both, None, 0, OLD)
     try:
@@ -137,7 +137,7 @@ def _crafted_extra(folder: Path) -> str:
 
 
 def _loaded(case: Case, folder: Path, refusal: str, begun: float) -> Seen:
-    """Load, and compare with before where it was refused, with the oracle where it was not."""
+    """Load; compare with the state before if that was refused, and with the oracle if not."""
     sentinel = folder.parent / SENTINEL
     if refusal:
         return Seen(message=refusal, message_type="CheckpointError", executed=sentinel.exists())
@@ -160,7 +160,7 @@ def _loaded(case: Case, folder: Path, refusal: str, begun: float) -> Seen:
 
 @contextmanager
 def _logged() -> Iterator[list[str]]:
-    """Catch the tracebacks that a library logs: on a terminal a user would see them."""
+    """Catch the tracebacks that a library logs, since a user at a terminal would see them."""
     found: list[str] = []
     handler = logging.Handler()
     handler.setFormatter(logging.Formatter())
@@ -180,7 +180,7 @@ def _said(error: Exception, begun: float, **more: Any) -> Seen:
 
 
 def _full_disk(case: Case, folder: Path, begun: float) -> Seen:
-    """No file may grow beyond a limit: what a full disk looks like to who writes."""
+    """Save with a limit on file size, which looks like a full disk to the writer."""
     model, both = saved_job.build("", None)
     saved_job.train(model, both, None, 0, OLD)
     seen = Seen(seconds=0.0)

@@ -1,4 +1,4 @@
-"""A rank that ``torchrun`` starts in order to be struck; its arguments are a case and a folder."""
+"""The program of a rank that ``torchrun`` starts to be struck; its arguments are a case and a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .strikes import Gift, suffer
 
 
 def main(case: str, folder: str) -> None:
-    """Join, and play the case."""
+    """Join the other ranks, and run the case."""
     told = Case(**json.loads(case))
     seat = join_torchrun("gloo", TIMEOUT)
     record = suffer(seat.rank, told, Gift(told, folder), folder)

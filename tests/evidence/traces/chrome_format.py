@@ -1,4 +1,4 @@
-"""What the Trace Event Format asks of a document, as far as Perfetto and chrome://tracing insist on it."""
+"""The requirements of the Trace Event Format, as far as Perfetto and chrome://tracing insist on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ METADATA = {
 
 
 def assert_keeps_to_the_format(document: dict[str, Any]) -> None:
-    """Types, times, names of metadata, ids on flows; and that complete events of one thread nest, to a
+    """Check types, times, names of metadata and ids of flows; and that complete events of one thread nest, to a
     nanosecond, which viewers need to draw them."""
     tracks: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for event in document["traceEvents"]:

@@ -1,4 +1,4 @@
-"""The reader of traces made elsewhere: forms kept apart, each collective once, and the ways to misread."""
+"""The reader of foreign traces: it separates forms, counts each collective once, and avoids misreadings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recording real ranks: what is seen, one file that keeps to the format, and spans that sum to 100%."""
+"""Recording real ranks: the events, one file in the right format, and spans that sum to 100%."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_profiler_and_the_flights_share_a_clock(document: dict[str, Any], re
 
 
 def test_each_matrix_newton_schulz_has_a_label(document: dict[str, Any], recording: RecordedRun) -> None:
-    """Where owners compute, one label a matrix in the whole world; where slices do, one for each holder."""
+    """With owners, there is one label per matrix in the whole world; with slices, one for each holder."""
     names = [e["name"] for e in document["traceEvents"] if e.get("cat") == "user_annotation"]
     labels = [name for name in names if name.startswith("Newton-Schulz of ")]
     assert len(set(labels)) == MATRICES
@@ -134,7 +134,7 @@ def test_functions_of_the_users_own_have_labels(tmp_path: Path) -> None:
 
 
 def beside_torch(rank: int, recorder: RankRecorder) -> None:
-    """Requests of ours, and between them PyTorch's own, over one group of both ranks."""
+    """Our requests, and between them PyTorch's own, over one group of both ranks."""
     world = LiveWorld(build_mesh({"dp": 2}), [recorder])
     recorder.others = world.at.group("dp")
     with recorder:
@@ -158,7 +158,7 @@ def ask_twice() -> Walk:
 def test_collectives_of_others_are_matched_where_their_group_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL sends for itself
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL sends messages of its own
     recording = record(beside_torch, 2, tmp_path, output="quiet")
     for times in recording.timeline.ranks:
         assert [(f.phase, f.group, f.turn) for f in times.flights] == [
@@ -234,7 +234,7 @@ def iter_of(request: Collective) -> Walk:
 
 
 def test_on_a_gpu_flights_are_the_kernels_with_our_labels(tmp_path: Path) -> None:
-    """By hand, as no GPU is needed to read a trace of one: rank 1 asks 20 ms late, rank 0's kernel spins."""
+    """A trace made by hand, without a GPU: rank 1 asks 20 ms late, and rank 0's kernel spins."""
     for rank, start in enumerate((1000, 21_000)):
         document = traps.counted_four_times()
         kernel = next(event for event in document["traceEvents"] if event["cat"] == "kernel")

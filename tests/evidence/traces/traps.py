@@ -1,6 +1,6 @@
-"""Small traces, made by hand, one for each way in which a trace is misread. Chrome's JSON as plain data.
+"""Small traces, made by hand, one for each way to misread a trace; Chrome's JSON as plain data.
 
-Times are in microseconds, as the format wants them. ``profiler_trace.parse_trace`` reads them.
+Times are in microseconds, as the format requires. ``profiler_trace.parse_trace`` reads them.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _KERNEL = "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
 def counted_four_times() -> Document:
-    """One all_gather of 10 ms. Its four forms sum, by name, to 20.3 ms: two of them only launched it."""
+    """One all_gather of 10 ms. Its four forms sum, by name, to 20.3 ms, but two of them only launched it."""
     return _document(*_all_gather(begin=1000, duration=10_000))
 
 
 def launch_for_execution() -> Document:
-    """An optimizer step whose call returns after 1 ms, while its 60 ms of work run on a GPU that is busy for
-    100 ms; the whole loop's annotation on the CPU says 91 ms, since it does not wait for the end."""
+    """An optimizer step whose call returns after 1 ms, while its work takes 60 ms on a GPU that is busy for
+    100 ms. The whole loop's annotation on the CPU lasts 91 ms, since it does not wait for the end."""
     return _document(
         event("user_annotation", "Full_Training_Step", 0, 91_000, _HOST, _HOST),
         event("kernel", "gemm (forward and backward)", 500, 40_000, 0, _STREAM),
@@ -34,7 +34,7 @@ def spinning(overlapped: bool) -> Document:
     """The same step twice: 20 ms of compute, and two all_gathers of 5 ms each whose peers are ready at 20 ms.
 
     Not overlapped, both are issued after the compute: 10 ms of kernels, 30 ms in all. Overlapped, both are
-    issued at once, on streams of their own, and spin until the peers arrive: 50 ms of kernels, 25 ms in all.
+    issued at once, on separate streams, and spin until the peers arrive: 50 ms of kernels, 25 ms in all.
     """
     compute = event("kernel", "gemm", 0, 20_000, 0, _STREAM)
     if not overlapped:

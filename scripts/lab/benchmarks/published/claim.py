@@ -1,6 +1,6 @@
-"""One published figure, and what this package says of the same: a record, and how the two are compared.
+"""The record of one published figure, and its comparison with this package's figure.
 
-Knows numbers and words; every claim brings a function that computes its figure.
+Knows only numbers and words; every claim brings a function that computes our figure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Literal
 from muon_tutorial.errors import UsageError
 
 Kind = Literal["counted", "computed", "seconds"]
-"""Our side is exact arithmetic, or a computation on random matrices, or follows from a machine's file."""
+"""Our side is exact arithmetic, a computation on random matrices, or a prediction from a machine's file."""
 Given = Literal["all", "some"]
 Unit = Literal["×", "%", "ms", "MB", "GiB", ""]
 
@@ -26,12 +26,11 @@ _SCALES = {"%": 100.0}
 class Claim:
     """A figure that somebody published.
 
-    ``published`` is the number, a part of one where ``unit`` is "%"; None where words alone were published,
-    which ``said`` then holds. ``given`` says whether everything that decides the figure was published
-    (shapes; for seconds the hardware too) or only ``some`` of it; ``assumed`` is what was filled in.
-    ``ours`` computes our side. ``why`` says where a difference comes from, and is a function where figures
-    stand in it. A statement that could have come out the other way round lies ``above`` or ``below`` a
-    number.
+    ``published`` is the number, as a fraction if ``unit`` is "%"; None if only words were published, which
+    ``said`` then holds. ``given`` says whether everything that decides the figure was published (shapes; for
+    seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in. ``ours`` computes
+    our side. ``why`` explains a difference, and is a function if the explanation contains figures. A
+    statement that could have turned out the other way lies ``above`` or ``below`` a number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.
@@ -57,7 +56,7 @@ class Claim:
             raise UsageError(f"{self.what}: {self.published} does not lie {side}")
 
     def holds_for(self, number: float) -> bool | None:
-        """Whether the statement is true of a number; None where nothing could make it false."""
+        """Whether the statement is true for a number; None if no number could make it false."""
         if self.above is None:
             return None if self.below is None else number < self.below
         return number > self.above
@@ -69,7 +68,7 @@ class Claim:
 
     @property
     def reason(self) -> str:
-        """Where a difference comes from, in words."""
+        """The explanation of a difference, in words."""
         return self.why if isinstance(self.why, str) else self.why()
 
 
@@ -80,7 +79,7 @@ seconds: Callable[..., Claim] = partial(Claim, "seconds")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim with our side computed. ``ratio`` is ours over the published, None where there is none."""
+    """A claim and our computed figure. ``ratio`` is ours over the published one, None if there is none."""
 
     claim: Claim
     ours: float
@@ -93,18 +92,18 @@ class Comparison:
 
     @property
     def same_sign(self) -> bool | None:
-        """Whether ours says the same in direction; None where no other was possible."""
+        """Whether ours points in the same direction; None if no other direction was possible."""
         return self.claim.holds_for(self.ours)
 
     @property
     def within(self) -> bool | None:
-        """Whether both agree within a quarter; None where no number was published."""
+        """Whether both agree within a quarter; None if no number was published."""
         published = self.claim.published
         return None if published is None else abs(self.ours - published) <= TOLERANCE * published
 
 
 def shown(number: float | None, unit: Unit) -> str:
-    """A number with its unit, in three digits.
+    """A number with its unit, to three digits.
 
     >>> shown(0.0214, "%"), shown(1.2468, "×"), shown(1.00005, "×"), shown(642.0, "MB"), shown(None, "")
     ('2.14 %', '1.25×', '1.00005×', '642 MB', '–')

@@ -1,7 +1,7 @@
-"""Machines of hardware that has no file of its own: the A100's file, scaled by what datasheets state.
+"""Machines for hardware that has no file of its own: the A100's file, scaled by datasheets.
 
-Every rate keeps the part of the peak that the A100's file gives a product or a copy of that size. So nothing
-is fitted to the figures that such a machine is compared with.
+Every rate is the same fraction of the peak as in the A100's file for a product or copy of that size. So
+nothing is fitted to the figures that such a machine is compared with.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine, Rates
 
 REACHED = 0.8
-"""What part of a link inside a node is reached: as the machine files assume of NVLink."""
+"""The fraction of a link's bandwidth inside a node that is reached, as machine files assume for NVLink."""
 
 A100_PEAK, A100_MEMORY = 312e12, 2.039e12
 
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """What a maker states of a device: dense bf16 operations and memory bytes a second, and its link.
+    """A device's datasheet: dense bf16 operations per second, memory bytes per second, and its link.
 
-    ``link`` is bytes a second each way to the other devices; ``source`` says where it all stands.
+    ``link`` is bytes per second in each direction to the other devices; ``source`` names the datasheet.
     """
 
     name: str
@@ -66,7 +66,7 @@ def machine_of(sheet: Datasheet) -> Machine:
 
 
 def a800s() -> Machine:
-    """The A100's file with the links inside a node of an A800, 200 GB/s each way by its datasheet."""
+    """The A100's file with an A800's links inside a node, by its datasheet 200 GB/s in each direction."""
     base = find_machine("a100-infiniband")
     return replace(base, name="A800", inside=Link(REACHED * 200e9, base.inside.latency))
 

@@ -1,4 +1,4 @@
-"""Published figures of bytes, collectives and balance: what the plan alone decides, whatever the hardware."""
+"""Published figures of bytes, collectives and balance: the plan decides them, on any hardware."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from muon_tutorial.timing.models import find_model
 
 from .claim import Claim, counted
 
-ONE_LIST = 10**15  # bytes that no model has
+ONE_LIST = 10**15  # more bytes than any model has
 DP = 64
 MEGATRON_BUCKET = max(40_000_000, 1_000_000 * DP) * 4  # fp32; Megatron-LM, distributed_data_parallel.py
 FLAGS = "gradient flags"
@@ -30,18 +30,18 @@ BOUNDARY: Builder = partial(zero1, gather="boundary")
 
 @cache
 def moonlight() -> tuple[Matrix, ...]:
-    """Moonlight's hidden matrices, experts and all, in one list; parameters and gradients in fp32."""
+    """Moonlight's hidden matrices, including experts, in one list; parameters and gradients in fp32."""
     dense, experts = stage_matrices(find_model("moonlight-16b-a3b"), dtype=torch.float32)
     return tuple(_counted([*dense, *experts]))
 
 
 def in_one(builder: Builder, matrices: Sequence[Matrix], grid: Grid) -> Plan:
-    """A plan whose matrices all travel together: as published, and not what the options are by default."""
+    """A plan whose matrices all travel together, as published; this is not the default."""
     return builder(matrices, grid, round_bytes=ONE_LIST)
 
 
 def _sent(plan: Plan, rank: int) -> Counter[str]:
-    """Bytes that a rank sends by phase, the agreement on which gradients exist left out."""
+    """Bytes that a rank sends by phase, without the agreement on which gradients exist."""
     found = Counter[str]()
     for row in predict(plan, plan.grid.at(rank)).rows():
         if row.phase != FLAGS:
@@ -50,25 +50,25 @@ def _sent(plan: Plan, rank: int) -> Counter[str]:
 
 
 def upper_bound() -> float:
-    """Distributed Muon's bytes over ZeRO-1 AdamW's where whole buckets are gathered."""
+    """Distributed Muon's bytes over ZeRO-1 AdamW's if whole buckets are gathered."""
     dense = [matrix for matrix in moonlight() if "experts" not in matrix.name]
     sent = _sent(in_one(zero1, dense, Grid.of(dp=DP)), 0)
     return sum(sent.values()) / (sent["gradient reduce_scatter"] + sent["parameter all_gather"])
 
 
 def lower_bound() -> float:
-    """The same where one list is cut, and only matrices that straddle a cut are gathered; mean over ranks."""
+    """The same if one list is cut, and only matrices that straddle a cut are gathered; mean over ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
-    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # all holders together
+    shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders
     adamw = formulas.zero1_adamw(DP, sum(matrix.numel for matrix in moonlight()), 4, 4)
     return 1 + formulas.boundary_received(shared) / DP / float(adamw)
 
 
 def straddling(bucket: int) -> float:
-    """What part of the matrices several ranks hold pieces of, so that they must be gathered.
+    """The fraction of the matrices that lie on several ranks, and so must be gathered.
 
-    ``bucket`` is how many bytes of gradients are cut over dp together.
+    ``bucket``: bytes of gradients that are cut over dp together.
     """
     ends = accumulate(4 * matrix.numel for matrix in moonlight())
     cut = groupby(zip(ends, moonlight(), strict=True), lambda pair: (pair[0] - 1) // bucket)
@@ -83,20 +83,20 @@ def _counted(part: Sequence[Matrix]) -> list[Matrix]:
 
 
 def requests(plan: Plan) -> int:
-    """Collectives of a step, the agreement on which gradients exist left out."""
+    """Collectives of a step, without the agreement on which gradients exist."""
     return sum(entry.phase != FLAGS for entry in predict(plan, plan.grid.at(0)).entries)
 
 
 @cache
 def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """19 layers of Qwen3-235B-A22B over 16 ranks, and its experts of one of 8 positions over 2 ranks."""
+    """19 layers of Qwen3-235B-A22B for 16 ranks, and the experts of one of 8 positions, for 2 ranks."""
     dense, experts = stage_matrices(find_model("qwen3-235b-a22b"), tp=16, ep=8, pp=5)
     cut = tuple(replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in experts)
     return tuple(dense), cut
 
 
 def fewer_collectives() -> float:
-    """Collectives of gather-and-repeat over those of one home rank a matrix, both domains in the latter."""
+    """Collectives of gather-and-repeat over those with one home rank per matrix, which has both domains."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
@@ -104,7 +104,7 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` moves beside gradients and parameters, over those of gathering everything."""
+    """Bytes that ``layerwise`` moves besides gradients and parameters, as a part of gathering everything."""
     own = [_even(i) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
@@ -113,9 +113,9 @@ def step_moves_nothing() -> float:
 
 
 def submatrices(D: int) -> list[Matrix]:
-    """What Dion2 orthogonalizes of eight layers of width 5120: a quarter of the rows, sharded D ways.
+    """The part of eight layers of width 5120 that Dion2 orthogonalizes: a quarter of the rows, in D shards.
 
-    The published all_to_alls state the shapes: 640 of 5120 and 2560 of 20480 rows a rank, of two ranks.
+    The published all_to_alls state the shapes: on two ranks, 640 of 5120 and 2560 of 20480 rows per rank.
     """
     shapes = [(1280, 5120)] * 32 + [(5120, 5120)] * 16
     cuts = (("dp", Shard(0)),) if D > 1 else ()
@@ -126,13 +126,13 @@ def submatrices(D: int) -> list[Matrix]:
 
 
 def megabytes_to_an_owner(D: int) -> float:
-    """What a rank exchanges with each other rank, to owners and back."""
+    """MB that a rank exchanges with each other rank, to owners and back."""
     plan = in_one(owner, submatrices(D), Grid.of(dp=D))
     return sum(_sent(plan, 0).values()) / (D - 1) / 1e6
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB that a rank of 8 saves of Qwen2.5-3B's state under ZeRO, against AdamW's 8 bytes a parameter."""
+    """GiB of Qwen2.5-3B's state that each of 8 ranks saves under ZeRO, against AdamW's 8 bytes an element."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30
 

@@ -1,6 +1,6 @@
-"""The published reproduction report's figures: its own traces state the sizes, and its author named the link.
+"""The figures of the published reproduction report: sizes come from its traces, the link from its author.
 
-See ``evidence.report_001`` for each of its headline figures, followed to the event.
+See ``evidence.report_001``, which traces each of its headline figures back to the event.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16}
 
 @cache
 def traced() -> dict[str, TraceSummary]:
-    """What was read from the report's traces."""
+    """The data read from the report's traces."""
     return packaged_summaries()
 
 
 def like_for_like() -> float:
-    """Bytes of ZeRO-1 Muon over those of ZeRO-1 AdamW on the report's grid, the gather over tp included."""
+    """Bytes of ZeRO-1 Muon over those of ZeRO-1 AdamW on the report's grid, including the gather over tp."""
     sizes = step_sizes(traced()["adamw"], traced()["muon"])
     return float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw())
 
 
 def kernels(name: str) -> float:
-    """Milliseconds a step of a run's communication kernels, as its trace says."""
+    """Milliseconds per step of a run's communication kernels, according to its trace."""
     return traced()[name].kernels / traced()[name].steps / MS
 
 
 def communicating(name: str) -> float:
-    """Milliseconds a step of the same collectives on the author's link."""
+    """Predicted milliseconds per step of the same collectives on the author's link."""
     grid = Grid.of(dp=2, tp=2)
     walks = [_collectives(traced()[name].collectives, grid.at(rank)) for rank in grid.ranks]
     run = TimedWorld(grid, machine_of(RTX_A4000)).run(walks)
@@ -54,7 +54,7 @@ def communicating(name: str) -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """One step's collectives: over all ranks, or each gather over an axis of its own, dp's first."""
+    """One step's collectives: over all ranks, or each gather over an axis of its own, first dp's."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
@@ -65,7 +65,7 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 def overlapped() -> float:
     """Seconds of a step with a window of three over one with a window of one: the report's largest matrix.
 
-    It makes 92 % of the model, so that there is one bucket.
+    That matrix is 92 % of the model, so there is one bucket.
     """
     return _step(window=3) / _step(window=1)
 

@@ -1,4 +1,4 @@
-"""Published figures of a step's seconds. Ours follow from a machine's file, not measured for them."""
+"""Published figures of a step's seconds. Ours follow from machine files that were not fitted to them."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from .of_work import operations, walked
 
 @cache
 def once_against_repeated() -> float:
-    """Seconds of gather and repeat over those of one home rank a matrix: dense ones, then experts."""
+    """Seconds of gather-and-repeat over those with one home rank per matrix: dense matrices, then experts."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
-    layers = len(experts) // 48  # alike, and the walk of one serves for all
+    layers = len(experts) // 48  # equal layers, so one is walked for all
 
     def taken(builder: Builder) -> float:
         of_dense = walked(in_one(builder, dense, Grid.of(dp=1, tp=16)), machine).seconds
@@ -44,14 +44,14 @@ def once_against_repeated() -> float:
 
 
 def two_dies() -> float:
-    """Throughput of two devices over one, at as many tokens a device, gather and repeat.
+    """Throughput of two devices over that of one, with the same tokens per device and gather-and-repeat.
 
-    Forward and backward take what the published share of Newton–Schulz leaves of the step on one device.
+    The share of Newton–Schulz on one device was published; forward and backward take the rest of that step.
     """
     machine, share = machine_of(MI250_DIE), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
-    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # an axis that cuts, and repeats
+    both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work
     one = walked(replicated(alone, Grid.of(dp=1, tp=1)), machine).seconds
     two = walked(replicated(both, Grid.of(dp=1, tp=2)), machine).seconds
     forward_and_backward = one * (1 - share) / share
@@ -61,29 +61,29 @@ def two_dies() -> float:
 
 
 def planned(model: str, grid: str, machine: Machine, builder: Builder = layerwise) -> ModelPlan:
-    """What the planner says of one strategy with its default options."""
+    """The planner's result for one strategy with its default options."""
     return plan_model(find_model(model), read_sizes(grid), machine, strategies={"muon": builder})
 
 
 def adds(model: str, grid: str, machine: Machine) -> float:
-    """How many seconds longer ``layerwise`` takes than ZeRO-1 AdamW over the same matrices."""
+    """Seconds that ``layerwise`` takes longer than ZeRO-1 AdamW over the same matrices."""
     plan = planned(model, grid, machine)
     return plan.estimates[0].seconds - plan.adamw
 
 
 def step_of(model: str, gpus: int, muon_rate: float) -> float:
-    """A step's seconds, where Muon's operations are ``muon_rate`` a second and GPU on average over it."""
+    """A step's seconds if Muon's operations average ``muon_rate`` per second and GPU over the step."""
     return operations(find_model(model)) / gpus / muon_rate
 
 
 def added_part(model: str, gpus: int, muon_rate: float, grid: str) -> float:
-    """What Muon adds to a step, over the step."""
+    """The time that Muon adds to a step, as a fraction of the step."""
     return adds(model, grid, find_machine("b200-infiniband")) / step_of(model, gpus, muon_rate)
 
 
 @cache
 def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: float) -> str:
-    """Which of the machine's numbers the difference comes from: some are changed, and the rest kept."""
+    """Which of the machine's numbers explain the difference, found by changing some and keeping the rest."""
     machine, step = find_machine("b200-infiniband"), step_of(model, gpus, muon_rate)
     fast = Link(1e15, 0.0)
     best = {dtype: (max(rates),) for dtype, rates in machine.gemm.items()}
@@ -101,9 +101,9 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
 
 
 def grug(nodes: int, steps: int) -> float:
-    """Milliseconds over the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
+    """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
-    Over nodes, rows are sharded, and ``owner`` takes them to whole matrices and back.
+    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32
@@ -111,15 +111,15 @@ def grug(nodes: int, steps: int) -> float:
         Matrix(i, f"m{i}", shape, cuts, dtype=torch.bfloat16, grad_dtype=torch.bfloat16)
         for i, shape in enumerate(shapes)
     ]
-    apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # neighbours along dp are nodes apart
+    apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # one rank of each node, as along dp
     return 26e3 * walked(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds
 
 
 def awaited_at_the_end() -> float:
-    """A step whose all_gathers are awaited one by one, over one that awaits them at the end: eight A100s.
+    """Seconds of a step that awaits its all_gathers one by one, over one that awaits them last: eight A100s.
 
-    As in KellerJordan/Muon, parameters are sorted by size, each rank steps one of every eight, and these are
-    gathered.
+    As in KellerJordan/Muon, parameters are sorted by size; each rank steps one of every eight, and those
+    eight are gathered.
     """
     return _stepped(in_flight=1) / _stepped(in_flight=10**6)
 

@@ -1,6 +1,6 @@
-"""Published figures of the update itself: what becomes of it where other matrices are orthogonalized.
+"""Published figures of the update itself: its error if other matrices than the right ones are orthogonalized.
 
-Ours are computed on Gaussian matrices from a fixed seed, in float64, so that they are equal on all machines.
+Ours are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ def gaussian(rows: int, columns: int) -> Tensor:
 
 
 def sharded_off() -> float:
-    """How far the update of a 256² matrix is off where its halves are orthogonalized alone."""
+    """The relative error of a 256² matrix's update if its halves are orthogonalized alone."""
     whole = orthogonalized(gaussian(256, 256))
     return float((orthogonalized(gaussian(256, 256), 2) - whole).norm() / whole.norm())
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Updates of gate over up, (688 + 688) × 256: as one matrix, and apart. Gate's gradient is scaled."""
+    """Updates of gate above up, (688 + 688) × 256: as one matrix, and each alone. Scales gate's gradient."""
     G = gaussian(1376, 256)
     G[:688] *= scale
     return orthogonalized(G), orthogonalized(G, 2)
 
 
 def fused_off() -> float:
-    """How far the fused update is from those apart, over the fused one's norm."""
+    """The distance of the fused update from the separate ones, over the fused one's norm."""
     fused, apart = gate_and_up()
     return float((fused - apart).norm() / fused.norm())
 
 
 def part_of_norm(scale: float, rows: slice) -> float:
-    """The norm of rows of the fused update, over that of the updates apart."""
+    """The norm of some rows of the fused update, over their norm in the separate updates."""
     fused, apart = gate_and_up(scale)
     return float(fused[rows].norm() / apart[rows].norm())
 

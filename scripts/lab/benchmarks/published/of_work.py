@@ -27,20 +27,20 @@ from .of_updates import quintic
 
 
 def operations(shape: ModelShape) -> int:
-    """Newton–Schulz's operations over all matrices of a model, each once."""
+    """Newton–Schulz's operations for all matrices of a model, each orthogonalized once."""
     return DEFAULT_STEPS * sum(newton_schulz_cost(family.shape) * family.count for family in shape.families)
 
 
 def overhead(model: str, tokens: int) -> float:
-    """Newton–Schulz's operations over those of forward and backward, 6 a token and element, as published."""
+    """Newton–Schulz's operations over those of forward and backward, published as 6 per token and element."""
     shape = find_model(model)
     return operations(shape) / (6 * shape.hidden * tokens)
 
 
 def of_products(tokens: float) -> float:
-    """What part of a step's products are Newton–Schulz's, by operations: DeepSeek-V4-Pro's experts.
+    """The fraction of a step's operations that Newton–Schulz takes, for DeepSeek-V4-Pro's experts.
 
-    A layer has 384 of them and a shared one, of three matrices each; a token meets 7.
+    A layer has 384 of them and a shared one, of three matrices each; a token passes through 7.
     """
     expert = (3072, 7168)
     newton_schulz = DEFAULT_STEPS * newton_schulz_cost(expert) * 3 * 385
@@ -48,18 +48,18 @@ def of_products(tokens: float) -> float:
 
 
 def by_symmetry(rows: int, columns: int) -> float:
-    """Operations of one step over those where the two symmetric products compute half of their results."""
+    """Operations of one step over those of a step that computes only half of its two symmetric products."""
     s, long = sorted((rows, columns))
     return newton_schulz_cost((rows, columns)) / (3 * s**2 * long + s**3)
 
 
 def by_local_products(ranks: int) -> float:
-    """Square products of gather and repeat, over those where ranks share all but A²."""
+    """Square products of gather-and-repeat, over those if ranks share all products except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
 def walked(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -> TimedRun:
-    """The optimizer's step alone, as all ranks of a plan walk it together on a machine."""
+    """The optimizer's step alone, with all ranks of a plan walked together on a machine."""
     steps = (
         step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window, **settings)
         for rank in plan.grid.ranks
@@ -74,21 +74,21 @@ def on_h100(D: int) -> TimedRun:
 
 
 def batched() -> float:
-    """Seconds of 74 matrices of 24 × 10240 one by one over those of one batch."""
+    """Seconds for 74 matrices of 24 × 10240 one by one, over the seconds for one batch of them."""
     with torch.device("meta"):
         one, batch = torch.empty(24, 10240), torch.empty(74, 24, 10240)
     return len(batch) * _seconds(one) / _seconds(batch)
 
 
 def _seconds(G: torch.Tensor) -> float:
-    """Of five steps in bf16, batched where the matrices are: our own default takes them one by one."""
+    """Seconds of five steps in bf16, batched if ``G`` is; our own default takes matrices one by one."""
     with Work(find_machine("a100-infiniband")) as work:
         quintic(G.bfloat16())
     return sum(work.take())
 
 
 def product(rows: int, columns: int) -> float:
-    """Milliseconds of XXᵀ on an A100 by its file."""
+    """Milliseconds of XXᵀ on an A100, according to its file."""
     return find_machine("a100-infiniband").gemm_seconds(torch.bfloat16, (rows, columns, rows)) * 1e3
 
 

@@ -1,4 +1,4 @@
-"""All published figures beside the planner's, as one table: for people, and as plain data."""
+"""All published figures next to the planner's, in one table: for people, and as plain data."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ OPENING = (
 
 
 def compare_all(claims: Sequence[Claim] = CLAIMS) -> tuple[Comparison, ...]:
-    """Every claim with our side computed, those of a kind together; some twenty seconds."""
+    """Every claim with our side computed, grouped by kind; takes some twenty seconds."""
     return tuple(Comparison(claim, claim.ours()) for kind in KINDS for claim in claims if claim.kind == kind)
 
 
 def tables_of(comparisons: Sequence[Comparison], command: str) -> Iterator[Table]:
-    """A table for each kind, with what was assumed and where differences come from below it."""
+    """A table for each kind; below it, the assumptions and the reasons for differences."""
     numbered = list(enumerate(comparisons, 1))
     for kind, title in KINDS.items():
         of_kind = [(number, one) for number, one in numbered if one.claim.kind == kind]
@@ -69,7 +69,7 @@ def _note(number: int, one: Comparison) -> str:
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
-    """How many agree in size, of each kind, and how many in sign."""
+    """For each kind, how many figures agree in size, and how many in sign."""
     counts = []
     for kind in KINDS:
         sized = [one for one in comparisons if one.claim.kind == kind and one.within is not None]
