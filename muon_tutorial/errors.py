@@ -13,7 +13,7 @@
     ├── GradientError           a step met gradients that it cannot use
     │   └── NotFiniteError      they hold NaN or infinity, or would once they are summed
     ├── TrainingError           a training run whose loss is no longer finite
-    ├── RequestError            ranks asked for things that cannot be answered
+    ├── RequestError            ranks asked for collectives that cannot be answered
     │   ├── MismatchError       members of one group asked, or would step, differently
     │   │   └── PlanMismatchError   ranks made different plans
     │   ├── DeadlockError       no group can proceed

@@ -51,10 +51,11 @@ def pages() -> dict[str, str]:
         link_table(module)
     describe_variables(modules[SURFACE], modules.values())
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
-    with (
-        warnings.catch_warnings()
-    ):  # members that a subclass of Tensor inherits from torch have no page
-        warnings.filterwarnings("ignore", "Cannot determine where", UserWarning)
+    with warnings.catch_warnings():
+        # Members that a subclass of Tensor inherits from torch have no page, and a NamedTuple's __init__ does
+        # not know the module that its annotations are written in.
+        for expected in ("Cannot determine where", r"Error parsing type annotation .*\.__init__\."):
+            warnings.filterwarnings("ignore", expected, UserWarning)
         texts = {
             f"{name.replace('.', '/')}.html": render.html_module(modules[name], modules) for name in modules
         }

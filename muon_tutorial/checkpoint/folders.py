@@ -183,7 +183,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def remove(target: Path, save_id: str) -> None:
-    """Remove a checkpoint so that what is left at any moment is never taken for a complete one."""
+    """Remove a checkpoint: first rename it, so that a half-removed one is never taken for a complete one."""
     aside = target.with_name(f".{target.name}.draft-{save_id}")
     os.rename(target, aside)
     shutil.rmtree(aside, ignore_errors=True)

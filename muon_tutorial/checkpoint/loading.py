@@ -226,7 +226,7 @@ def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
 
 
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
-    """Check that the checkpoint fits, and make everything that is to be filled."""
+    """Check that the checkpoint fits, and make the tensors to read it into."""
     entries = model_entries(contents)
     for key, entry in entries.items():
         dtype = _saved_dtype(saved, key, entry.shape)

@@ -125,7 +125,7 @@ class CurrentSteps:
             drop_replaced(self.made_for, groups, state)
         elif Changed.KINDS in changed:
             follow_changes(groups, self.made_for, state)
-        if before is None:  # with the same parameters there is nothing to agree on again
+        if before is None:  # with the same parameters, ranks need not agree again
             same = not changed & (Changed.PARAMETERS | Changed.KINDS)
             before = self.made if same or self.alone else ()
         self.made = self.make(groups, state, before)

@@ -23,7 +23,7 @@ from .spawn import SpawnedRanks
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to report what they saw, once one has failed
 _DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
-_REVIVING = 5.0  # seconds that a stopped rank gets on top of the timeout, since it may be let go on
+_REVIVING = 5.0  # seconds that a stopped rank gets in addition to the timeout: it may be continued
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk

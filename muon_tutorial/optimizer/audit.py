@@ -225,7 +225,7 @@ class Audit:
                 **_momentum(self.optimizer, params[name], "momentum", squares=True),
             }
             held.tensors |= {key: local_part(value.detach()).clone() for key, value in left.items()}
-            if "momentum" not in held.tensors and name in self._held:  # the audit's own, of what it has seen
+            if "momentum" not in held.tensors and name in self._held:  # the state has none: compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
@@ -252,7 +252,7 @@ class Audit:
         return [it for it in targets if it.name in chosen]
 
     def _follow(self, targets: Iterable[_Target]) -> None:
-        """Note what each backward adds to the gradients of these parameters."""
+        """Record what each backward adds to the gradients of these parameters."""
         for it in targets:
             if it.param not in self._marks and it.param.requires_grad:
                 self._micro[it.param] = []

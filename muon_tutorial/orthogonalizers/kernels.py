@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether fp32 products should go to oneDNN: on AMD CPUs, where MKL leaves AVX-512 unused.
+    """Whether fp32 products should go to oneDNN: on AMD CPUs, on which MKL does not use AVX-512.
 
     Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch gives oneDNN an fp32 product
     only if it allows bf16 inside it. Without AMX, which these CPUs lack, oneDNN has no kernel that then uses

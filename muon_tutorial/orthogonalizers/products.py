@@ -50,7 +50,7 @@ def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float 
 
 
 def symmetric_multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
-    """Replace ``out`` by ``alpha·A·B + beta·out``, where ``A·B`` is symmetric, and ``out``, if ``beta`` ≠ 0.
+    """Replace ``out`` by ``alpha·A·B + beta·out``. ``A·B`` must be symmetric; if ``beta`` ≠ 0, ``out``, too.
 
     ``B`` is ``Aᵀ``, or both are symmetric and commute. From ``LEAST_SYMMETRIC`` rows on, block columns are
     computed only down to the diagonal and then mirrored. The result is then exactly symmetric in fp32, and in

@@ -1,4 +1,4 @@
-"""One optimizer step, in the phases of the blueprint: generators that ask for collectives.
+"""One optimizer step, in seven phases: generators that ask for collectives.
 
 ``step``                the core: the seven phases of a bucket, one after the other, and the step over a plan
 ``agreement``           all ranks agree on gradients, hyperparameters and calls before anything changes

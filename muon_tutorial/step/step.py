@@ -45,7 +45,7 @@ def step_bucket(
     gradient: Tensor | None = None,  # [elements that this rank stores of the bucket], the gradients' dtype
     scale: Tensor | None = None,  # []
 ) -> Walk:
-    """One step of the matrices in a bucket, in the blueprint's seven phases.
+    """One step of the matrices in a bucket, in seven phases.
 
     ``present`` are the parameters that have a gradient. ``gradient`` is the result of phase 1 if it has run
     already, and ``scale`` multiplies gradients that stay in the model. Flat buffers hold this rank's stored

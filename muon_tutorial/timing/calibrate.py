@@ -1,8 +1,8 @@
 """Measures this machine in half a minute: products, copies, the cost of an operation, and Gloo's collectives.
 
 First one process per core, up to eight, compute at the same time. Then a few ranks send each other tensors of
-several sizes over the loopback. A fit of relative errors turns their times into seconds per byte, message,
-round and request. Copies, operations and collectives begin with cold caches, because in a step, too, each of
+several sizes over the loopback. A weighted fit turns their times into seconds per byte, message, round and
+request. Copies, operations and collectives begin with cold caches, because in a step, too, each of
 them follows other work.
 """
 
@@ -65,7 +65,7 @@ _ANY: Rates = ((1.0, 1.0),)
 _GLOO = Machine(
     "any", {"float32": _ANY, "bfloat16": _ANY}, _ANY, 0.0, 0.0, Link(ENDLESS, 0.0), algorithm="gloo"
 )
-"""A machine without costs, for the bytes and messages of a rank in a collective: only its algorithm counts."""
+"""A machine without costs: its algorithm gives the bytes and messages of a rank in a collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _newton_schulz_products(matrices: Iterator[Tensor]) -> Tensor:
 def measure_copies(sizes: Sequence[int] = BYTES, cold: int = COLD) -> Rates:
     """Bytes read and written per second when one tensor is added to another, by the bytes of the operation.
 
-    Up to ``cold`` bytes of tensors of each size take turns, so that caches are cold, as they are when a step
+    Up to ``cold`` bytes of tensors of each size take turns. So the caches are cold, as they are when a step
     reads its gradients, momentum and parameters.
     """
     there, added = torch.ones(2, max(cold // 8, max(sizes) // 12)).unbind()
@@ -315,7 +315,7 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
     """Some rounds of a collective, each after other data has swept the caches, as in a step. The bytes of all
-    ranks together are the same, however many they are. A barrier would not help: ranks leave it apart, too."""
+    ranks together are the same, however many they are. A barrier would not align ranks any better."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -361,7 +361,9 @@ class GlooCosts:
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
-    """Fit non-negative costs by least squares; squared errors are divided by seconds, so long samples count more.
+    """Fit non-negative costs by least squares, each squared error divided by its sample's seconds.
+
+    So long samples count more than with relative errors.
 
     Ranks share the cores. The processors' work takes as long as all of it spread over all cores, and at least
     as long as the busiest rank's part; a rank's bytes take at least as long as on its link. If no sample had

@@ -249,7 +249,7 @@ class _Row:
 
 @dataclass(slots=True, eq=False)
 class Alone:
-    """A rank's seconds in walks that are the same on all ranks, one after the other, at one speed of links."""
+    """A rank's seconds in walks that are the same on all ranks, one after the other."""
 
     product: float = 0.0
     copy: float = 0.0

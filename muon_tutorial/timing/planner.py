@@ -101,18 +101,18 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 class StepEstimate:
     """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
-    Muon's own seconds are the sum of four. ``product``: matrix products, which are Newton–Schulz. ``copy``: all
-    other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
+    Muon's own seconds are the sum of four. ``product``: matrix products, which are Newton–Schulz. ``copy``:
+    all other computation. ``others``: waiting for ranks that have more to do. ``exposed``: waiting for bytes.
     ``reduction`` is what averaging gradients adds if backward hides none of it. That is the step's own
-    reduce_scatter; if a strategy expects averaged gradients, it is DDP's all_reduce, or FSDP2's reduce_scatter
-    with an all_reduce between replicas. AdamW pays it, too.
+    reduce_scatter; if a strategy expects averaged gradients, it is DDP's all_reduce, or FSDP2's
+    reduce_scatter with an all_reduce between replicas. AdamW pays it, too.
 
-    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even division
-    among the plan's positions of matrices that are each done once. ``shares``: its work, relative to an even
-    division among all ranks. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their
-    momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``: what FSDP2
-    or DDP adds while it averages gradients.
-    ``phases`` holds the bytes that the rank sends, by phase; ``between``, how many of them leave its node.
+    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even
+    division among the plan's positions of matrices that are each done once. ``shares``: its work, relative to
+    an even division among all ranks. ``held``: bytes of the matrices' parameters and gradients; ``momentum``:
+    their momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``:
+    what FSDP2 or DDP adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by
+    phase; ``between``, how many of them leave its node.
     """
 
     strategy: str
@@ -181,8 +181,8 @@ def estimate(
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
 
-    ``beside``: the number of other ranks on a node; by default, as many of the grid as fit. ``walks``: earlier
-    walks for the same machine and the same ``beside``, used again.
+    ``beside``: the number of other ranks on a node; by default, as many of the grid as fit. ``walks``:
+    earlier walks for the same machine and the same ``beside``, used again.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     walks = walks or RankWalks(machine, beside_on(grid, machine) if beside is None else beside)
@@ -366,9 +366,9 @@ def estimate_adamw(
     """The cost of AdamW's step over buckets of which a rank holds ``lengths`` elements, as ``estimate`` gives
     it for Muon.
 
-    It is ZeRO-1's step, or DDP's without ``sharded``. On a grid with ``dp_shard`` it is FSDP2's; the parameters
-    that FSDP2 gathers in forward and backward are not counted, neither here nor for Muon. ``momentum`` holds
-    both moments, always in fp32.
+    It is ZeRO-1's step, or DDP's without ``sharded``. On a grid with ``dp_shard`` it is FSDP2's; the
+    parameters that FSDP2 gathers in forward and backward are not counted, neither here nor for Muon.
+    ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
@@ -421,7 +421,7 @@ def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Te
 
 
 def _adamw_held(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
-    """Average gradients as DDP or FSDP2 does, and run AdamW's operations on all elements that a rank holds."""
+    """Average gradients as DDP or FSDP2 does, and run AdamW's operations on all that a rank holds."""
     grad = yield from _average(length, g, at)
     _adamw(grad, kept)
 

@@ -46,11 +46,11 @@ class WalkedTurn:
     """What a rank computes until its next request, and that request: None for an empty turn or the end.
 
     ``product`` and ``copy`` are seconds of computing. ``moving``: seconds of the rank's bytes on the link;
-    ``sending``: seconds of its processor meanwhile. The ``root`` of a broadcast first copies what it sends, in
-    ``root_copy`` seconds; members of its chain, or of a reduce's, pass on ``passed`` bytes each, except the
-    last one. ``between``: bytes that leave the node. ``now``: bytes that the walk holds at the request;
-    ``peak``: the most it held since the previous request. ``meets``: the rank waits here until its walks of the
-    round's other buckets have come equally far.
+    ``sending``: seconds of its processor meanwhile. The ``root`` of a broadcast first copies what it sends,
+    in ``root_copy`` seconds; members of its chain, or of a reduce's, pass on ``passed`` bytes each, except
+    the last one. ``between``: bytes that leave the node. ``now``: bytes that the walk holds at the request;
+    ``peak``: the most it held since the previous request. ``meets``: the rank waits here until its walks of
+    the round's other buckets have come equally far.
     """
 
     product: float
@@ -138,7 +138,7 @@ class Iteration(NamedTuple):
 
 @dataclass(eq=False)
 class RankWalks:
-    """Walks of single ranks on a machine, each made once. ``beside`` other ranks share its cores and its bus."""
+    """Walks of single ranks on a machine, each made once. ``beside`` other ranks share cores and bus."""
 
     machine: Machine
     beside: int = 0
@@ -274,7 +274,7 @@ class RankWalks:
         return self._links[key]
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
-        """Bytes that leave the rank's node: an average part of a ring's, and those of an exchange to other nodes."""
+        """Bytes that leave the rank's node: an average over a ring's ranks, or an exchange's to other nodes."""
         if self.machine.between is None:
             return 0
         key = at, request.axes
@@ -296,7 +296,7 @@ class RankWalks:
         kept: np.ndarray,
         times: np.ndarray,
     ) -> WalkedBucket:
-        """A bucket on the positions in ``kept``: each has a sign, and stands for as many as ``times`` says."""
+        """A bucket on the positions in ``kept``. Each has a sign, and stands for ``times`` positions."""
         at = plan.grid.at(0)
         owners = [entry.workers.start for entry in bucket.entries]
         places = sorted({*slices, *(at.peer(owner, *bucket.axes)["dp"] for owner in owners)})

@@ -42,8 +42,8 @@ INK = "#1b1b1b"
 class Regime:
     """The winner on ``ranks`` ranks with links ``factor`` times as fast; None if no strategy fits.
 
-    ``over_adamw``: its step's seconds relative to AdamW's, minus 1; below zero it is faster. ``over_ddp``: the
-    same relative to AdamW under DDP, None if FSDP2 cuts parameters.
+    ``over_adamw``: its step's seconds relative to AdamW's, minus 1; below zero it is faster. ``over_ddp``:
+    the same relative to AdamW under DDP, None if FSDP2 cuts parameters.
     """
 
     ranks: int
@@ -112,7 +112,7 @@ def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | 
 
 
 def draw_map(found: RegimeMap) -> str:
-    """The map as an SVG document. A cell has the colour of its winner, and shows its time relative to AdamW's.
+    """The map as an SVG document. A cell has its winner's colour, and shows its time relative to AdamW's.
 
     The same map gives the same bytes.
     """

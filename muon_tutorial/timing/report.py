@@ -120,10 +120,10 @@ class Choice:
 class ModelPlan:
     """The cost of every strategy's step for a model on a grid of a machine's ranks, in one pipeline stage.
 
-    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1, or as in FSDP2 if ``dp_shard``
-    cuts parameters. ``adamw_ddp``: the same under DDP (empty with ``dp_shard``). ``rest``: a rank's bytes for
-    the parameters that AdamW steps (embeddings, head and norms), with their gradients, both moments and master
-    weights. ``tokens``: the batch, or None.
+    ``adamw_parts``: AdamW's steps over the same matrices, sharded as in ZeRO-1, or as in FSDP2 if
+    ``dp_shard`` cuts parameters. ``adamw_ddp``: the same under DDP (empty with ``dp_shard``). ``rest``: a
+    rank's bytes for the parameters that AdamW steps (embeddings, head and norms), with their gradients, both
+    moments and master weights. ``tokens``: the batch, or None.
     """
 
     shape: ModelShape
@@ -160,11 +160,11 @@ class ModelPlan:
 
     @property
     def training(self) -> float | None:
-        """The least seconds of a batch's forward and backward; None if tokens or a token's experts are unknown.
+        """A lower bound of the seconds of a batch's forward and backward; None if it is not known.
 
-        They are six operations for each token and each matrix element that it uses, on all ranks at the
-        highest rate of bf16 products. Attention's scores, embeddings, communication and idle stages are not
-        counted.
+        It counts six operations for each token and each matrix element that it uses, on all ranks at the
+        machine's rate of its largest bf16 products. Attention's scores, embeddings, communication and idle
+        stages are not counted.
         """
         if self.tokens is None or self.shape.active is None:
             return None
@@ -183,7 +183,7 @@ class ModelPlan:
 
     @property
     def best(self) -> StepEstimate | None:
-        """The fastest strategy that fits; among about equally fast ones, the one that needs the least memory."""
+        """The fastest strategy that fits; of about equally fast ones, the one that needs the least memory."""
         if not self.fitting:
             return None
         least = self.fitting[0].seconds
@@ -191,7 +191,7 @@ class ModelPlan:
         return min(close, key=self.memory)
 
     def winner_at(self, factor: float) -> StepEstimate | None:
-        """The fastest that fits if all links were ``factor`` times as fast; of equally fast ones, the first."""
+        """The fastest that fits if links were ``factor`` times as fast; of equally fast ones, the first."""
         return min(self.fitting, key=lambda one: float(f"{one.seconds_at(factor):.9g}"), default=None)
 
 
@@ -230,8 +230,8 @@ def plan_model(
     """Plan for the pipeline stage that has the most to compute.
 
     Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
-    terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are then
-    cut over dp_shard × tp / ep. ``strategies`` are by default all that the grid allows.
+    terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are
+    then cut over dp_shard × tp / ep. ``strategies`` are by default all that the grid allows.
 
     Raises:
         GridError: the grid does not divide the model, or there is no matrix.
@@ -268,7 +268,7 @@ def plan_model(
 def estimate_parts(
     name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
 ) -> StepEstimate:
-    """The estimate of a strategy's step over the dense matrices, and then over the experts, on their grids."""
+    """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
     each = [
         estimate(
             name,
@@ -511,7 +511,7 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Whether the first stays the fastest with links half and twice as fast, or at which speed it does not."""
+    """Whether the first stays the fastest with links half and twice as fast; if not, up to which speed."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))
@@ -524,7 +524,7 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
 
 
 def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
-    """The speed of links at which two strategies take equally long, between 1 and ``factor`` times the machine's.
+    """The speed of links at which two strategies take equally long, between 1 and ``factor``.
 
     A step's seconds are nearly linear in the time that a byte takes, so a line through both ends of the
     interval hits the point in a few tries.

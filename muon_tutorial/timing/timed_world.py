@@ -53,12 +53,12 @@ class TimedFlight:
     """A collective in flight: when its members issued it, when it began, and when it was answered.
 
     A rank's part is finished at ``done``, and the rank can go on; ``end`` is when all parts are. For each
-    member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``, the
-    larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``, both
-    together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a ring;
-    ``answered``, when it went on with the answer. These and ``issued`` are by rank, for the ranks that are
-    walked: all members, or only one. ``link`` is the link that they use, and ``latency`` the seconds that do not
-    depend on its bandwidth.
+    member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``,
+    the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``,
+    both together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a
+    ring; ``answered``, when it went on with the answer. These and ``issued`` are by rank, for the ranks that
+    are walked: all members, or only one. ``link`` is the link that they use, and ``latency`` the seconds that
+    do not depend on its bandwidth.
     """
 
     group: tuple[int, ...]
@@ -95,11 +95,11 @@ class TimedRun:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job that still needs ``left`` of a shared resource (seconds of a core or bytes of a link), and the job
-    after it.
+    """A job that still needs ``left`` of a shared resource (seconds of a core or bytes of a link), and the
+    job after it.
 
-    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them. Jobs
-    of one ``thread`` share the part of the core that a single one would get.
+    Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them.
+    Jobs of one ``thread`` share the part of the core that a single one would get.
     """
 
     left: float
@@ -185,8 +185,8 @@ class TimedWorld:
     def run_alone(self, walk: Walk, at: Coordinate, beside: int = 0) -> TimedRun:
         """Walk one rank, as if the others always arrived when it does; feasible for thousands of ranks.
 
-        It never waits for a slower rank, so choose the slowest. ``beside`` is the number of other ranks on its
-        node, which share the cores and the bus with it all the time.
+        It never waits for a slower rank, so choose the slowest. ``beside`` is the number of other ranks on
+        its node, which share the cores and the bus with it all the time.
 
         Raises:
             RequestError: the walk requested something whose time cannot be predicted.
@@ -275,7 +275,7 @@ class _Clockwork:
         return [rate(job) for job in jobs]
 
     def _settle(self, work: Work) -> None:
-        """Finish flights and let ranks go on whose jobs or collectives are done by now."""
+        """Finish the flights that are done by now, and let ranks go on that waited for them or for a job."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
                 moving.jobs = [following for job in moving.jobs for following in job.going_on()]
@@ -487,14 +487,14 @@ class _Clockwork:
         self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
 
     def _at_once(self, flight: TimedFlight) -> int:
-        """How many flights of a group may run at once. Gloo's rings share a link, round by round; messages that
-        are sent in one piece wait in a queue for the earlier ones."""
+        """How many flights of a group may run at once. Gloo's rings share a link, round by round; messages
+        that are sent in one piece wait in a queue for the earlier ones."""
         in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
         return GLOO_THREADS if in_rounds else 1
 
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
-        """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights that
-        run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
+        """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
+        that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
         """
         node, link = self.machine.node(rank), flight.link
         data = busy.data * self.machine.byte
@@ -521,7 +521,7 @@ class _Clockwork:
         return link.burst / (1 + self.beside)
 
     def _latency(self, flight: TimedFlight) -> float:
-        """The latency of all rounds, one after the other. If a ring would have many, NCCL uses a tree instead."""
+        """The latency of all rounds, one after the other. If a ring would have many, NCCL uses trees."""
         rounds = max(busy.messages_out for busy in flight.busy.values())
         steps = 2 * max(1, (len(flight.group) - 1).bit_length())
         return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))

@@ -56,7 +56,7 @@ class RankPhase:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """A step by rank. The ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
+    """A step by rank. ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
     transfers overlap with them."""
 
     source: Source
@@ -268,9 +268,9 @@ def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankF
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """One recorded step, and what was run. ``link`` is in words, ``rate`` in bytes per second, None if nothing
-    limits the loopback. ``seconds``: those of all steps of this kind, round by round; ``timeline`` is that of
-    the median step."""
+    """One recorded step, and what was run. ``link`` is in words, ``rate`` in bytes per second, None if
+    nothing limits the loopback. ``seconds``: those of all steps of this kind, round by round; ``timeline`` is
+    that of the median step."""
 
     strategy: str
     window: int
@@ -282,8 +282,8 @@ class RecordedStep:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Recorded steps of one task on one machine. ``about`` says in words what was recorded, when and with what.
-    ``task`` and ``machine`` hold the numbers that a prediction needs; ``machine`` as in its file."""
+    """Recorded steps of one task on one machine. ``about`` says in words what was recorded, when and with
+    what. ``task`` and ``machine`` hold the numbers that a prediction needs; ``machine`` as in its file."""
 
     about: Mapping[str, str]
     task: Mapping[str, int]

@@ -32,7 +32,7 @@ _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class TimelineTask:
-    """The task: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and the number of steps."""
+    """The task: a grid of ``dp`` ranks, ``count`` matrices of ``side`` × ``side``, and how many steps."""
 
     dp: int = 4
     count: int = 12

@@ -84,8 +84,8 @@ class Work(TorchDispatchMode):
 
 
 def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of an operation. PyTorch's own meta kernels take a millisecond for a product, for the smallest
-    and largest element, or for an in-place write, so these are not called."""
+    """The result of an operation. PyTorch's own meta kernels take a millisecond for a product, for the
+    smallest and largest element, or for an in-place write, so these are not called."""
     written = _written(func, args, kwargs)
     if written is not None and written.is_meta:
         return written

@@ -1,7 +1,8 @@
 """Handles the signals with which schedulers ask a training run to save, or to save and stop.
 
-A process that gets a signal makes a file in the run folder that says what is asked for. After each step every
-rank looks for it, and they agree. So it does not matter which processes a signal reached, or how often.
+A process that gets a signal makes a file in the run folder that says what the signal asks for. After each
+step every rank looks for it, and they agree. So it does not matter which processes a signal reached, or how
+often.
 """
 
 from __future__ import annotations

@@ -438,7 +438,7 @@ def _send_and_receive(
     tag = FIRST_TAG + number % FIRST_TAG
     here, ranks = group.rank(), group.size()
     coming[here].copy_(leaving[here])
-    others = [position % ranks for position in range(here + 1, here + ranks)]  # not all to the first at once
+    others = [position % ranks for position in range(here + 1, here + ranks)]  # each starts at its neighbour
     asked = [
         dist.P2POp(way, parts[peer], group=group, tag=tag, group_peer=peer)
         for way, parts in ((dist.irecv, coming), (dist.isend, leaving))
