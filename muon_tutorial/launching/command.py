@@ -71,7 +71,7 @@ def end_on_interrupt() -> None:
 
 
 def ignore_interrupts_at_exit() -> None:
-    """Ignore Ctrl-C once the work at exit is done: else the signal would kill Python in its last moments.
+    """Ignore Ctrl-C once the work at exit is done; it would otherwise kill Python in its last moments.
 
     Call it before you register anything else with ``atexit``: handlers run in reverse order.
     """

@@ -245,8 +245,8 @@ def _iterate(coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: S
 def _iterate_rounding(
     coefficients: Sequence[Polynomial], X: Tensor, Y: Tensor, square: Sequence[Tensor]
 ) -> Tensor:
-    """``X ← aX + (bA + cA² + …)X`` for every polynomial, in bf16. A large ``a`` in the parentheses would make
-    the other terms round away."""
+    """``X ← aX + (bA + cA² + …)X`` for every polynomial, in bf16. A large ``a`` inside the parentheses
+    would round the other terms away."""
     A, B, *spare = square
     for step, (a, *higher) in enumerate(coefficients):
         if step:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -153,12 +154,11 @@ def newton_schulz_update(
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
-
-    def iterate() -> Tensor:
-        if name != STOCK:
-            return orthogonalize_by(matrix, find_recipe(name), group["eps"], workspace)
-        return zeropower_via_newtonschulz(matrix, group["ns_steps"], group["ns_coefficients"], group["eps"])
-
+    if name == STOCK:
+        steps = group["ns_steps"], group["ns_coefficients"]
+        iterate = partial(zeropower_via_newtonschulz, matrix, *steps, group["eps"])
+    else:
+        iterate = partial(orthogonalize_by, matrix, find_recipe(name), group["eps"], workspace)
     around = AROUND.get()
     update = iterate() if around is None else around(matrix, group, iterate)
     return update if update.shape == whole.shape else update.reshape(whole.shape)

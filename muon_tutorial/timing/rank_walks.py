@@ -209,7 +209,7 @@ class RankWalks:
         group: Mapping[str, Any],
         iterate: Callable[[], Tensor],
     ) -> Tensor:
-        """Newton–Schulz of a shape that was iterated before: as many seconds and bytes, in one operation."""
+        """Newton–Schulz; a shape that was iterated before is charged its known seconds and bytes at once."""
         name = name_for(group.get("orthogonalize", STOCK), *matrix.shape[-2:])
         if name != STOCK:  # other recipes keep memory between matrices
             return iterate()
@@ -274,7 +274,7 @@ class RankWalks:
         return self._links[key]
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
-        """Bytes that leave the rank's node: an average over a ring's ranks, or an exchange's to other nodes."""
+        """Bytes that leave the rank's node: a ring's average, or those that an exchange sends elsewhere."""
         if self.machine.between is None:
             return 0
         key = at, request.axes

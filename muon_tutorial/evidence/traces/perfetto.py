@@ -1,7 +1,7 @@
-"""Merges the traces of recorded ranks into one document that Perfetto and chrome://tracing open.
+"""Merges the traces of recorded ranks into one document for Perfetto and chrome://tracing.
 
-Each rank becomes a process, and so does each rank's GPU, with its threads as the profiler saw them. Above
-them lie tracks of our own: where the time goes, and collectives in as many lanes as are in flight at once.
+Each rank becomes a process, and so does each rank's GPU, with the threads that the profiler saw. Above them
+are our own tracks: where the time goes, and collectives in as many lanes as are in flight at once.
 
 Format: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
 """
@@ -19,14 +19,15 @@ ChromeEvent = dict[str, Any]
 STATE_TRACK = 1 << 30  # above any thread's number
 FLIGHT_TRACK = STATE_TRACK + 1
 ASIDE_TRACK = STATE_TRACK + (1 << 20)  # and below 2^31, with room for any thread
-SLACK = 1  # nanosecond: what Kineto's three decimals leave uncertain
+SLACK = 1  # nanosecond: the uncertainty of Kineto's three decimals
 
 
 def merge_documents(
     documents: Mapping[int, Mapping[str, Any]], ahead: Mapping[int, int], timeline: Timeline
 ) -> dict[str, Any]:
-    """One document from each rank's own. ``ahead`` is how far a rank's profiler is ahead of the timeline's
-    clock, in nanoseconds. The earliest event becomes time 0: viewers drop what lies before."""
+    """Merge the ranks' own documents. ``ahead``: how far each rank's profiler is ahead of the timeline's
+    clock, in nanoseconds. The earliest event becomes time 0, because viewers drop events at negative
+    times."""
     kept = {rank: _kept(document["traceEvents"]) for rank, document in documents.items()}
     begins = [_earliest(events) - ahead[rank] for rank, events in kept.items() if events]
     origin = min([timeline.begin, *begins])
@@ -50,7 +51,7 @@ def _about(process: int, thread: int, name: str, /, **value: str | int) -> Chrom
 
 
 def _kept(events: Iterable[ChromeEvent]) -> list[ChromeEvent]:
-    """Events of processes and threads, and the threads' names; what spans the whole profiler is dropped."""
+    """Events of processes and threads, and the threads' names; events of the whole profiler are dropped."""
     kept = [event for event in events if type(event.get("pid")) is int and type(event.get("tid")) is int]
     return [event for event in kept if event["ph"] != "M" or event["name"] == "thread_name"]
 
@@ -78,9 +79,9 @@ def _moved(
 
 
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
-    """The events, with complete ones that cross others of their thread on tracks beside it.
+    """The events; complete ones that cross others of their thread are moved to tracks next to it.
 
-    Gloo ends an event when the collective does, whatever its thread began meanwhile.
+    They cross because Gloo's event ends when the collective does, whatever its thread has begun meanwhile.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:
@@ -100,7 +101,7 @@ def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
 
 
 def _nested(pieces: list[ChromeEvent]) -> tuple[list[ChromeEvent], list[ChromeEvent]]:
-    """Complete events of one track: those that nest, the earlier ones first, and those that would cross."""
+    """Complete events of one track: those that nest (earlier ones take precedence), and those that cross."""
     nested: list[ChromeEvent] = []
     crossing: list[ChromeEvent] = []
     open_until: list[int] = []
@@ -160,7 +161,7 @@ def _complete(
 
 
 def lanes(flights: Iterable[Flight]) -> list[list[Flight]]:
-    """Flights in as few lanes as hold them without overlap: a track must not hold two at once."""
+    """Flights in as few lanes as possible, without overlap: a track cannot hold two events at once."""
     rows: list[list[Flight]] = []
     for flight in sorted(flights, key=lambda flight: (flight.issued, flight.done)):
         row = next((row for row in rows if row[-1].done <= flight.issued), None)

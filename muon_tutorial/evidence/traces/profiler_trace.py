@@ -2,12 +2,12 @@
 
 One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
 track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
-annotation on the CPU's track. Only the first is execution. The reader keeps them apart, counts each
-collective once, measures spans and unions rather than sums, and says what a sum over names would have
-claimed.
+annotation on the CPU's track. Only the first is execution. The reader distinguishes them, counts each
+collective once, and measures spans and unions instead of sums. It can also report what a sum over names would
+give.
 
-What one rank's trace cannot tell: a communication kernel spins until its peers arrive, so its duration is
-transfer and waiting together.
+One rank's trace cannot separate transfer from waiting: a communication kernel spins until its peers arrive,
+so its duration is both together.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMMUNICATION = re.compile(r"^(nccl|rccl|gloo:|_?c10d(_functional)?::)|record_pa
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One complete event. Nanoseconds; ``process`` and ``thread`` as the trace names them."""
+    """One complete event, in nanoseconds; ``process`` and ``thread`` are the trace's own names."""
 
     name: str
     sort: Sort
@@ -79,7 +79,7 @@ class TraceEvent:
 
     @property
     def kind(self) -> str:
-        """The collective's kind, or nothing where the name does not say."""
+        """The collective's kind, or ``""`` if the name does not say."""
         name = str(self.args.get("Collective name") or self.name)
         found = (kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE))
         return next(found, "")
@@ -87,7 +87,7 @@ class TraceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The trace of one process: its complete events in order, and what the profiler said about the job."""
+    """The trace of one process: its complete events in order, and the profiler's facts about the job."""
 
     source: str
     events: tuple[TraceEvent, ...]
@@ -95,19 +95,19 @@ class Trace:
     devices: tuple[str, ...]
 
     def of(self, *sorts: Sort) -> list[TraceEvent]:
-        """The events of some sorts."""
+        """The events of these sorts."""
         return [event for event in self.events if event.sort in sorts]
 
     @property
     def executed(self) -> list[TraceEvent]:
-        """What ran on the devices: kernels and memory operations. Empty for a trace without a GPU."""
+        """The events that ran on devices: kernels and memory operations. Empty for a trace without a GPU."""
         return self.of("kernel", "memory")
 
     @property
     def collectives(self) -> list[TraceEvent]:
-        """Each collective once, as what executed it: its kernel, or on the CPU the backend's own event.
+        """Each collective once, as the event that executed it: its kernel, or on the CPU the backend's event.
 
-        Gloo's sends and receives are no collectives; they only post, on the caller's thread.
+        Gloo's sends and receives are not collectives; they are only posted, on the caller's thread.
         """
         if kernels := [event for event in self.of("kernel") if event.communicates]:
             return kernels
@@ -115,10 +115,10 @@ class Trace:
 
     @property
     def compute(self) -> Intervals:
-        """When it computed: kernels that do not communicate, and memory operations.
+        """The time of computing: kernels that do not communicate, and memory operations.
 
-        Without a GPU, operators that are not the backend's own, less the time in operators that communicate:
-        those can lie inside others, and wait.
+        Without a GPU it is the time in operators that are not the backend's own, minus the time in operators
+        that communicate, because these can be inside others, and wait.
         """
         if ran := self.executed:
             return covered(event for event in ran if not event.communicates)
@@ -126,8 +126,8 @@ class Trace:
 
     @property
     def blocked(self) -> Intervals:
-        """When a thread of the program was inside an operator that communicates. Empty with a GPU, where
-        those only launch."""
+        """The time in which a thread of the program was inside an operator that communicates. Empty with a
+        GPU, because these only launch kernels there."""
         return () if self.executed else covered(event for event in self._called if event.communicates)
 
     @property
@@ -138,7 +138,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class NameSum:
-    """Events of one name and sort: how many, and the sum of their durations, in nanoseconds."""
+    """Events of one name and sort: their number, and the sum of their durations in nanoseconds."""
 
     name: str
     sort: Sort
@@ -148,7 +148,7 @@ class NameSum:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSum:
-    """Executed collectives alike in kind, group and size. ``total`` is in nanoseconds, sizes in elements."""
+    """Executed collectives of one kind, group and size. ``total`` is in nanoseconds, sizes in elements."""
 
     kind: str
     group: int
@@ -177,7 +177,7 @@ def parse_trace(document: object, source: str = "") -> Trace:
     """A trace from Chrome's JSON: an object with ``traceEvents``, or the bare list of events.
 
     Raises:
-        TraceError: it is neither, or a complete event lacks its name, time or duration.
+        TraceError: it is neither, or a complete event has no name, time or duration.
     """
     about: Mapping[str, Any] = document if isinstance(document, dict) else {}
     raw = about.get("traceEvents") if about else document
@@ -210,7 +210,7 @@ def nanoseconds(microseconds: float) -> int:
 
 
 def span(events: Iterable[TraceEvent]) -> tuple[int, int]:
-    """From the first begin to the last end, in nanoseconds; nothing at all gives (0, 0)."""
+    """The first begin and the last end, in nanoseconds; (0, 0) without events."""
     events = list(events)
     if not events:
         return 0, 0
@@ -223,7 +223,7 @@ def covered(events: Iterable[TraceEvent]) -> Intervals:
 
 
 def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[NameSum, ...]:
-    """What each name that contains one of the words sums to, whatever its sort: the trap, spelled out.
+    """The sum for each name that contains one of the words, whatever its sort, to show how it misleads.
 
     Words are compared in lower case. The largest sum comes first.
     """
@@ -237,7 +237,7 @@ def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[Na
 
 
 def sum_collectives(trace: Trace) -> tuple[CollectiveSum, ...]:
-    """Each executed collective counted once, alike ones together, in the order they first ran."""
+    """Sums that count each executed collective once, in the order in which they first ran."""
     sums: dict[tuple[str, int, str, int, int], list[int]] = {}
     for event in trace.collectives:
         sizes = int(event.args.get("In msg nelems", 0)), int(event.args.get("Out msg nelems", 0))

@@ -1,6 +1,6 @@
-"""Records a real run, rank by rank, with torch.profiler and our own labels for what is asked of the world.
+"""Records a real run, rank by rank, with torch.profiler and our own labels for requests to the world.
 
-A rank hands its ``RankRecorder`` to its world as an observer and records what it likes:
+A rank adds its ``RankRecorder`` to its world's observers, and records any part of its run:
 
     def steps(rank, recorder):
         muon = Muon(..., mesh=build_mesh({"dp": 2}))
@@ -11,11 +11,12 @@ A rank hands its ``RankRecorder`` to its world as an observer and records what i
     recorded = record(steps, 2, "runs/trace")
 
 Every request gets a label on the profiler's track (kind, sizes, phase, matrix or bucket, bytes), and a flight
-on one clock that all ranks of a machine share. Writes a file for each rank, one merged file for Perfetto and
-chrome://tracing, the split of wall time, and a picture. Touches neither the engine nor the collectives.
+on one clock that all ranks of a machine share. The result is a file for each rank, one merged file for
+Perfetto and chrome://tracing, the split of wall time, and a picture. Recording does not change the engine or
+the collectives.
 
-On a GPU the call that asks for a collective only enqueues it: there, a flight is the kernel's, and gets our
-label where a group's kernels are as many as its requests.
+On a GPU the call for a collective only enqueues it. There a flight is the time of the kernel, which gets our
+label if a group has as many kernels as requests.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long
 class RankRecorder:
     """Records one rank while its ``with`` block runs, and then writes ``rank_N.json.gz`` into ``folder``.
 
-    An observer for a live world. The file is a Chrome trace of its own, with the flights beside its events.
+    It is an observer for a live world. The file is a Chrome trace that also holds the flights.
 
-    ``others`` are the ranks of the one group over which collectives happen that nobody asks a world of ours
-    for, such as PyTorch's own tensor parallelism: the profiler does not note it. Left out, nobody can say how
-    much of those is waiting.
+    ``others``: the ranks of the group for collectives that are not requested from a world of ours, such as
+    those of PyTorch's own tensor parallelism. The profiler does not record that group. Without ``others``,
+    such a collective's time cannot be split into transfer and waiting.
     """
 
     rank: int
@@ -122,8 +123,8 @@ class RankRecorder:
         return follow
 
     def _mark(self, name: str) -> Any:
-        """Open a label, and note when on the machine's clock: the profiler's own clock is another, and it
-        calls a name that is not all ASCII unknown."""
+        """Open a label, and note the time on the machine's clock, because the profiler has another clock.
+        Names are made ASCII, because the profiler calls others unknown."""
         name = name.replace("→", "->").replace("×", "x").encode("ascii", "replace").decode()
         mark = record_function(name)
         self._stamps[name] = perf_counter_ns()
@@ -147,8 +148,8 @@ class RankRecorder:
         _write_json(path.with_suffix(".json.gz"), document)
 
     def _ahead(self, document: Mapping[str, Any]) -> int:
-        """How far the profiler's clock is ahead of the machine's, in nanoseconds: the least that any label
-        was seen late, since a label takes time to open."""
+        """How far the profiler's clock is ahead of the machine's, in nanoseconds: the smallest delay of a
+        label, because opening a label takes time, too."""
         seen = [event for event in document["traceEvents"] if event.get("ph") == "X"]
         late = [nanoseconds(e["ts"]) - self._stamps[e["name"]] for e in seen if e["name"] in self._stamps]
         if not late:
@@ -157,14 +158,14 @@ class RankRecorder:
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
-    """When the backend says it was done, else when the rank went on; at the latest the recording's end."""
+    """When the backend says it was done, else when the rank went on; no later than the recording's end."""
     told: tuple[Moment, ...] = ("done", "answered", "issued")
     return min(end, next((moments[moment] for moment in told if moment in moments), end))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A recorded run: its timeline, how each rank's time is split, and where its files lie."""
+    """A recorded run: its timeline, the split of each rank's time, and the folder of its files."""
 
     timeline: Timeline
     splits: tuple[TimeSplit, ...]
@@ -172,7 +173,7 @@ class RecordedRun:
 
     @property
     def merged(self) -> Path:
-        """The one file that Perfetto and chrome://tracing open."""
+        """The one file to open in Perfetto or chrome://tracing."""
         return self.folder / MERGED
 
     @property
@@ -186,7 +187,7 @@ def record(
 ) -> RecordedRun:
     """Run ``fn(rank, recorder, *args)`` on real ranks, and merge what their recorders wrote.
 
-    ``options`` go to ``launch``, ``kwargs`` for ``fn`` among them. Must not run on a rank.
+    ``options`` go to ``launch``; ``kwargs`` for ``fn`` is one of them. Must not be called on a rank.
 
     Raises:
         TraceError: a rank never entered its recorder.
@@ -209,16 +210,16 @@ def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: An
 
 
 def _without_profiler(rank: int, line: str) -> None:
-    """Show a rank's line, unless the profiler only says that it starts or stops."""
+    """Show a rank's line, unless it is the profiler's notice that it starts or stops."""
     if not line.startswith("USDT:"):
         print_line(rank, line)
 
 
 def merge(folder: str | Path) -> RecordedRun:
-    """Merge the ranks' files of a folder into ``trace.json.gz``, beside ``split.md`` and ``timeline.svg``.
+    """Merge the ranks' files in a folder into ``trace.json.gz``, and write ``split.md`` and ``timeline.svg``.
 
     Raises:
-        TraceError: there are none, or one was not written by a ``RankRecorder``.
+        TraceError: there are no such files, or one was not written by a ``RankRecorder``.
     """
     folder, documents = Path(folder), {}
     for path in folder.glob("rank_*.json.gz"):
@@ -259,8 +260,8 @@ def _shifted(intervals: Intervals, ahead: int) -> Intervals:
 def _unasked(
     trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
 ) -> Iterator[Flight]:
-    """Collectives that nobody asked our worlds for, such as PyTorch's own tensor parallelism: the backend's
-    events that begin in none of our flights, each from the call that asked for it."""
+    """Collectives that were not requested from our worlds, such as those of PyTorch's own tensor parallelism:
+    the backend's events that begin outside our flights, each counted from the call that requested it."""
     asked = union((flight.issued, flight.done) for flight in flights)
 
     def apart(events: Iterable[TraceEvent]) -> list[TraceEvent]:
@@ -274,7 +275,7 @@ def _unasked(
 
 
 def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
-    """In order of request, and numbered so: all members of a group ask in one order."""
+    """Flights sorted and numbered in the order of request, which is the same on all members of a group."""
     turns: Counter[tuple[int, ...]] = Counter()
     numbered = []
     for flight in sorted(flights, key=lambda flight: flight.issued):
@@ -284,7 +285,7 @@ def _in_turn(flights: Iterable[Flight]) -> list[Flight]:
 
 
 def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> Iterator[Flight]:
-    """What the kernels executed, on the machine's clock, with our labels where they fit one to one."""
+    """The kernels' flights on the machine's clock, with our labels if they match requests one to one."""
     ran = _in_turn(_kernel_flight(rank, event) for event in trace.collectives)
     asked = {(flight.group, flight.turn): flight for flight in flights}
     kernels, requests = Counter(flight.group for flight in ran), Counter(flight.group for flight in flights)
@@ -295,8 +296,8 @@ def _on_device(trace: Trace, rank: int, ahead: int, flights: list[Flight]) -> It
 
 
 def _kernel_flight(rank: int, event: TraceEvent) -> Flight:
-    """A collective as its kernel ran it, on the profiler's clock. Kineto prints the group's ranks, but
-    shortens long lists with dots: then nobody can say which they are."""
+    """A collective's kernel as a flight, on the profiler's clock. Kineto prints the group's ranks, but
+    shortens long lists with dots; the group is then unknown, and left empty."""
     try:
         group = tuple(int(one) for one in ast.literal_eval(event.args.get("Process Group Ranks", "")))
     except (SyntaxError, TypeError, ValueError):

@@ -1,6 +1,6 @@
-"""Arithmetic on intervals of time, sorted and disjoint, in whole nanoseconds: sums come out exact.
+"""Arithmetic on intervals of time, sorted and disjoint, in whole nanoseconds, so that sums are exact.
 
-A sum of durations counts twice what overlaps; the measure of a union does not. Knows nothing of traces.
+A sum of durations counts overlaps twice; the measure of a union does not. Knows nothing about traces.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Intervals = tuple[tuple[int, int], ...]  # (begin, end) in nanoseconds; sorted, 
 
 
 def union(pieces: Iterable[tuple[int, int]]) -> Intervals:
-    """The time that any of the pieces covers.
+    """The time that is covered by at least one piece.
 
     >>> union([(5, 9), (0, 2), (1, 3), (4, 4)])
     ((0, 3), (5, 9))
@@ -58,7 +58,7 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 
 def clip(pieces: Intervals, begin: int, end: int) -> Intervals:
-    """What of the pieces lies between two instants.
+    """The parts of the pieces that lie between two instants.
 
     >>> clip(((0, 3), (5, 9)), 2, 6)
     ((2, 3), (5, 6))
@@ -68,5 +68,5 @@ def clip(pieces: Intervals, begin: int, end: int) -> Intervals:
 
 
 def measure(pieces: Intervals) -> int:
-    """Nanoseconds covered."""
+    """The number of nanoseconds that are covered."""
     return sum(end - begin for begin, end in pieces)

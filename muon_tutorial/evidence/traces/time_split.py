@@ -1,9 +1,9 @@
 """Splits the wall time of each rank into computing, communicating, waiting and neither.
 
-One clock for all ranks is what tells transfer from waiting: a collective can move nothing before the last
-member of its group has asked for it. Until then a rank waits for that member, whatever its kernel or its call
-looks like from inside; after that, communication is in progress. Pure data; times are whole nanoseconds, so
-that the parts of a span sum to it exactly.
+One clock for all ranks makes it possible to distinguish transfer from waiting, because a collective cannot
+move anything before the last member of its group has requested it. Until then a rank waits for that member,
+although its kernel or its call is already running; after that, communication is in progress. This is pure
+data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ STATES: tuple[State, ...] = ("compute", "communication", "waiting", "unsplit", "
 
 @dataclass(frozen=True, slots=True)
 class CollectiveOfRank:
-    """Which collective one rank took part in.
+    """A collective in which one rank took part.
 
-    ``group`` holds the ranks that take part, ``turn`` is how many collectives of that group this rank asked
-    for before. Records of several ranks belong to the same collective where both are equal. ``group`` is
-    empty where the recording does not tell it.
+    ``group``: the ranks that take part. ``turn``: how many collectives of that group this rank has requested
+    before. Records of several ranks belong to the same collective if both are equal. ``group`` is empty if
+    the recording does not show it.
     """
 
     rank: int
@@ -37,15 +37,15 @@ class CollectiveOfRank:
 
     @property
     def label(self) -> str:
-        """Phase and subject, as requests print them."""
+        """Phase and subject, in the form that requests print."""
         return str(Label(self.phase, self.subject))
 
 
 @dataclass(frozen=True, slots=True)
 class Flight(CollectiveOfRank):
-    """A collective from one rank's request to its own end. Nanoseconds and bytes.
+    """A collective from one rank's request to the end of its part, in nanoseconds and bytes.
 
-    ``payload`` is what the rank handed over, ``ring`` what it sends on a ring.
+    ``payload``: bytes that the rank handed over; ``ring``: bytes that it would send on a ring.
     """
 
     issued: int
@@ -57,10 +57,10 @@ class Flight(CollectiveOfRank):
 @dataclass(frozen=True, slots=True)
 class RankTimes:
     """One rank's recorded span, when it computed, its flights, and when it was ``blocked`` in an operator
-    that communicates, whichever collective that served. Nanoseconds.
+    that communicates, for any collective; in nanoseconds.
 
-    Where every flight is known from all sides, what a rank is blocked beyond them is its own calls into the
-    library: communication. Else nobody can say.
+    If all members of every flight were recorded, a rank's blocked time outside its flights is its own calls
+    into the library, and counts as communication. Otherwise it stays unsplit.
     """
 
     rank: int
@@ -73,29 +73,29 @@ class RankTimes:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What some ranks of a run did, on one clock."""
+    """The activity of some ranks of a run, on one clock."""
 
     ranks: tuple[RankTimes, ...]
 
     @property
     def begin(self) -> int:
-        """When the first of the ranks began."""
+        """When the first rank began."""
         return min(times.begin for times in self.ranks)
 
     @property
     def end(self) -> int:
-        """When the last of the ranks ended."""
+        """When the last rank ended."""
         return max(times.end for times in self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSplit:
-    """A rank's span in nanoseconds: its five parts sum to it.
+    """A rank's span in nanoseconds, and its five parts, which sum to it.
 
-    ``compute`` is all time in which the rank computed, also between a collective's request and its end: that
-    much is ``overlapped``. ``communication`` and ``waiting`` are what is left of collectives in progress, and
-    of those whose last member had not asked yet. ``unsplit`` is time in collectives whose other members were
-    not recorded: transfer or waiting, nobody can say. ``neither`` is the rest: Python, launches, an idle GPU.
+    ``compute``: all time in which the rank computed; ``overlapped``: the part of it during collectives. The
+    other parts do not count computing. ``communication``: collectives in progress. ``waiting``: collectives
+    whose last member had not made its request yet. ``unsplit``: collectives whose other members were not
+    recorded, transfer and waiting together. ``neither``: the rest, such as Python, launches, or an idle GPU.
     """
 
     rank: int
@@ -108,13 +108,13 @@ class TimeSplit:
     overlapped: int
 
     def share(self, state: State) -> float:
-        """A part's share of the span."""
+        """A part's fraction of the span."""
         part: int = getattr(self, state)
         return part / self.span if self.span else 0.0
 
 
 def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
-    """The wall time of each rank, taken apart."""
+    """Split the wall time of each rank."""
     return tuple(
         _measured(times, states)
         for times, states in zip(timeline.ranks, paint(timeline).values(), strict=True)
@@ -132,13 +132,13 @@ def _measured(times: RankTimes, states: Mapping[State, Intervals]) -> TimeSplit:
 
 
 def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:
-    """For each rank, which state holds when: disjoint, and together the rank's span."""
+    """For each rank, the intervals of each state: they are disjoint, and together cover the rank's span."""
     asked = last_asked(timeline)
     return {times.rank: _paint_rank(times, asked) for times in timeline.ranks}
 
 
 def last_asked(timeline: Timeline) -> Mapping[tuple[tuple[int, ...], int], int]:
-    """When the last member asked, for each (group, turn) of which all members were recorded."""
+    """When the last member made its request, for each (group, turn) with all members recorded."""
     asked: dict[tuple[tuple[int, ...], int], dict[int, int]] = {}
     for times in timeline.ranks:
         for flight in times.flights:
@@ -163,8 +163,8 @@ def _paint_rank(times: RankTimes, asked: Mapping[tuple[tuple[int, ...], int], in
 
 
 def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, int]]]:
-    """A flight as waiting and communication. A rank that was done before the last member asked (it only sent)
-    did not wait for it."""
+    """Split a flight into waiting and communication. A rank that was done before the last member's request
+    (because it only sent) did not wait for that member."""
     if asked is None:
         return [("unsplit", (flight.issued, flight.done))]
     if asked > flight.done:
@@ -173,7 +173,7 @@ def _parts(flight: Flight, asked: int | None) -> list[tuple[State, tuple[int, in
 
 
 def split_markdown(splits: Sequence[TimeSplit]) -> str:
-    """A table with a row for each rank: milliseconds and shares of its span."""
+    """A table with a row for each rank: milliseconds, and fractions of its span."""
     head = "| rank | span, ms | " + " | ".join(STATES) + " | compute during a collective |"
     lines = [head, "|---" * (len(STATES) + 3) + "|"]
     for row in splits:

@@ -1,7 +1,7 @@
-"""Draws a timeline as a static picture: a function of the timeline alone, to the byte.
+"""Draws a timeline as a static picture; the same timeline gives the same bytes.
 
-For each rank one band of states over the wall time, and its collectives below it. A column of the band shows
-the state that fills most of it, so the picture's size does not grow with the run's length.
+Each rank has a band of states over the wall time, and its collectives below. A column of the band shows the
+state that fills most of it, so the picture's size does not grow with the run's length.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def draw_timeline(timeline: Timeline, title: str = "") -> str:
 
 
 def describe_timeline(timeline: Timeline) -> str:
-    """The picture in words, for those who cannot see it."""
+    """The picture in words, for readers who cannot see it."""
     states = paint(timeline)
     lines = []
     for times in timeline.ranks:
@@ -62,7 +62,7 @@ def describe_timeline(timeline: Timeline) -> str:
 def _draw_rank(
     axes: Axes, row: int, times: RankTimes, states: Mapping[State, Intervals], timeline: Timeline
 ) -> None:
-    """One band of states, and the rank's collectives in lanes below it."""
+    """Draw one band of states, and the rank's collectives in lanes below it."""
     bars: dict[State, list[tuple[int, int]]] = {}
     column = max(1, (timeline.end - timeline.begin) // COLUMNS)
     columns = [(begin, min(times.end, begin + column)) for begin in range(times.begin, times.end, column)]
@@ -96,7 +96,7 @@ def _fullest(states: Mapping[State, Intervals], begin: int, end: int) -> State:
 
 
 def _milliseconds(bars: Iterable[tuple[int, int]], zero: int) -> list[tuple[float, float]]:
-    """Begin and length, as ``broken_barh`` wants them."""
+    """Begin and length in milliseconds, as ``broken_barh`` needs them."""
     return [((begin - zero) / 1e6, (end - begin) / 1e6) for begin, end in bars]
 
 
