@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 scripts/one_page.py --dp 2 --tp 2
 
-The ranks stand in a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
+The ranks form a grid of dp × tp. Each phase of ``step()`` takes a tensor from one layout to the next, and
 the comment above it names both, in the notation of the JAX scaling book:
 
     W[I, J]       a matrix of I rows and J columns, whole; every rank has a copy
@@ -152,7 +152,7 @@ def newton_schulz(G: Tensor) -> Tensor:
 
 
 def train(dp: int, tp: int, steps: int) -> None:
-    """A tensor-parallel block learns to guess this file's next byte, and torch.optim.Muon steps beside it."""
+    """Train a tensor-parallel block to predict this file's next byte; torch.optim.Muon steps a copy of it."""
     on_gpu = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     torch.set_default_device(device)

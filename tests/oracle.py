@@ -1,4 +1,4 @@
-"""The oracle of all strategies: one process with the whole matrices, fed the same full gradients."""
+"""The oracle for all strategies: one process with the whole matrices and the same full gradients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def whole_matrices(case: Case) -> list[Tensor]:
 
 
 def whole_gradients(case: Case) -> Iterator[list[Tensor | None]]:
-    """The full gradients of each step, of few enough bits that a sum over any number of ranks is exact.
+    """The full gradients of each step, with so few bits that a sum over any number of ranks is exact.
 
     In the second step one matrix has none.
     """
@@ -61,12 +61,12 @@ def whole_gradients(case: Case) -> Iterator[list[Tensor | None]]:
 
 
 def own_part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
-    """What the tensor-parallel position of a rank holds of a whole matrix."""
+    """The part of a whole matrix that a rank's tensor-parallel position holds."""
     return whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices].clone()
 
 
 def own_param(whole: Tensor, cut: Placement, at: Coordinate) -> torch.nn.Parameter:
-    """A rank's parameter, hand-cut, carrying the attributes that say so."""
+    """A rank's parameter, cut by hand and marked so by its attributes."""
     param = torch.nn.Parameter(own_part(whole.detach(), cut, at))
     param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
     if isinstance(cut, Shard):
@@ -107,7 +107,7 @@ class Stock:
 
 
 def single_process(case: Case) -> list[torch.nn.Parameter]:
-    """Where ``torch.optim.Muon`` takes the whole matrices."""
+    """The whole matrices after the steps of ``torch.optim.Muon``."""
     stock = Stock(case)
     stock.steps(whole_gradients(case))
     return stock.params
@@ -123,7 +123,7 @@ def one_rank(
 
 @dataclass(slots=True, eq=False)
 class Ranks:
-    """Everyone's optimizer over the same case, all in this process."""
+    """The optimizers of all ranks over the same case, all in this process."""
 
     world: LocalWorld
     case: Case
@@ -135,7 +135,7 @@ class Ranks:
         return [self.world.grid.at(rank) for rank in self.world.grid.ranks]
 
     def give(self, *grads: Sequence[Tensor | None]) -> None:
-        """Each dp position its own full gradients, or all the same."""
+        """Give each dp position its own full gradients, or all positions the same."""
         for at, params in zip(self.places, self.params, strict=True):
             give_gradients(params, grads[at["dp"] % len(grads)], self.case, at)
 
@@ -166,7 +166,7 @@ def seated(grid: Grid, strategy: str | Builder = SMALL, case: Case = UNEVEN, **s
 def assert_own_parts(
     found: Sequence[Sequence[Tensor]], wholes: Sequence[Tensor], case: Case, grid: Grid
 ) -> None:
-    """Every rank's parameters are its own parts of the whole ones, to the bit."""
+    """Assert that every rank's parameters are exactly its parts of the whole ones."""
     for at, params in zip(map(grid.at, grid.ranks), found, strict=True):
         for index, (param, whole, cut) in enumerate(zip(params, wholes, case.cuts, strict=True)):
             assert torch.equal(param, own_part(whole.detach(), cut, at)), f"{at}, matrix {index}"

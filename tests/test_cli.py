@@ -1,4 +1,4 @@
-"""The command line: what it prints, what it leaves behind, and how it refuses."""
+"""The command line: its output, the files it leaves, and its refusals."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
         (signal.SIGTERM, 143, "terminated" + SAVED),
         (signal.SIGHUP, 129, "ended by SIGHUP" + SAVED),
         (signal.SIGXCPU, 152, "ended by SIGXCPU" + SAVED),
-        (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank, the others to the whole run
+        (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank; the others to the whole run
     ],
 )
 def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(
@@ -256,16 +256,16 @@ def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_
 ) -> None:
     folder = tmp_path / "run"
     with running(folder, *options) as (process, ranks):
-        ranks[-1].suspend()  # no step ends any more
+        ranks[-1].suspend()  # no step can end now
         process.send_signal(sent or signal.SIGTERM)
         wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
         if sent:
-            time.sleep(1.2 * ECHO)  # until then another SIGTERM passes for an echo
+            time.sleep(1.2 * ECHO)  # before that, another SIGTERM counts as an echo
             process.send_signal(sent)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
         assert spoken(err) == [cli.STOPPING, says.format(folder)]
-        assert (folder / "stop").exists() == (sent is None)  # the next run forgets it
+        assert (folder / "stop").exists() == (sent is None)  # the next run removes it
         wait_until(lambda: not any(map(is_alive, ranks)))
 
 
@@ -310,7 +310,7 @@ def test_a_run_that_is_interrupted_beside_its_comparison_keeps_its_result(
 
 
 def heed_interrupts() -> None:
-    """In a child: be interrupted by SIGINT, which a shell's background job ignores and hands down."""
+    """Make a child react to SIGINT, which a shell's background job ignores and passes on to children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -376,7 +376,7 @@ def test_a_run_needs_no_standard_output(tmp_path: Path) -> None:
 
 
 def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess:
-    """Run a shell's line in a folder; braces stand for the command line."""
+    """Run a shell command in a folder; braces stand for our command line."""
     return subprocess.run(
         ["bash", "-c", command.format(f"{sys.executable} -m muon_tutorial")],
         cwd=folder,
@@ -391,7 +391,7 @@ def in_shell(command: str, folder: Path) -> subprocess.CompletedProcess:
 
 @contextlib.contextmanager
 def running(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen, list[psutil.Process]]]:
-    """A long run on 2 ranks, with its steps coming, and the processes it started."""
+    """A long run on 2 ranks that has begun to step, and the processes it started."""
     command = [sys.executable, "-m", "muon_tutorial", "train", *LONG, "--dp", "2", "--tp", "1"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command += ["--out", str(folder), *options]
@@ -415,7 +415,7 @@ def assert_one_line(capsys: pytest.CaptureFixture, says: str) -> None:
 
 
 def spoken(err: str) -> list[str]:
-    """What the command itself says, without progress and without what torch says on a rank."""
+    """The command's own messages, without progress and without torch's messages on a rank."""
     return [line for line in err.splitlines() if not line.startswith(("training", "[rank"))]
 
 

@@ -1,4 +1,4 @@
-"""The elementwise math: stock operations on whole matrices, the same bits on any flat piece of one."""
+"""The elementwise math: stock operations on whole matrices, and the same bits on any flat piece of one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def normal(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor
 
 
 def laid_out_update(rows: int, columns: int, seed: int) -> Tensor:
-    """Return a bf16 update laid out as Newton–Schulz lays it out: column-major if tall."""
+    """Return a bf16 update in Newton–Schulz's memory layout: column-major if tall."""
     if rows > columns:
         return normal(columns, rows, seed=seed, dtype=torch.bfloat16).T
     return normal(rows, columns, seed=seed, dtype=torch.bfloat16)
@@ -61,7 +61,7 @@ def one_thread():
 
 
 def stock_step(param: Tensor, update: Tensor, lr: float | Tensor, adjusted: float | Tensor) -> None:
-    """Do what torch.optim.Muon does to a parameter."""
+    """Step a parameter as torch.optim.Muon does."""
     param.mul_(1 - lr * WEIGHT_DECAY)
     param.add_(update, alpha=-adjusted)  # type: ignore[arg-type]
 

@@ -1,6 +1,6 @@
-"""Every dependency has a floor and no ceiling, and the tested versions stand above the floors.
+"""Every dependency has a minimum version and no maximum, and the tested versions are above the minimum.
 
-That the floors are true is seen by running the tests on them: ``bash scripts/lowest.sh``.
+``bash scripts/lowest.sh`` runs the tests with the minimum versions, which shows that they work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest brings it to Python 3.10
+    import tomli as tomllib  # pytest installs it on Python 3.10
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -29,7 +29,7 @@ LINES = sorted({line for lines in LISTS for line in lines})
 
 
 def pinned_versions() -> dict[str, list[str]]:
-    """The versions in constraints.txt by name: several where they differ by Python or system."""
+    """The versions in constraints.txt by name; several if they differ by Python or system."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     versions: dict[str, list[str]] = {}
     for pin in [Requirement(line) for line in lines if not line.startswith("#")]:

@@ -1,4 +1,4 @@
-"""The documents for newcomers: today's imports drawn, files that are there, a front page that stays short."""
+"""The documents for newcomers: a picture of the current imports, files that exist, and a short front page."""
 
 from __future__ import annotations
 

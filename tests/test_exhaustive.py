@@ -1,4 +1,4 @@
-"""The list of what a usual run leaves out names tests that are there."""
+"""The list of tests that a usual run leaves out names existing tests."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The three houses and their floors: what a module may import, and who moves data or handles processes.
+"""The three houses and their floors: allowed imports, and modules that may move data or handle processes.
 
-The optimizer is ``muon_tutorial`` without ``learn/``. The course, ``learn/``, stands on it. The lab, like all
+The optimizer is ``muon_tutorial`` without ``learn/``. The course, ``learn/``, imports it. The lab, like all
 of ``scripts/``, may import both. Imports go to the same floor or down, and never into a house above.
 
-The checker reads source with ``ast`` and imports nothing it checks. ``violations`` is a function of a folder
-alone, so that small planted folders show it at work.
+The checker reads source with ``ast`` and imports nothing it checks. ``violations`` needs only a folder, so it
+is tested on small planted folders.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import pytest
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # pytest brings it to Python 3.10
+    import tomli as tomllib  # pytest installs it on Python 3.10
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "muon_tutorial"
 
-# Imports go to the same floor or down. A new module gets its line here, or lives in a folder that has one.
+# Imports go to the same floor or down. A new module needs a line here, or a folder that has one.
 FLOORS = {
     "errors": 0,
     "newton_schulz": 1,
@@ -68,10 +68,9 @@ KNOW_NO_GROUP = (
     "engine",
 )
 
-# Beside the live world, what readers write by hand: each of these holds the reference of an exercise in which
-# their own code moves the bytes. loop.py is one such as theirs, for lesson 15 to break.
-# my_muon's reference is the file that readers end with, and training the loop that it stands in.
-# one_page.py is the whole step without the package.
+# Besides the live world: modules with the reference of an exercise in which readers' code moves the bytes.
+# loop.py is such code, for lesson 15 to break. my_muon's reference is the file that readers end with, and
+# training is the loop around it. one_page.py is the whole step without the package.
 MOVERS = {
     f"{PACKAGE}.worlds.live",
     f"{PACKAGE}.learn.collectives.ring",
@@ -89,10 +88,10 @@ MOVERS = {
     "scripts.one_page",
 }
 
-# Names in torch.distributed, by how they start: all_gather_into_tensor, irecv, ...
+# Names in torch.distributed, by their beginnings: all_gather_into_tensor, irecv, ...
 MOVES_DATA = re.compile(r"(all_)?(gather|reduce|to_all)|scatter|broadcast|(batch_)?i?(send|recv)")
 
-# Modules by family; functions of os and asyncio by how they start: execv, spawnl, killpg, ...
+# Modules by family; functions of os and asyncio by their beginnings: execv, spawnl, killpg, ...
 STARTS_OR_STOPS = re.compile(
     r"((torch\.)?multiprocessing|subprocess|torch\.distributed\.(elastic|launcher))(\.|$)"
     r"|concurrent\.futures\.ProcessPoolExecutor|asyncio\.create_subprocess_"
@@ -112,7 +111,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The word ``FLOORS`` knows this module by."""
+        """This module's key in ``FLOORS``."""
         names = self.name.split(".")
         if names[0] == PACKAGE:
             return names[1] if len(names) > 1 else ""
@@ -167,7 +166,7 @@ def is_in(name: str, *families: str) -> bool:
 
 
 def floor_of(target: str, known: set[str]) -> int:
-    """Return the floor of what an import of ``target`` reaches."""
+    """Return the floor of the module that an import of ``target`` reaches."""
     names = target.split(".")
     if names[0] == "scripts":
         return FLOORS["scripts"]
@@ -210,7 +209,7 @@ def test_the_package_keeps_its_floors() -> None:
 
 
 def test_the_package_names_its_own_modules_relatively() -> None:
-    """One way to say it; ``__main__`` alone may be run as a file of its own."""
+    """There is one way to write it; only ``__main__`` may be run as a file."""
     nodes = [(m, node) for m in read_modules(ROOT) if m.name.startswith(PACKAGE) for node in ast.walk(m.tree)]
     found = [
         m.name for m, node in nodes if isinstance(node, ast.ImportFrom) and is_in(node.module or "", PACKAGE)
@@ -219,7 +218,7 @@ def test_the_package_names_its_own_modules_relatively() -> None:
 
 
 def declared(*extras: str) -> set[str]:
-    """Return what pyproject.toml lets the package import: its dependencies, and those of the extras named."""
+    """Return the packages that pyproject.toml allows: the dependencies, and those of the named extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
     return {re.split(r"[^\w.-]", line)[0] for group in groups for line in group}
@@ -227,7 +226,7 @@ def declared(*extras: str) -> set[str]:
 
 @pytest.mark.parametrize(("folder", "extras"), [(PACKAGE, ()), ("scripts", ("notebooks", "tests", "hosts"))])
 def test_imports_of_others_are_declared(folder: str, extras: tuple[str, ...]) -> None:
-    brought = {"IPython", "traitlets"}  # by ipywidgets
+    brought = {"IPython", "traitlets"}  # installed by ipywidgets
     siblings = {path.stem for path in (ROOT / "scripts" / "recipes").glob("*.py")}  # of a script that is run
     mine = {PACKAGE, "scripts", *siblings, *brought, *sys.stdlib_module_names}
     modules = [module for module in read_modules(ROOT) if module.name.split(".")[0] == folder]

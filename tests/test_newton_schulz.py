@@ -1,4 +1,4 @@
-"""Newton–Schulz: torch's bits, and an input that is never written to."""
+"""Newton–Schulz: it gives torch's bits, and never writes to its input."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def matrix(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def stock(G: Tensor, steps: int = 5, eps: float = 1e-7) -> Tensor:
-    """Return torch's result, from a copy: it may write to its input."""
+    """Return torch's result, computed from a copy, since torch may write to its input."""
     return _zeropower_via_newtonschulz(G.clone(), KELLER_JORDAN, steps, eps)
 
 
@@ -85,8 +85,8 @@ def test_empty_input_gives_empty_output(shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_bring_singular_values_near_one(name: str) -> None:
-    # A spectrum from 1 down to 1e-2 of the largest: the bound is the schedules' own at this conditioning,
-    # with bf16 rounding on top.
+    # A spectrum from 1 down to 1e-2 of the largest: the bound is that of the schedules at this conditioning,
+    # plus bf16 rounding.
     basis, _ = torch.linalg.qr(matrix(32, 32))
     G = basis @ torch.diag(torch.logspace(0, -2, 32)) @ torch.linalg.qr(matrix(48, 32, seed=1))[0].T
     values = torch.linalg.svdvals(zeropower_via_newtonschulz(G, 5, SCHEDULES[name]).float())
@@ -145,7 +145,7 @@ def test_coefficients_that_do_not_fit_are_refused(coefficients, steps: int, says
 
 
 def test_members_of_a_large_batch_have_the_bits_they_have_alone() -> None:
-    # torch.baddbmm rounds five of these otherwise than torch.addmm does.
+    # torch.baddbmm rounds five of these differently from torch.addmm.
     G = torch.stack([matrix(16, 16, seed=seed) for seed in range(300)])
     assert torch.equal(zeropower_via_newtonschulz(G), torch.stack([zeropower_via_newtonschulz(g) for g in G]))
 
@@ -156,12 +156,12 @@ def test_temporary_bytes_are_no_more_than_torchs(shape: tuple[int, int]) -> None
     theirs = made_bytes(lambda: _zeropower_via_newtonschulz(G, KELLER_JORDAN, 5, 1e-7))
     ours = made_bytes(lambda: zeropower_via_newtonschulz(G))
     assert ours.peak <= theirs.peak
-    assert ours.total < theirs.total / 2  # what is freed in between is used again, not asked for again
+    assert ours.total < theirs.total / 2  # freed memory is reused, not allocated again
 
 
 @dataclass(eq=False)
 class Made(PeakMemory):
-    """Counts also all bytes that were ever made."""
+    """Also counts all bytes ever allocated."""
 
     total: int = 0
 

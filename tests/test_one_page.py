@@ -1,4 +1,4 @@
-"""``scripts/one_page.py``: short, of torch alone, and bit by bit ``zero1`` and ``torch.optim.Muon``."""
+"""``scripts/one_page.py``: short, only with torch, with the bits of ``zero1`` and ``torch.optim.Muon``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LONG = Case(  # the first takes more than two of four slices, the second fits in
 
 
 def local_gradients(case: Case, step: int, position: int) -> list[Tensor]:
-    """What one dp position adds to the sum; of so few bits that sums are exact in any order."""
+    """One dp position's summands, with so few bits that sums are exact in any order."""
     made = torch.Generator().manual_seed(97 * step + position)
     return [torch.randint(-31, 32, shape, generator=made) * 2.0**-6 for shape in case.shapes]
 
@@ -40,9 +40,9 @@ def averages(case: Case, dp: int) -> list[list[Tensor]]:
 
 
 def on_one_rank(rank: int, case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
-    """Step the page's weights and the package's by the same local gradients.
+    """Step the page's weights and the package's with the same local gradients.
 
-    Returns both, and the last gradients that the page averaged.
+    Returns both, and the page's last averaged gradients.
     """
     world = LiveWorld(build_mesh(grid))
     theirs, zero1 = one_rank(case, "zero1", world)
@@ -58,7 +58,7 @@ def on_one_rank(rank: int, case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
             param.grad += its.grad
         zero1.step()
         average = page.gather_over_dp(page.step())
-    averaged = [page.own_piece(matrix, average) for matrix in page.matrices]  # Newton–Schulz forgets a scale
+    averaged = [page.own_piece(matrix, average) for matrix in page.matrices]  # Newton–Schulz drops a scale
     assert page.momentum.numel() * grid.size("dp") == page.weights.numel()
     return [param.detach() for param in mine], [param.detach() for param in theirs], averaged
 
@@ -95,7 +95,7 @@ def test_under_torchrun_it_trains_and_finds_torchs_own_weights(grid: Grid) -> No
     assert all(line.endswith("all weights equal those of torch.optim.Muon, bit by bit") for line in lines)
     losses = [float(line.split("loss ")[1].split(";")[0]) for line in lines]
     assert len(losses) == 4
-    assert losses[-1] < losses[0] < 5.5  # log 256 = 5.55 is what guessing costs
+    assert losses[-1] < losses[0] < 5.5  # guessing gives log 256 = 5.55
 
 
 def test_it_is_one_page_of_torch_alone() -> None:

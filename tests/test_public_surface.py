@@ -1,4 +1,4 @@
-"""The public surface is what this list says; a change to it is a change to this file."""
+"""The public surface is exactly this list; a change to it is a change to this file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/evidence.md says of measurements is what the results folder keeps."""
+"""The measurements in docs/evidence.md are those in the results folder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The set-up scripts: each failure is one clear line, and a filled environment is used again.
+"""The set-up scripts: each failure is one clear line, and a filled environment is reused.
 
-A stand-in for Python takes every name the scripts look for. It answers as the test's variables say, writes
-down how it was called, and makes a virtual environment by copying itself. Nothing is installed or downloaded.
+A stand-in for Python has every name the scripts look for. It answers as the test's variables say, logs its
+calls, and makes a virtual environment by copying itself. Nothing is installed or downloaded.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_WHEEL = "ERROR: No matching distribution found for torch==2.13.0"
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A copy of what the scripts need, beside a folder of stand-ins and a home of its own."""
+    """A copy of the files that the scripts need, with a folder of stand-ins and its own home folder."""
 
     folder: Path
     stand_ins: Path
@@ -70,7 +70,7 @@ class Clone:
         )
 
     def count(self, call: str) -> int:
-        """Return how often Python was called with ``call`` so far."""
+        """Return the number of calls of Python with ``call`` so far."""
         return self.calls.read_text().count(call)
 
 
@@ -91,7 +91,7 @@ def clone(tmp_path: Path) -> Clone:
 
 
 def the_one_line(run: subprocess.CompletedProcess[str]) -> str:
-    """Return what a failed set-up said, which is one line on standard error."""
+    """Return the output of a failed set-up, which must be one line on standard error."""
     lines = run.stderr.splitlines()
     assert run.returncode == 1, run.stdout + run.stderr
     assert len(lines) == 1, run.stderr

@@ -1,5 +1,5 @@
-"""Every strategy but ``gram`` on every grid gives the single process' parameters, to the bit, for the same
-full gradients. ``step/test_gram.py`` holds that one to its bound."""
+"""For the same full gradients, every strategy except ``gram`` gives exactly the single process's parameters,
+on every grid. ``step/test_gram.py`` checks the bound of ``gram``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SMALL_BUCKETS = 400
 
 
 def all_on_the_last_rank(matrices: Sequence[Matrix], grid: Grid, **options: Any) -> Plan:
-    """A throwaway strategy: what it takes to add one is a builder and a row below."""
+    """A throwaway strategy: adding one takes only a builder and a row below."""
     return owner(matrices, grid, assign=[grid.world_size - 1] * len(matrices), **options)
 
 
@@ -88,7 +88,7 @@ def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -
 
 @pytest.mark.parametrize("world_size", [1, 2, left_out(3), 4, left_out(6), 8])
 def test_real_processes_equal_single_process(world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # its checks would take most of the time
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # torch's checks would take most of the time
     grids = [Grid.of(dp=dp, tp=tp) for dp, tp in GRIDS if dp * tp == world_size]
     jobs = [
         (replace(UNEVEN, dtype=dtype), strategy, grid)

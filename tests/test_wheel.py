@@ -1,4 +1,4 @@
-"""The wheel: what is inside, and that it works and is typed with nothing else of this project in reach."""
+"""The wheel: its contents, and that it works and is typed without the rest of this project."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a venv that holds the wheel and what it requires: no checkout, no tools, no tests."""
+    """The Python of a venv with only the wheel and its requirements: no checkout, no tools, no tests."""
     needed = [Requirement(line) for line in described(wheel).requires or ()]
     required = [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     folder = tmp_path_factory.mktemp("elsewhere")

@@ -33,7 +33,6 @@ from ..plan.strategies import Plan
 from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep, step_bucket
-from ..worlds.shadow import walk_alone
 from .machine import Link, Machine
 from .timed_world import TimedFlight, busy_with, moved_by, sent_by, travels
 from .work import Work
@@ -323,8 +322,7 @@ class RankWalks:
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
         if any(entry.gram for entry in bucket.entries):
-            with torch.no_grad():
-                walk_alone(step_bucket(step.buckets[0], step.present), lambda request: None)
+            self.trace(step_bucket(step.buckets[0], step.present), at)
         trace, kept = self.trace(step_bucket(step.buckets[0], step.present), at), step.buckets[0].workspace
         return tuple(replace(turn, peak=turn.peak + kept.nbytes()) for turn in trace)
 

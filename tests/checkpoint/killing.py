@@ -79,7 +79,7 @@ def forked(save: Callable[[], object], signal_at: int | None = None, signum: int
             os.kill(os.getpid(), signum)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks in processes with threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks with threads
         child = os.fork()
     if child:
         return child

@@ -39,7 +39,7 @@ WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
-"""The grids on which a usual run loads checkpoints of 2×2: without dp and twice the tp, and with uneven cuts."""
+"""Grids on which a usual run loads checkpoints of 2×2: without dp and twice the tp, and with uneven cuts."""
 
 
 class Model(nn.Module):

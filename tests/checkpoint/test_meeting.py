@@ -112,7 +112,7 @@ def test_an_error_of_this_package_is_raised_as_it_is_where_it_arose() -> None:
     ],
 )
 def test_a_decision_that_fails_is_told_to_all(error: Exception, says: str, guilty: int | None) -> None:
-    """The package's own errors concern all ranks; any other error while rank 0 decides is blamed on rank 0."""
+    """The package's own errors concern all ranks; for other errors while rank 0 decides, rank 0 is blamed."""
 
     def decide(found: list[int]) -> list[int]:
         raise error

@@ -10,8 +10,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, the constructor of DistributedDataParallel on a "gloo" group ends in
-    a segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, making a DistributedDataParallel on a "gloo" group ends in a
+    segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
 
 

@@ -40,7 +40,7 @@ def gather(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
 
 
 def redistribute(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """Return the update's rows to all ranks; blocks. Ranks without an update learn its shape from the state."""
+    """Return the update's rows to all ranks; blocks. Ranks without an update get its shape from the state."""
     mine = torch.empty(state["local_shape"], dtype=torch.bfloat16)
     if state["shards"]:
         dist.scatter(mine, None if update is None else chunks(update), src=src_rank)
@@ -94,7 +94,7 @@ def gather_dtensor(momentum: Tensor, dst_rank: int, state: State) -> Tensor | No
 
 
 def redistribute_dtensor(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """For DTensors cut along dimension 0, evenly or not: broadcast, and keep this rank's part as a DTensor."""
+    """For DTensors cut along dimension 0, evenly or not: broadcast, and keep the own part as a DTensor."""
     whole = torch.empty(state["full_shape"], dtype=torch.bfloat16) if update is None else update
     dist.broadcast(whole, src=src_rank)
     mesh = state["mesh"]

@@ -43,4 +43,4 @@ class Oracle:
 
 
 counted = partial(patch.object, orthogonalize, "zeropower_via_newtonschulz", wraps=zeropower_via_newtonschulz)
-"""``with counted() as calls``: ``calls.call_count`` is the number of matrices orthogonalized in this process."""
+"""``with counted() as calls``: ``calls.call_count`` matrices were orthogonalized in this process."""

@@ -39,7 +39,7 @@ def full(param: Tensor, held: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """A model that is ready: Muon's parameters, one backward pass, and a function that makes a tensor whole."""
+    """A ready model: Muon's parameters, one backward pass, and a function that makes a tensor whole."""
 
     params: list[nn.Parameter]
     backward: Callable[[int], None]
@@ -87,7 +87,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Make tensors whole that are cut by hand over a group; ``dims`` gives the dimension by the parameter's id."""
+    """Make tensors whole that are cut by hand over a group; ``dims``: the dimension by a parameter's id."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)
@@ -184,7 +184,7 @@ def cp(mesh: DeviceMesh) -> Rig:
 
 
 def ep(mesh: DeviceMesh) -> Rig:
-    """Each rank has its own expert, sharded if there is an fsdp axis. The router is the same on all ranks, and
+    """Each rank has its own expert, sharded if there is an fsdp axis. The router is the same on all ranks;
     another optimizer steps it."""
     torch.manual_seed(7 + place(mesh, "ep"))
     model = Experts(WIDTH, HIDDEN, mesh.get_group("ep"))
@@ -200,8 +200,8 @@ def pp(mesh: DeviceMesh) -> Rig:
     if has(mesh, "tp"):
         module = tensor_parallel(module, mesh["tp"])
     if has(mesh, "dp"):
-        # Without find_unused_parameters, DDP rebuilds its buckets after the first step, and fails an assertion
-        # of its own because the microbatches of a stage reported each parameter twice (torch 2.13).
+        # Without find_unused_parameters, DDP rebuilds its buckets after the first step, and fails its own
+        # assertion because the microbatches of a stage reported each parameter twice (torch 2.13).
         replicas = mesh.get_group("dp")
         module = DistributedDataParallel(module, process_group=replicas, find_unused_parameters=True)
     stage = PipelineStage(module, here, last + 1, torch.device("cpu"), group=group)
@@ -218,8 +218,8 @@ def pp(mesh: DeviceMesh) -> Rig:
 
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
-    """PyTorch's tensor parallelism on one dimension of the mesh; gradients are averaged by hand over the other,
-    which no placement shows."""
+    """PyTorch's tensor parallelism on one dimension of the mesh; gradients are averaged by hand over the
+    other, which no placement shows."""
     model = tensor_parallel(mlp(), mesh["tp"])
 
     def backward(step: int) -> None:

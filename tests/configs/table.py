@@ -1,7 +1,7 @@
 """Every strategy on every grid, parallelism and cut, on real processes: one process's bits, or why not.
 
-``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the file
-in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
+``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
+file in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
 differs. Only ``gram`` may be ``within bound`` (in ``orthogonalizers/gram.py``) of one process's Gram form.
 """
 

@@ -1,4 +1,4 @@
-"""Collectives per step: at most two per bucket for ``owner``, compared with stock Muon on the same DTensors."""
+"""Collectives per step: at most two per bucket for ``owner``; and stock Muon's on the same DTensors."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def account(mesh: DeviceMesh, strategy: str) -> Account:
 
 
 def of_stock(mesh: DeviceMesh, ours: nn.Module) -> tuple[int, float]:
-    """The number of collectives of ``torch.optim.Muon`` on the same DTensors, and its largest distance from our
-    update."""
+    """The number of collectives of ``torch.optim.Muon`` on the same DTensors, and its largest distance from
+    our update."""
     model = model_on(mesh)
     stock = torch.optim.Muon(hidden(model), **OPTIONS)
     learn(model, batch(0, mesh.get_local_rank("fsdp")))

@@ -124,7 +124,7 @@ def test_own_and_helpers_functions_give_the_single_process_bits(run: Callable, c
 
 
 def run_dtensors(rank: int) -> list[str]:
-    """Differences for a user's functions on DTensors with uneven shards, gathered and returned as DTensors."""
+    """Differences for own functions on DTensors with uneven shards, gathered and returned as DTensors."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
     both = functions.gather_dtensor, functions.redistribute_dtensor
     return differences(DistributedConfig(functions.in_turn, *both, {"mesh": mesh}), mesh)
@@ -188,7 +188,7 @@ def test_a_broken_function_ends_in_a_named_error_on_every_rank() -> None:
 
 
 def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
-    """The error of each wrong assignment when the optimizer is made: with own functions, and with a helper's."""
+    """The error of each wrong assignment as the optimizer is made, with own functions and with a helper's."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
     configs = config(True), create_processgroup_config(fsdp_pg=mesh.get_group("fsdp"))
     for name, (mine, _, _) in functions.WRONG_ASSIGNMENTS.items():

@@ -289,7 +289,7 @@ def test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices(ax
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """A matrix and its cut: rows (or columns) per tp position, and then rows of that piece per fsdp position."""
+    """A matrix and its cut: rows (or columns) per tp position, then rows of that piece per fsdp position."""
 
     shape: tuple[int, int]
     tp_dim: int

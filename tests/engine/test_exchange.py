@@ -1,4 +1,4 @@
-"""Exchanges of many matrices between pieces and owners: to whole matrices and back, each box in its own memory."""
+"""Exchanges of many matrices between pieces and owners: to whole matrices and back, boxes apart in memory."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 @pytest.mark.parametrize("back", ["all_reduce", "all_gather"])
 @every_grid
 def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, back: Any) -> None:
-    """2ρN·2 for the all_reduce of a buffer with zeros outside the rank's own part; the all_gather halves that."""
+    """2ρN·2 for the all_reduce of a buffer with zeros outside the own part; the all_gather halves that."""
     plan, ranks = counted(EVEN, partial(round_robin, back=back), grid)
     dp = grid.size("dp")
     size = sum(bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets)
@@ -149,7 +149,7 @@ def test_round_robin_returns_updates_at_twice_or_once_the_buffer(grid: Grid, bac
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks and in each direction: a matrix without the owner's own piece, and one copy per replica."""
+    """Over all ranks, in each direction: a matrix without the owner's own piece, and one copy per replica."""
     plan, ranks = counted(EVEN, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):

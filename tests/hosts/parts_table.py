@@ -1,4 +1,4 @@
-"""Writes the table of docs/parts.md, from the models of ``test_model_parts``: python -m tests.hosts.parts_table."""
+"""Writes docs/parts.md's table from the models of ``test_model_parts``: python -m tests.hosts.parts_table."""
 
 from __future__ import annotations
 

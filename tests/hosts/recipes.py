@@ -182,7 +182,7 @@ def alone(name: str, folder: Path, *arguments: str) -> Notes:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """The largest distance of a parameter from the reference's, over the distance that the reference's moved."""
+    """The largest distance of a parameter from the reference's, over how far the reference's moved."""
     torch.manual_seed(0)
     start = TinyGPT(tied="head.weight" not in reference.parameters).state_dict()
     return max(
@@ -203,7 +203,7 @@ def state_distance(notes: Notes, reference: Notes) -> float:
 
 
 def differences(notes: Notes, reference: Notes) -> list[str]:
-    """Names of parameters and states that differ in any bit, and of noted quantities that differ at a step."""
+    """Names of parameters and states that differ in any bit, and of quantities that differ at a step."""
     pairs = {
         f"{name}'s {key}": (notes.state[name].get(key), value)
         for name, entry in reference.state.items()

@@ -1,4 +1,4 @@
-"""Models of transformers, with a hand-written list for every parameter: its optimizer, and its matrices for Muon.
+"""Models of transformers, and for every parameter, by hand, its optimizer and its matrices for Muon.
 
 Configs are tiny, on the meta device: nothing is downloaded, and only the last test makes weights. Names and
 layouts are those of transformers 5; version 4 stores the experts of some models one by one.

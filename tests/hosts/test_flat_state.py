@@ -1,7 +1,7 @@
-"""What torchtitan's newer container asks of any optimizer, without torch's helpers in between.
+"""The calls that torchtitan's newer container makes to any optimizer, without torch's helpers.
 
 It makes state by a step with zero gradients and a learning rate of zero, reads ``state_dict()`` by parameter
-names, saves that as one flat dict, and builds a state for ``load_state_dict()`` from what it finds live.
+names, saves that as one flat dict, and builds a state for ``load_state_dict()`` in the live optimizer's form.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def train(model: TinyGPT, optimizer: MuonWithAdamW) -> None:
 
 
 def make_state(optimizer: MuonWithAdamW) -> None:
-    """Take a step that moves nothing."""
+    """Take a step that changes no parameter."""
     kept = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
@@ -54,7 +54,7 @@ def flatten(optimizer: MuonWithAdamW) -> dict[str, Any]:
 
 
 def unflatten(optimizer: MuonWithAdamW, flat: dict[str, Any]) -> dict[str, Any]:
-    """The state that ``load_state_dict`` takes, shaped as the live optimizer is."""
+    """The state for ``load_state_dict``, in the form of the live optimizer's."""
     state: dict[int, dict[str, Any]] = {}
     groups = []
     for group in optimizer.param_groups:

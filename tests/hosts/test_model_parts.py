@@ -1,7 +1,7 @@
 """The parts of fused weights are those that the models themselves use, in architectures of every kind.
 
-No layout is written down here: a tiny model runs forward, and what its attention and its gated layers
-multiply says which rows belong together (``operands``). What is not fused must turn out to be one matrix.
+No layout is written down here: a tiny model runs forward, and the operands of its attention and gated layers
+show which rows belong together (``operands``). A weight that is not fused must turn out to be one matrix.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "whisper": {"num_mel_bins": 8, "max_source_positions": 16},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
 }
-"""Types of models, and what their configs need besides ``TINY``."""
+"""Types of models, and their configs' settings in addition to ``TINY``."""
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, sizes) for name, sizes in MODELS.items()},
@@ -105,14 +105,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def build(name: str, **sizes: Any) -> nn.Module:
-    """A tiny model with weights, none of which keeps an activation from passing anything on."""
+    """A tiny model with weights that let every activation pass its input on."""
     kind = transformers.CONFIG_MAPPING[name]
     known = kind()
     fits = {key: value for key, value in TINY.items() if hasattr(known, key)}
     if hasattr(known, "qk_rope_head_dim"):  # latent attention has as many keys as queries
         fits = {**fits, "num_key_value_heads": 4, "head_dim": TINY["qk_rope_head_dim"]}
     if name == "falcon":
-        del fits["head_dim"]  # derived
+        del fits["head_dim"]  # derived from the others
     config = kind(**{**fits, **sizes})
     model = transformers.AutoModel.from_config(config, attn_implementation="eager").double().eval()
     if hasattr(model, "set_experts_implementation"):
@@ -144,7 +144,7 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
 
 
 def own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
-    """The lines of each part, for each matrix of a stack."""
+    """The sets of lines of all parts, for each matrix of a stack."""
     shape = tuple(verdict.param.shape)
     lines = torch.arange(shape[_dim(verdict)])
     lines = lines[None, :] if verdict.transposed else lines[:, None]
@@ -165,11 +165,11 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """The weights whose parts are others than the model uses: both, by name."""
+    """The weights whose parts differ from those the model uses; by name, both."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="By their names")  # nothing is left to the user
+        warnings.filterwarnings("error", message="By their names")  # no layout is left to the user
         split = split_parameters(model, experts="muon", heads=heads)
     hidden = [it for it in split.verdicts if it.who == "Muon"]
     params, dims = [it.param for it in hidden], [_dim(it) for it in hidden]
@@ -214,7 +214,7 @@ def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 @pytest.mark.parametrize("name", ["gpt_neox", "falcon, new", "deepseek_v3", "gpt_oss", "qwen3_next"])
 def test_models_of_every_kind_of_parts_step_alone_as_over_ranks(name: str, strategy: str) -> None:
-    """To the same bits: two ranks have the same gradient, and its average is no other."""
+    """The bits are the same: two ranks have the same gradient, so its average is the same too."""
     (before, _), (alone, groups) = learned(name), learned(name)
     Muon(groups, lr=0.02).step()
     assert not any(map(torch.equal, before, alone))

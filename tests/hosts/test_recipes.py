@@ -1,8 +1,8 @@
-"""Every recipe does what its host promises, with Muon in AdamW's place.
+"""Every recipe does what its host promises, with Muon instead of AdamW.
 
 One run trains for two epochs and saves after each; a second one, in new processes, goes on from the first
-epoch's checkpoint. What the optimizer saw in them is held to a plain loop in one process, on the same global
-batches; ``checks`` says how closely. ``python -m tests.hosts.table`` runs every cell and writes the table.
+epoch's checkpoint. The optimizer's inputs are compared with those of a plain loop in one process on the same
+global batches; ``checks`` has the bounds. ``python -m tests.hosts.table`` runs and writes the whole table.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def test_the_check_of_resuming_notices(
 
 
 def test_the_check_of_resuming_notices_one_element() -> None:
-    """Of a parameter, or of what an optimizer keeps."""
+    """One element of a parameter, or of an optimizer's state."""
     for changed in ("parameters", "state"):
         whole, half = (
             Notes(

@@ -25,7 +25,7 @@ from .test_model_parts import own_parts
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A layer of a zoo, its arguments, and the shape of what it takes."""
+    """A layer of a zoo, its arguments, and its input's shape."""
 
     path: str
     arguments: tuple[Any, ...] = (32, 4)
@@ -34,7 +34,7 @@ class Layer:
     beside: tuple[Any, ...] = ()
 
     def build(self) -> nn.Module:
-        """The layer with weights that pass everything on."""
+        """The layer, with weights that let every activation pass its input on."""
         module, name = self.path.rsplit(".", 1)
         if module == __name__:
             made: nn.Module = globals()[name](*self.arguments)
@@ -48,7 +48,7 @@ class Layer:
 
 
 class Taking(nn.Module):
-    """A layer inside a model, with what it takes beside its input."""
+    """A layer inside a model, with its arguments besides the input."""
 
     def __init__(self, block: nn.Module, beside: tuple[Any, ...]) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Taking(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """nanoGPT's (model.py), without dropout."""
+    """nanoGPT's layer (model.py), without dropout."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 def hidden(name: str, model: nn.Module) -> list[Verdict]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="By their names")  # nothing is left to the user
+        warnings.filterwarnings("error", message="By their names")  # no layout is left to the user
         return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
 
 
@@ -146,7 +146,7 @@ def test_parts_are_those_that_the_layer_uses(name: str) -> None:
 
 
 def table() -> str:
-    """A line for each fused weight of these zoos, where they are installed."""
+    """A line for each fused weight of the zoos that are installed."""
     found: dict[tuple[str, str, str], list[str]] = {}
     build: Callable[[str], nn.Module] = lambda name: LAYERS[name].build()  # noqa: E731
     for name in LAYERS:

@@ -1,5 +1,5 @@
-"""The published report's figures: to the printed digit from the packaged numbers, and from the traces where
-they are."""
+"""The published report's figures, to the printed digit: from the packaged numbers, and from the traces if
+present."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MB = 1e6
 
 @pytest.fixture(params=["packaged", "traces"])
 def summaries(request: pytest.FixtureRequest) -> dict[str, TraceSummary]:
-    """What was read from the traces: kept in the package, and read again where the traces are."""
+    """The summaries of the traces: those in the package, and those read again if the traces are present."""
     return packaged_summaries() if request.param == "packaged" else read_summaries(_traces())
 
 

@@ -1,4 +1,4 @@
-"""Seeded faults of ranks: kinds × phases × ranks, what a launch made of each, and a table of it.
+"""Seeded faults of ranks: kinds × phases × ranks, the outcome of each launch, and a table of the outcomes.
 
 ``python -m tests.launching.faults SEED COUNT`` runs COUNT launches of 4 ranks, and prints the table.
 """
@@ -32,7 +32,7 @@ from tests.launching.launch_traces import still_running
 
 RANKS = 4
 TIMEOUT = 2.0  # seconds
-SLACK = 2.0  # seconds beyond the timeout in which a launch must have ended
+SLACK = 2.0  # seconds beyond the timeout within which a launch must have ended
 
 
 def _send(number: signal.Signals) -> Callable[[], None]:
@@ -68,7 +68,7 @@ PHASES = ("before init", "import", "first", "in a collective", "between", "retur
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What one rank does wrong, and when; ``delay`` in seconds from the beginning of the phase."""
+    """The fault of one rank and its time; ``delay`` is in seconds from the beginning of the phase."""
 
     rank: int
     kind: str
@@ -86,7 +86,7 @@ class Fault:
 
 
 class Tripwire:
-    """Breaks where it is unpickled or pickled."""
+    """Breaks the process that unpickles or pickles it."""
 
     def __init__(self, fault: Fault, phase: str) -> None:
         self.fault, self.phase = fault, phase
@@ -101,7 +101,7 @@ class Tripwire:
 
 
 def work(rank: int, tripwire: Tripwire) -> Tripwire:
-    """A few all_reduces, with the fault among them."""
+    """Do a few all_reduces, with the fault among them."""
     fault = tripwire.fault
     fault.happens("first")
     x = torch.ones(1000)
@@ -127,14 +127,14 @@ def work(rank: int, tripwire: Tripwire) -> Tripwire:
 
 
 def draw(randomly: random.Random) -> Fault:
-    """Return a fault at random, of those that can be."""
+    """Return a random fault among the possible ones."""
     while True:
         phase, kind = randomly.choice(PHASES), randomly.choice(list(KINDS))
         rank, delay = randomly.randrange(RANKS), randomly.random() * 0.06
         if kind in LATE:
             phase = "between"
         if phase in ("before init", "teardown") and kind not in SIGNALS:
-            continue  # only another thread or process can act there
+            continue  # only another thread or process can act then
         second = None
         if phase == "between" and kind not in LATE and randomly.random() < 0.5:
             second = Fault((rank + 1) % RANKS, randomly.choice([*SIGNALS, "raise"]), phase, delay + 0.1)
@@ -143,8 +143,8 @@ def draw(randomly: random.Random) -> Fault:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a launch: the rank that was named (None without an error), seconds since all
-    ranks were there, and how many processes were left."""
+    """The outcome of a launch: the rank that was named (None without an error), seconds since all
+    ranks had started, and the number of processes left."""
 
     fault: Fault
     named: int | None
@@ -154,7 +154,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The outcome in a word or two."""
         if self.left:
             return "left processes"
         if self.seconds > TIMEOUT + SLACK:
@@ -168,7 +168,7 @@ class Outcome:
 def outcome_of(fault: Fault) -> Outcome:
     """Launch ranks of which one has the fault."""
     pids: list[int] = []
-    started: list[float] = []  # when each process was there, in seconds
+    started: list[float] = []  # when each process had started, in seconds
     note = RankWatcher._note
 
     def see(self: RankWatcher, rank: WatchedRank, state: ProcessState) -> None:
@@ -208,7 +208,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main(seed: int, count: int) -> None:
     """Run, print the table, and each launch that did not end as it should."""
     randomly = random.Random(seed)
-    launch(total, RANKS)  # the server has imported what it will
+    launch(total, RANKS)  # after this, the server has finished its imports
     outcomes = [outcome_of(draw(randomly)) for _ in range(count)]
     print(table(outcomes))
     print("longest:", f"{max(each.seconds for each in outcomes):.2f} s")

@@ -1,4 +1,4 @@
-"""What ranks do in the tests of launch(); importable, and free of pytest, which ranks need not load."""
+"""Functions for ranks in the tests of launch(); importable without pytest, which ranks need not load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def total(rank: int, scale: float = 1.0) -> float:
 
 
 def surroundings(rank: int) -> dict:
-    """Return what launch() promises about a rank's process."""
+    """Return the properties that launch() promises for a rank's process."""
     return {
         "folder": os.getcwd(),
         "variable": os.environ.get("TUTORIAL_TEST"),
@@ -41,7 +41,7 @@ def surroundings(rank: int) -> dict:
 
 
 def fork(rank: int) -> bool:
-    """Return from a child of this rank, and then from the rank itself: whether the child has ended."""
+    """Fork: return from the child, and then from this rank, with whether the child has ended."""
     child = os.fork()
     if child == 0:
         return False
@@ -52,7 +52,7 @@ def fork(rank: int) -> bool:
 
 
 def chatter(rank: int, lines: int) -> None:
-    """Print numbered lines on both streams, in turn."""
+    """Print numbered lines alternately on both streams."""
     for number in range(lines):
         print(f"line {number}", file=(sys.stdout, sys.stderr)[number % 2])
 
@@ -93,7 +93,7 @@ _FAULTS = {
 
 
 def return_early(rank: int) -> float:
-    """Do one all_reduce, and on all ranks but one another."""
+    """Do one all_reduce, and on all ranks except one a second."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)
 
 
@@ -126,13 +126,13 @@ def ask_differently(rank: int, how: str) -> None:
 
 
 def wait_on_two_groups(rank: int) -> None:
-    """Deadlock: each rank waits in a group of its own choice."""
+    """Deadlock: the ranks wait in different groups."""
     groups = [dist.new_group([0, 1], timeout=timedelta(seconds=0.5)) for _ in range(2)]
     dist.all_reduce(torch.ones(1), group=groups[rank])
 
 
 def hang(rank: int, stopped: int | None = None) -> None:
-    """Say which process this is, and wait for what never comes; one rank may be stopped besides."""
+    """Print this process's id, and wait forever; one rank may also be stopped."""
     print(f"pid {os.getpid()}", flush=True)
     if rank == 0:
         _spin()
@@ -142,7 +142,7 @@ def hang(rank: int, stopped: int | None = None) -> None:
 
 
 def listeners(rank: int, open_one: bool = False) -> list[str]:
-    """Return the addresses this process, with a few groups in use, listens on, from the kernel's tables."""
+    """Return the addresses on which this process listens with some groups in use, by the kernel's tables."""
     import psutil
 
     dist.all_reduce(torch.ones(1), group=dist.new_group())
@@ -153,7 +153,7 @@ def listeners(rank: int, open_one: bool = False) -> list[str]:
 
 
 def timeouts(rank: int) -> tuple[dict[str, float], set[float]]:
-    """Return the timeouts of the default group, a bare subgroup and a mesh's, then of a mesh with its own."""
+    """Return the timeouts of the default group, a subgroup and a mesh's, then of a mesh with its own."""
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found = group_timeouts()

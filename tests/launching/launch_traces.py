@@ -1,4 +1,4 @@
-"""What a launch might leave behind: processes, descriptors, files."""
+"""Checks what a launch might leave behind: processes, descriptors, files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import psutil
 from muon_tutorial.launching.fork_server import warm_server
 
 WITHIN = 15.0
-"""Seconds for a report, or an end, that takes half a second here: a busy machine may want many times that.
+"""Seconds for a report, or an end, that takes half a second here: a busy machine may need many times that.
 
-Less than the minute that ranks wait for one another, which would pass if nobody noticed a fault.
+It is less than the minute that ranks wait for one another, so a fault that is only found then fails the test.
 """
 
 
 @contextlib.contextmanager
 def nothing_is_left() -> Iterator[None]:
-    """Check that the block ends with the processes, descriptors and temporary files it began with."""
+    """Check that the block leaves no processes, descriptors or temporary files behind."""
     warm_server()
     before = _traces()
     yield

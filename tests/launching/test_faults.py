@@ -1,4 +1,4 @@
-"""Seeded faults: the rank that broke is named, and nothing is left. Minutes of them under ``exhaustive``."""
+"""Seeded faults: the rank that broke is named, and nothing is left; ``exhaustive`` runs minutes of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.live
 
 
 def test_a_sample_of_faults_names_the_rank_that_broke() -> None:
-    """One launch a phase, of kinds that show at once."""
+    """One launch per phase, with kinds that show at once."""
     kinds = ("SIGKILL", "SIGSEGV", "os._exit", "MemoryError", "sys.exit", "SIGTERM", "SIGABRT")
     for number, (phase, kind) in enumerate(zip(faults.PHASES, kinds, strict=True)):
         outcome = faults.outcome_of(faults.Fault(number % faults.RANKS, kind, phase, 0.0))

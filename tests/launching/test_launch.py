@@ -1,4 +1,4 @@
-"""launch(): values, surroundings, output, functions of every origin, and how it is called."""
+"""launch(): return values, the ranks' environment, output, functions of every origin, and its arguments."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_ranks_live_where_their_launcher_does(tmp_path, monkeypatch) -> None:
     for seen in launch(ranks.surroundings, 2, threads=2):
         assert (seen["folder"], seen["variable"], seen["threads"]) == (str(tmp_path), "here", 2)
         assert not seen["torchrun"]
-        assert seen["group"] == os.getpgrp()  # so that what ends a notebook's group ends its ranks
+        assert seen["group"] == os.getpgrp()  # so that ending a notebook's process group ends its ranks
         assert set(seen["path"]) >= set(map(os.path.abspath, sys.path))
 
 
@@ -83,7 +83,7 @@ def test_a_flood_is_cut_in_the_middle() -> None:
 def test_progress_bars_and_unfinished_lines_are_shown_once() -> None:
     def redraw(rank: int) -> None:
         print("10%\r50%\r100%")
-        os.write(1, b"half a line")  # from below Python
+        os.write(1, b"half a line")  # written below Python's streams
 
     seen: list[str] = []
     launch(redraw, 1, output=lambda rank, line: seen.append(line))
@@ -196,7 +196,7 @@ def test_too_few_descriptors_are_told() -> None:
     resource = pytest.importorskip("resource")
     launch(ranks.total, 2)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those that are open stay so
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # files that are open stay open
     try:
         with pytest.raises(LaunchError, match="4 ranks need more files open at once"):
             launch(ranks.total, 4)

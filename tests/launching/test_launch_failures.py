@@ -1,4 +1,4 @@
-"""launch(), when a rank breaks: who is named, in which phase, how fast, and what the others say."""
+"""launch(), when a rank breaks: the rank and phase in the error, its speed, and the other ranks' texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, floa
         launch(ranks.fail_with, 4, args=(fault,), timeout=timeout, output=lambda _, line: lines.append(line))
     taken = time.monotonic()
     begun = next(float(line.split()[-1]) for line in lines if line.startswith("fault at"))
-    assert launch(ranks.total, 4) == [6.0] * 4  # the next launch knows nothing of it
+    assert launch(ranks.total, 4) == [6.0] * 4  # the next launch is not affected
     return caught.value, taken - begun
 
 
@@ -75,7 +75,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
 def test_ranks_that_wait_for_messages_are_not_blamed(
     monkeypatch: pytest.MonkeyPatch, in_background: bool
 ) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages then
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages only without it
     with nothing_is_left(), pytest.raises(RankFailedError) as caught:
         launch(ranks.exchange, 3, args=(in_background,), timeout=1.0, output="quiet")
     first, *rest = str(caught.value).splitlines()
@@ -129,7 +129,7 @@ def test_a_spawned_rank_that_breaks_is_named_too() -> None:
 
 
 def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is there for the first look, and nobody's child any more for the second."""
+    """It exists at the first look, and at the second it is no longer a child."""
     looks = iter([None, 3])
     child = Mock(pid=os.getpid(), poll=lambda: next(looks))  # no child of this process
     assert spawn._state(0, child, None).exit_code == 3

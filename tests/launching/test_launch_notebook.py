@@ -57,7 +57,7 @@ launch(hang, 2, timeout=60.0)
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A running kernel, and what its cells say."""
+    """A running kernel, and its cells' output."""
 
     manager: Any
     client: Any
@@ -65,7 +65,7 @@ class Kernel:
 
     @property
     def family(self) -> list[int]:
-        """All processes below the kernel."""
+        """All descendants of the kernel."""
         return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
 
     @property
@@ -73,7 +73,7 @@ class Kernel:
         return self.manager.provisioner.pid
 
     def run(self, code: str, timeout: float = 60.0, until: str | None = None) -> str:
-        """Run a cell and return all it said; interrupt it where it says `until`."""
+        """Run a cell and return all its output; interrupt it when it prints `until`."""
         said: list[str] = []
         interrupted: list[None] = []
 
@@ -148,7 +148,7 @@ def test_an_interrupted_cell_ends_its_ranks_and_no_more(kernel) -> None:
 
 
 def test_an_interrupt_while_the_first_ranks_start_is_an_interrupt(kernel) -> None:
-    """Jupyter sends it to the kernel's whole process group, the server in the midst of its imports too."""
+    """Jupyter sends it to the kernel's whole process group, including the server amid its imports."""
     cold = "from muon_tutorial.launching.fork_server import warm_server\nwarm_server().close()\n"
     said = kernel.run(
         f"{cold}server = warm_server()\nprint('starting', flush=True)\n{HANG}", until="starting"

@@ -1,6 +1,6 @@
-"""launch(), when the process that called it is interrupted, killed or timed out: nothing is left behind.
+"""launch(), when the calling process is interrupted, killed or timed out: nothing is left behind.
 
-Each test starts a process of its own, waits until its ranks say that they are there, and breaks it.
+Each test starts a separate process, waits until its ranks report that they run, and breaks it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def heed_interrupts() -> None:
-    """In a child: be interrupted by SIGINT, which a shell's background job ignores and hands down."""
+    """Make a child react to SIGINT, which a shell's background job ignores and passes on to children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int = 0) -> str:
-    """Run an interpreter to its end, and return all it said."""
+    """Run an interpreter to its end, and return all its output."""
     parent = python(*arguments, folder=folder)
     said, _ = parent.communicate(typed, timeout=90)
     assert parent.returncode == code, said
@@ -69,7 +69,7 @@ def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int =
 
 
 def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
-    """Return all processes below `parent`, once `count` ranks have said that they are there."""
+    """Return all descendants of `parent`, once `count` ranks have reported that they run."""
     assert parent.stdout is not None
     said: list[int] = []
     while len(said) < count:
@@ -83,7 +83,7 @@ def ranks_of(parent: subprocess.Popen[str], count: int) -> list[int]:
 
 @pytest.fixture
 def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """Yield a script in a launch that hangs, a forked rank stopped besides, and all processes below it."""
+    """Yield a script whose launch hangs, with one forked rank stopped, and all its descendants."""
     method = getattr(request, "param", "fork")
     script = HANG.format(stopped=1 if method == "fork" else None, method=method)
     parent = python("-c", script, folder=tmp_path)
@@ -122,7 +122,7 @@ def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill, number) -> None
 
 
 def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> None:
-    """Imports take seconds; this one, of what the server imports while it idles, does not end at all."""
+    """The server imports modules while it idles, which takes seconds; this import never ends."""
     slow = tmp_path / "modules"
     slow.mkdir()
     begun = tmp_path / "begun"

@@ -1,4 +1,4 @@
-"""Ranks make their buffers in memory that they have, step after step."""
+"""Ranks reuse their memory for buffers, step after step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = BUFFERS * ELEMENTS * 4 // resource.getpagesize()
 
 
 def new_pages(rank: int) -> list[int]:
-    """How many pages each of a few steps makes the system bring, of large buffers."""
+    """The number of new pages that the system supplies in each of a few steps with large buffers."""
     found = []
     for _ in range(7):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

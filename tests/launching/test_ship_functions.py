@@ -1,4 +1,4 @@
-"""What a rank sends may do anything while it is rebuilt: launch() goes on, and says whose it was."""
+"""A rank's value may run any code while it is unpickled: launch() goes on, and names the rank."""
 
 from __future__ import annotations
 

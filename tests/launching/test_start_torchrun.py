@@ -1,4 +1,4 @@
-"""Torchrun is started with a limit, says why it failed, and restarts a rank that dies at once."""
+"""Torchrun is started with a time limit, reports why it failed, and restarts a rank that dies at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print("alive again")
 def test_a_rank_that_dies_at_once_is_restarted(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(DIES_ONCE)
     printed = start_torchrun(torchrun_words("job.py", 1, 1, []), tmp_path, limit=110)
-    assert list(tmp_path.glob("torchelastic_*"))  # and not among everybody's temporary files
+    assert list(tmp_path.glob("torchelastic_*"))  # and not in the shared temporary folder
     assert printed.index("dies now") < printed.index("alive again")
 
 

@@ -1,4 +1,4 @@
-"""Ranks that torchrun started: they end with it, meet again after a restart, and say whom they miss."""
+"""Ranks under torchrun end with it, meet again after a restart, and name the rank they wait for."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
 
 @contextmanager
 def started(fault: str, timeout: float, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield a torchrun of two ranks, of which one breaks."""
+    """Yield a torchrun with two ranks, one of which breaks."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
     with subprocess.Popen(
         [*start, SCRIPT, fault, str(timeout)],
@@ -47,7 +47,7 @@ def started(fault: str, timeout: float, *options: str) -> Iterator[subprocess.Po
 
 
 def pids_of(agent: subprocess.Popen[str]) -> list[int]:
-    """Return both ranks' process ids, once they have said them."""
+    """Return both ranks' process ids, once they have printed them."""
     assert agent.stdout is not None
     pids: list[int] = []
     for line in agent.stdout:
@@ -67,7 +67,7 @@ def test_restarted_ranks_meet_and_a_killed_one_was_named_in_one_line() -> None:
         said, _ = agent.communicate(timeout=100)
     assert agent.returncode == 0, said
     assert said.count("attempt 0 sum 2") == said.count("attempt 1 sum 2") == 2
-    assert "exitcode: -9) local_rank: 1" in said  # by torchrun's own report
+    assert "exitcode: -9) local_rank: 1" in said  # from torchrun's own report
     assert "Traceback" not in said
 
 
@@ -76,7 +76,7 @@ def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
         pids = pids_of(agent)
         said, _ = agent.communicate(timeout=100)
     assert "error: rank 0 of 2 waited in vain for rank 1, which is stopped (SIGSTOP): " in said
-    assert "SIGKILL" not in said  # which torchrun resorts to after 30 seconds
+    assert "SIGKILL" not in said  # torchrun sends it after 30 seconds
     assert not still_running(pids, WITHIN)
 
 
@@ -95,7 +95,7 @@ def test_ranks_end_with_their_agent_the_stopped_ones_too() -> None:
 def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) -> None:
 
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # taken, but without a listener
         own = {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
         for name, value in {**own, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
             monkeypatch.setenv(name, value)
@@ -177,7 +177,7 @@ def test_a_run_is_named_by_what_outlives_its_ranks_and_no_other_run_shares(said,
 
 
 def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, monkeypatch) -> None:
-    monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # and put back, for this process goes on
+    monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
     joined = torchrun.TorchrunEnvironment(0, 0, 2, "cpu", Peers({1: ended.pid}))

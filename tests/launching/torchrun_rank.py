@@ -1,6 +1,6 @@
 """A script for torchrun in tests: joins, uses a group of a mesh, and breaks as its first argument says.
 
-Rank 1 breaks, in the first attempt only; what is left waits in an all_reduce.
+Rank 1 breaks, only in the first attempt; the other rank waits in an all_reduce.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from muon_tutorial.launching.phase import report_phase
 from muon_tutorial.launching.torchrun import join_torchrun
 from muon_tutorial.worlds.live import build_mesh
 
-fault, patience = sys.argv[1], float(sys.argv[2])  # seconds that it waits for the rank that breaks
+fault, patience = sys.argv[1], float(sys.argv[2])  # seconds that a rank waits for the broken one
 seat = join_torchrun("gloo", 60.0)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 group = build_mesh({"dp": seat.world_size}).get_group("dp")

@@ -1,4 +1,4 @@
-"""A widget driven through its positions, each of which must show a sound picture with words of its own."""
+"""Drives a widget through its positions, each of which must show a sound picture with its own alt text."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def positions(shell: Shell | Reveal, most: int = MOST) -> Iterator[dict[str, Any]]:
-    """All combinations of the controls' values; where they are too many, each control's values alone, with
-    the others at their first and at their last: all values, or as many as ``most`` has room for."""
+    """All combinations of the controls' values. If they are too many, each control moves alone, with the
+    others at their first and at their last value, through all values or as many as ``most`` allows."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
     if math.prod(map(len, values.values())) <= most:
         yield from (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
@@ -33,14 +33,14 @@ def positions(shell: Shell | Reveal, most: int = MOST) -> Iterator[dict[str, Any
 
 
 def _spread(values: list[Any], most: int) -> list[Any]:
-    """The first and the last, and as many between them, evenly, as make ``most``."""
+    """``most`` of the values, evenly spread, including the first and the last."""
     if len(values) <= most:
         return values
     return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 
 def move(shell: Shell | Reveal, position: Mapping[str, Any]) -> str:
-    """Set the controls as a reader would; returns what the widget then shows."""
+    """Set the controls as a reader would; returns the widget's HTML then."""
     for name, value in position.items():
         shell.controls[name].value = value
     return shell.canvas.value
@@ -59,7 +59,7 @@ class Tags(HTMLParser):
 
 
 def alt_of_sound_picture(page: str) -> str:
-    """The words of the one picture on the page, which brings all that it needs."""
+    """The alt text of the one picture on the page, which must need no other file."""
     assert ERROR_MARK not in page, page
     tags = Tags(page).found
     assert {tag for tag, _ in tags} <= {"p", "img"}
@@ -76,7 +76,7 @@ def alt_of_sound_picture(page: str) -> str:
 def drive_shell(
     shell: Shell, says: Callable[[Mapping[str, Any]], str] = lambda position: "", most: int = MOST
 ) -> None:
-    """Every position says, in its picture's words, what no other says; ``says`` names a part of it."""
+    """Each position has a different alt text; ``says`` gives a part of it."""
     said: dict[str, dict[str, Any]] = {}
     for position in positions(shell, most):
         alt = alt_of_sound_picture(move(shell, position))
@@ -86,7 +86,7 @@ def drive_shell(
 
 
 def drive_question(question: Reveal) -> None:
-    """No prediction shows the picture before the button is pressed; then, all show the same."""
+    """The picture stays hidden until the button is pressed; then it is the same for all predictions."""
     assert {move(question, position) for position in positions(question)} == {""}
     question.button.click()
     pages = [move(question, position) for position in positions(question)]

@@ -1,4 +1,4 @@
-"""Ports of lesson 16 that are wrong in one way each, for real ranks to run, and functions that try them."""
+"""Ports of lesson 16, each wrong in one way, for real ranks to run, and functions that try them."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def stub(*_: object) -> Any:
 
 
 def try_all(rank: int, grid: tuple[int, int], pairs: Sequence[tuple[Any, Any]]) -> list[trials.PortReport]:
-    """All these ports on the same ranks, one after the other."""
+    """Try all these ports on the same ranks, one after the other."""
     return [trials.try_port(rank, grid, 0, prepare, update) for prepare, update in pairs]
 
 
@@ -165,6 +165,6 @@ def no_step_returned(manager: Any, model: nn.Module, optimizer: Any, scheduler: 
 
 
 def resume_all(rank: int, grid: tuple[int, int], folders: list[Path], job: Job, loads: list[Any]) -> None:
-    """Go on in each folder, with each of these functions, on the same ranks."""
+    """Resume in each folder with each of these functions, on the same ranks."""
     for folder, load in zip(folders, loads, strict=True):
         port.train(rank, grid, folder, job, Port(load=load), echo=True)

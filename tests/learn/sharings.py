@@ -1,4 +1,4 @@
-"""Right and wrong ways to share updates, for lesson 04's checkers. Light to import: every rank does."""
+"""Right and wrong ways to share updates, for lesson 04's checkers. Light, since every rank imports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Parameters = list[torch.nn.Parameter]
 
 
 def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
-    """A rank's buffer before the sum; ``skips`` leaves the offset where a gradient is missing."""
+    """A rank's buffer before the sum; with ``skips``, a missing gradient does not advance the offset."""
     flat, offset = torch.zeros(sharing.LENGTH, dtype=torch.bfloat16), 0
     for number, parameter in enumerate(parameters):
         mine = number % ranks == rank
@@ -30,13 +30,13 @@ def fill(parameters: Parameters, rank: int, ranks: int, skips: bool) -> Tensor:
 
 
 def keeps_to_itself(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Gathers, and throws away what others bring."""
+    """Wrong: gathers, and throws away the other ranks' parts."""
     sharing.gathered(parameters, rank, ranks)
     return fill(parameters, rank, ranks, skips=False)
 
 
 def gathers_in_order_of_owners(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """One owner's updates after the other's."""
+    """Wrong: one owner's updates after the other's."""
     flat = sharing.gathered(parameters, rank, ranks)
     parts = [
         flat[place.slice] for owner in range(ranks) for place in sharing.PLACES if place.owner(ranks) == owner
@@ -94,7 +94,7 @@ def gives_up(parameters: Parameters, rank: int, ranks: int) -> Any:
 
 
 def gathered(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Right, by all_gather: each place from the buffer of its owner."""
+    """Right, by all_gather: takes each place from its owner's buffer."""
     all_flat = [torch.zeros(sharing.LENGTH, dtype=torch.bfloat16) for _ in range(ranks)]
     dist.all_gather(all_flat, fill(parameters, rank, ranks, skips=False))
     return torch.cat([all_flat[place.owner(ranks)][place.slice] for place in sharing.PLACES])
@@ -107,7 +107,7 @@ def one_by_one(parameters: Parameters, rank: int, ranks: int) -> Any:
 
 
 def with_a_flag(parameters: Parameters, rank: int, ranks: int) -> Any:
-    """Right, and counts missing gradients besides, as the package does."""
+    """Right, and also counts missing gradients, as the package does."""
     flat = solution(parameters, rank, ranks)
     dist.all_reduce(torch.tensor([float(parameter.grad is None) for parameter in parameters]))
     return flat

@@ -1,4 +1,4 @@
-"""Lesson 10: bills are the ledger's, checkers know right from wrong, and rounding is as the lesson says."""
+"""Lesson 10: bills equal the ledger, checkers tell right from wrong, and rounding is as the lesson says."""
 
 from __future__ import annotations
 

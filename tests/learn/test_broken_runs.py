@@ -1,4 +1,4 @@
-"""Lesson 15: broken files on real ranks, what their evidence proves, and what is said to a repair."""
+"""Lesson 15: broken files on real ranks, the evidence they leave, and the replies to repairs."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_every_patient_has_a_story_and_only_the_hard_one_has_two_mistakes() -> N
     assert [name for name, patient in PATIENTS.items() if len(patient.planted) > 1] == ["G"]
 
 
-# Played in a local world.
+# Run in a local world.
 
 
 def test_a_wrong_number_reaches_everybody_and_a_skipped_call_stops_all() -> None:

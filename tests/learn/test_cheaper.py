@@ -1,4 +1,4 @@
-"""Lesson 13: its bytes are the ledger's, its seconds the planner's, and checkers know right from wrong."""
+"""Lesson 13: bytes equal the ledger, seconds equal the planner's, and checkers tell right from wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_bytes_by_hand_are_those_that_real_ranks_count(dp: int, tp: int) -> None
         due = lesson.bytes_sent(exercises.length_of(dp, tp), dp, item)
         assert {key.split(",")[0]: found[key].ring for key in found if "owner" not in key} == due
         averaged = found[on_ranks.AVERAGED].ring - found["owner"].ring
-        assert averaged == due["AdamW"]  # an all_reduce: as much as both of AdamW's collectives
+        assert averaged == due["AdamW"]  # an all_reduce sends as much as both of AdamW's collectives
         assert found["layerwise"].gloo < found[on_ranks.ADAMW].gloo  # whose reduce_scatter is an all_reduce
     assert "yours" in on_ranks.say_counted(counted, tp)
 
@@ -114,7 +114,7 @@ def misspelt(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
 
 
 def by_all_reduce(gradients: Any, weights: Any, bucket: Any, at: Any) -> Any:
-    """Right numbers, too many bytes: every rank gets all of the gradients, and uses a slice of them."""
+    """Right numbers but too many bytes: every rank gets all gradients, and uses a slice of them."""
     whole = yield from all_reduce(gradients, "dp", at, Label("gradients"))
     mine = whole.view(at.size("dp"), -1)[at["dp"]]
     fresh = lesson.adamw(weights, mine / bucket.summands)
@@ -227,7 +227,7 @@ def test_wrong_waiting_is_told_by_rank(answer: Any, says: str) -> None:
 
 
 def late_timeline(ranks: int) -> Timeline:
-    """All but rank 0 ask at once, and it asks at 60; rank 1 computes meanwhile."""
+    """All ranks except 0 ask at once, and rank 0 asks at 60; rank 1 computes meanwhile."""
     group = tuple(range(ranks))
     times = []
     for rank in group:
@@ -269,7 +269,7 @@ def test_a_waterfall_ends_at_muons_number() -> None:
 
 
 def test_the_answer_turns_with_the_batch_the_link_and_the_strategy() -> None:
-    """What the text of the lesson says of the numbers."""
+    """The lesson's text states these results."""
     for strategy in costs.STRATEGIES:
         cautious = Setting(strategy=strategy, fewer=1.1)
         assert costs.lead(cautious, 1.0) < 0

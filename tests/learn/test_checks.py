@@ -1,4 +1,4 @@
-"""Exercises say what is wrong with this answer, and hint after a failed try."""
+"""Exercises say what is wrong with an answer, and give hints after a failed try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 03: its ring moves what it says, and its checkers say what is wrong with a ring, on real ranks."""
+"""Lesson 03: its ring moves the stated bytes, and its checkers find a ring's errors, on real ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def made(
     more_rounds: int = 0,
     wait: bool = True,
 ) -> Callable:
-    """A ring; right, unless an argument makes it wrong: which piece goes and comes, how often, the wait."""
+    """A ring; an argument can make it wrong: the piece that is sent or received, the rounds, or the wait."""
 
     def ring(mine: Tensor, rank: int, ranks: int) -> Any:
         pieces = [torch.zeros_like(mine) for _ in range(ranks)]
@@ -202,7 +202,7 @@ def fetches_all(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
 
 
 def summed(start: int = -1, last: int = 0, mine: Callable = lambda rank, step: rank - step - 2) -> Callable:
-    """A reduce_scatter; right, unless an argument makes it wrong."""
+    """A reduce_scatter; an argument can make it wrong."""
 
     def scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         total = pieces[(rank + start) % ranks]

@@ -1,4 +1,4 @@
-"""One file of the lessons names colours, and a saturated fill says which rank. Read from the sources."""
+"""Only one file of the lessons names colours, and a saturated fill stands for a rank. Reads the sources."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COLOUR_WORDS = {
 }
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
 SATURATED = 0.2
-"""In HSV. Paler fills may be many things; from here on a fill is a rank's."""
+"""HSV saturation. Paler fills may mean anything; fills at least this saturated stand for ranks."""
 
 
 def tree(file: str) -> ast.Module:
@@ -45,13 +45,13 @@ def tree(file: str) -> ast.Module:
 
 
 def docstrings(module: ast.Module) -> set[int]:
-    """The ids of the strings that stand alone: docstrings, and what is said below a constant."""
+    """The ids of strings that are statements: docstrings, and descriptions below constants."""
     alone = (node.value for node in ast.walk(module) if isinstance(node, ast.Expr))
     return {id(value) for value in alone if isinstance(value, ast.Constant)}
 
 
 def named_colours(module: ast.Module) -> Iterator[str]:
-    """The colours that a module names: in hex, by name, or by a letter or a grey where a colour goes."""
+    """The colours that a module names: in hex, by name, or by a letter or grey level as a colour argument."""
     apart = docstrings(module)
     for node in ast.walk(module):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
@@ -69,7 +69,7 @@ def named_colours(module: ast.Module) -> Iterator[str]:
 
 
 def fills(module: ast.Module) -> Iterator[str]:
-    """The names of colours that are given to something as its fill."""
+    """The names of colours that are passed as a fill."""
     for node in ast.walk(module):
         if isinstance(node, ast.keyword) and node.arg in FILL_WORDS:
             yield from names_in(node.value)
@@ -78,7 +78,7 @@ def fills(module: ast.Module) -> Iterator[str]:
 
 
 def names_in(value: ast.expr) -> Iterator[str]:
-    """What an expression may be, as far as it is a name: both ends of a choice, and not its condition."""
+    """The names that an expression may evaluate to: both branches of a choice, but not its condition."""
     match value:
         case ast.Name(name) | ast.Attribute(attr=name):
             yield name
@@ -92,7 +92,7 @@ def saturation(colour: str) -> float:
 
 
 def saturated_names() -> set[str]:
-    """The single colours of the palette that are too strong for the fill of anything but a rank."""
+    """The palette's single colours that are too saturated for any fill except a rank's."""
     return {
         name
         for name, value in vars(colours).items()

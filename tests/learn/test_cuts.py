@@ -1,4 +1,4 @@
-"""Lesson 07: its checkers know right from wrong on several grids, and its pictures say what the plan says."""
+"""Lesson 07: its checkers tell right from wrong on several grids, and its pictures agree with the plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
 
 
 def piece_of_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
-    """By torch.chunk, which gives fewer pieces than tp_ranks where nothing is left."""
+    """Wrong: torch.chunk gives fewer pieces than tp ranks if too few rows are left."""
     return torch.empty(shape).chunk(tp, 0 if kind == "column" else 1)[tp_rank].shape
 
 
@@ -181,7 +181,7 @@ def test_an_open_pass_is_no_wrong_answer_and_whole_numbers_agree_to_the_bit() ->
     assert "the same output: True   the same bits: True" in lesson.say_layers(run, "whole")
 
 
-# Who holds an entry.
+# The holder of an entry.
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)

@@ -1,4 +1,4 @@
-"""Lesson 12: loops are timed and checked alike, checkers know right from wrong, the recording is whole."""
+"""Lesson 12: the same loops are timed and checked, checkers tell right from wrong, the recording is whole."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def one_too_many(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 def waits_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Asynchronous by name only."""
+    """Wrong: asynchronous by name only."""
     for i in range(count):
         ticket = yield Start(gather(i))
         whole = yield Wait(ticket)
@@ -70,7 +70,7 @@ def leaves_out_the_last(count: int, gather: Any, work: Any, window: int) -> Walk
 
 
 def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Asks for the next before the first: right times, other matrices."""
+    """Wrong: asks for the next before the first, with right times but exchanged matrices."""
     order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
     yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
 
@@ -208,7 +208,7 @@ def test_a_fast_link_hides_the_missing_wait() -> None:
 
 
 def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Rank 0 asks for the first two in turn, the others the other way round. All pieces are of one size."""
+    """Rank 0 asks for the first two in order, the others in reverse order. All pieces have the same size."""
     turned = [1, 0, *range(2, count)] if dist.get_rank() else range(count)
     for i in turned:
         whole = yield Wait((yield Start(gather(i))))

@@ -1,4 +1,4 @@
-"""Every widget that a lesson displays, at every position: a picture with words, and no error."""
+"""Every widget that a lesson displays shows at every position a picture with alt text, and no error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: one <img> with words, the same bytes for the same data, ids of their own, ink one can read."""
+"""Pictures: one <img> with alt text, the same bytes for the same data, unique ids, readable ink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 00: its checkers know right from wrong on several grids, and its gradients sum without rounding."""
+"""Lesson 00: its checkers tell right from wrong on several grids, and its gradients sum without rounding."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 
 def pretended(dp: int, tp: int) -> tuple[Plan, list[first_look.WeightReport], Tensor]:
-    """Reports as real ranks would send them, and the weight that they all have found."""
+    """Reports as real ranks would send them, and the weight that all of them have."""
     plan, alone = first_look.plan_of(dp, tp), first_look.weight(1)
     reports = [
         first_look.WeightReport(

@@ -1,4 +1,4 @@
-"""Lesson 04: its buffers are those of real ranks, and its checkers say what is wrong with a sharing."""
+"""Lesson 04: its buffers are those of real ranks, and its checkers find what is wrong with a sharing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
 
 
 def reported(handed: list[list[torch.Tensor]], returned: list[Any], lacking: Any = ()) -> sharing.SharingRun:
-    """A run without processes: what each rank handed over, and what came back to it."""
+    """A run without processes, from the tensors that each rank passed on and got back."""
     pairs = zip(handed, returned, strict=True)
     return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport(tuple(h), back) for h, back in pairs))
 
 
 def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
-    """What the early code does, its buffers added up here."""
+    """A run of the early code, with its buffers added up here."""
     return lesson.imitate(ranks, lacking=lacking, skips=True)
 
 
@@ -174,7 +174,7 @@ def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
 
 
 def test_the_prose_states_what_the_plans_say() -> None:
-    """The notebook's text: even on 8, two ranks with all the large ones on 6, more ranks than matrices."""
+    """The notebook's text: even on 8 ranks; on 6, two with all large matrices; more ranks than matrices."""
     assert lesson.fair_shares(8) == pytest.approx(1)
     costly = [index % 6 for index, (rows, columns) in enumerate(lesson.LARGE.values()) if rows != columns]
     assert costly == [4, 5] * 12
@@ -242,7 +242,7 @@ def test_bytes_of_the_readers_collectives_are_counted_as_the_package_counts_its_
     for function, row in ((sharings.solution, summed), (sharing.gathered, gathered)):
         [run] = sharing.run_cases(function, 4, [()])
         assert run.sent == row.ring
-    assert gathered.ring == 36_864  # the notebook's par
+    assert gathered.ring == 36_864  # the par that the notebook gives
 
 
 @pytest.mark.parametrize("said", [(17, 17), (15, 15), (16, 15), ("a", 15), (17, 14)])

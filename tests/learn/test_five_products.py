@@ -1,4 +1,4 @@
-"""Lesson 02: its checkers know right from wrong, its polynomial is the matrices', every position is drawn."""
+"""Lesson 02: its checkers tell right from wrong, its polynomial fits matrices, every position is drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The glossary knows the lessons' words, each from the lesson that sets it in bold, and shows them."""
+"""The glossary has the lessons' words, each from the lesson that sets it in bold, and shows them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TEXTS = {
 
 
 def bold_of(number: str) -> list[str]:
-    """What a lesson sets in bold to bring it in, in small letters."""
+    """The terms that a lesson introduces in bold, in small letters."""
     return [term.casefold() for term in bold_terms(read_text(TEXTS[number]))]
 
 

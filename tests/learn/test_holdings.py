@@ -1,4 +1,4 @@
-"""Who holds what: holdings partition or copy a matrix, and layers show which."""
+"""Holdings: ranks' boxes partition or copy a matrix, and layers show which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lesson has the names that its notebook uses; what ranks run imports nothing that draws."""
+"""A lesson has the names that its notebook uses; code for ranks imports nothing that draws."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ ANSWERS = {"messages": [r"\b7\b"]}
 
 
 def built(text: str = TEXT) -> NotebookNode:
-    """The notebook of a text as if it had been run."""
+    """The notebook of a text, as after a run."""
     notebook = read_text(text)
     show(notebook, 1, '<img alt="ranks that wait" src="data:image/svg+xml;base64,">')
     show(notebook, next(n for n, cell in enumerate(notebook.cells) if "compare" in cell.source), "<td>7</td>")

@@ -1,4 +1,4 @@
-"""Lesson 14: its steps are the planner's, its claims hold, and its checkers know right from wrong."""
+"""Lesson 14: its steps are the planner's, its claims hold, and its checkers tell right from wrong."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_parts_of_a_step_are_the_step() -> None:
 
 
 def test_newton_schulz_of_one_owner_is_that_of_all_matrices() -> None:
-    """What is added up shape by shape is what a walk of all matrices on one rank takes."""
+    """The sum over shapes equals the time of a walk of all matrices on one rank."""
     matrices = scaling.matrices_of(scaling.UNSEEN, 1)
     alone = estimate(
         "layerwise",
@@ -119,7 +119,7 @@ def test_any_owners_give_the_bits_of_one_process(dp: int, tp: int) -> None:
 
 
 def test_other_weights_are_told_from_the_right_ones() -> None:
-    """The comparison on ranks can fail: another seed's weights have other bits."""
+    """The comparison on ranks can fail, since another seed's weights have other bits."""
     assert not all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 1)))
     assert all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 0)))
     assert not any(map(torch.equal, on_ranks.weights_with_gradients(0), on_ranks.stepped_alone(1, 0)))

@@ -1,4 +1,4 @@
-"""What a machine gives a lesson is read, not guessed."""
+"""A machine's figures in a lesson are measured, not guessed."""
 
 from __future__ import annotations
 

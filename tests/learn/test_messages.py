@@ -1,4 +1,4 @@
-"""Messages: what a piece says of itself, which note belongs to which, and what is held after each round."""
+"""Messages: a piece's contents, notes that belong together, and the pieces held after each round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lesson 16: its exercises know right from wrong, its runs survive, and its pictures say what was run."""
+"""Lesson 16: its exercises tell right from wrong, its runs survive, and its pictures show the runs."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ UPDATED = {
 
 
 def said_of(report: PortReport) -> str:
-    """What is said of a port, hints included; nothing if it is right."""
+    """The message about a port, including hints; empty if it is right."""
     found = exercises.explain_port(report)
     assert found is None or found.hints
     return " ".join((found.what, *found.hints)) if found else ""
@@ -348,7 +348,7 @@ def test_what_has_not_passed_is_taken_from_the_reference_and_said(capsys: pytest
 
 @pytest.fixture(autouse=True)
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a test lie in its own folder."""
+    """Put a test's runs in its own folder."""
     numbers = iter(range(100))
 
     def new_folder() -> Path:

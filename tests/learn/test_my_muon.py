@@ -1,4 +1,4 @@
-"""my_muon.py: what right answers become, what completes it, and that it is torch.optim.Muon to the bit."""
+"""my_muon.py: built from right answers, completed if some are missing, with the bits of torch.optim.Muon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from scripts.notebooks import read_text, sources
 
 NAMES = list(blocks.reference()[1])
 OTHERWISE = {"newton_schulz", "gather", "redistribute"}
-"""Answers whose solution stands in the lesson with a helper, and in the reference without."""
+"""Answers whose solution uses a helper in the lesson, but not in the reference."""
 EXERCISES: dict[str, Callable[[Any], Iterable[Exercise]]] = {
     "02": lambda lesson: lesson.all_exercises(5),
     "03": lambda lesson: (lesson.check_ring(4), lesson.check_reduce_scatter(4)),
@@ -48,7 +48,7 @@ EXERCISES: dict[str, Callable[[Any], Iterable[Exercise]]] = {
 
 
 def solutions(number: str) -> str:
-    """The functions among a lesson's folded solutions, as one text."""
+    """The functions in a lesson's folded solutions, as one text."""
     [path] = sources([number])
     cells = read_text(path.read_text(encoding="utf-8")).cells
     folded = [cell.source for cell in cells if "solution" in cell.metadata.get("tags", [])]
@@ -60,7 +60,7 @@ def solutions(number: str) -> str:
 
 
 def cell(text: str, place: Path, **more: Any) -> dict[str, Any]:
-    """What a notebook's cell defines: functions of ``__main__`` that have a source."""
+    """The definitions of a notebook's cell: functions of ``__main__`` that have a source."""
     place.write_text(text, encoding="utf-8")
     scope: dict[str, Any] = {
         "__name__": "__main__",
@@ -81,7 +81,7 @@ def cell(text: str, place: Path, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a reader who has answered every exercise in order, with the solutions."""
+    """The folder of a reader who has answered every exercise in order, using the solutions."""
     folder = tmp_path_factory.mktemp("reader")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -98,7 +98,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tried(path: Path) -> set[str | None]:
-    """What four ranks say of a file, on all three grids."""
+    """Four ranks' messages about a file, on all three grids."""
     return {
         wrong
         for grid in finale.GRIDS
@@ -107,7 +107,7 @@ def tried(path: Path) -> set[str | None]:
 
 
 def without(folder: Path, skipped: Iterable[str], to: Path) -> Path:
-    """A reader's folder in which some answers were never given."""
+    """A reader's folder without the answers ``skipped``."""
     text = (folder / keep.FILE).read_text(encoding="utf-8")
     for name in skipped:
         text = text.replace(str(blocks.blocks_of(text)[name]), "")

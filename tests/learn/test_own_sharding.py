@@ -1,4 +1,4 @@
-"""Lesson 11: its checkers know right from wrong on real ranks; its film, traps and timeline say what is."""
+"""Lesson 11: its checkers tell right from wrong on real ranks; its film, traps and timeline are right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = 4.0
 
 
 def open_exercise() -> Exercise:
-    """One that nobody has answered yet."""
+    """An exercise without an answer."""
     return Exercise(lambda *_: None)
 
 

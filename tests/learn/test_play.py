@@ -1,4 +1,4 @@
-"""A film plays in a kernel, draws each picture once, and is a still picture without one."""
+"""A film plays in a kernel and draws each picture once; without a kernel it is a still picture."""
 
 from __future__ import annotations
 

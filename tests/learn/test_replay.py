@@ -45,7 +45,7 @@ def test_a_recording_is_drawn_without_any_process() -> None:
 
 
 def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
-    """All places that some tiles cover."""
+    """All entries that some tiles cover."""
     return [
         cell
         for _, row, column, rows, columns in tiles
@@ -60,7 +60,7 @@ def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
         for diary in recording.diaries:
             held = [set(cells(moment)) for moment in diary.tiles[name]]
             assert all(held[moment] == held[replay.LAST - moment] for moment in (0, 1, 3))
-            assert held[5] <= held[2]  # what is gathered for nothing does not come back
+            assert held[5] <= held[2]  # entries that were gathered needlessly do not come back
             assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
         ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]
         assert sorted(cells(ranges)) == list(itertools.product(range(rows), range(columns)))

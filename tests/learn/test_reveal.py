@@ -1,4 +1,4 @@
-"""Predict, then reveal: what is hidden, what is said of each prediction, and what needs no kernel."""
+"""Predict, then reveal: the hidden picture, the reply to each prediction, and the form without a kernel."""
 
 from __future__ import annotations
 

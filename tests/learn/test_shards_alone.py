@@ -1,4 +1,4 @@
-"""Lesson 08: what a cut does to UVᵀ, and a gather's checker that knows right from wrong on real ranks."""
+"""Lesson 08: the effect of a cut on UVᵀ, and a gather's checker that tells right from wrong on real ranks."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def solution(piece: Tensor, dim: int, group: Any) -> Any:
 
 
 def along(dim_of: Callable[[int], int]) -> Callable:
-    """Puts the pieces side by side along a dimension of its own choice."""
+    """A gather that joins the pieces along the dimension that ``dim_of`` chooses."""
     return lambda piece, dim, group: torch.cat(gathered(piece, group), dim=dim_of(dim))
 
 
@@ -235,7 +235,7 @@ def power_of(gram: Tensor, power: float) -> Tensor:
 
 
 def from_triangle(shard: Tensor, group: Any) -> Tensor:
-    """Sends one half of GGᵀ, which is symmetric."""
+    """Send only one half of GGᵀ, which is symmetric."""
     rows, columns = torch.triu_indices(len(shard), len(shard)).unbind()
     gram = shard @ shard.T
     half = gram[rows, columns]

@@ -1,4 +1,4 @@
-"""Lesson 06: its checkers know right from wrong on several grids, and its film is what real ranks do."""
+"""Lesson 06: its checkers tell right from wrong on several grids, and its film shows what real ranks do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def made(*lists: Any) -> Any:
 
 
 def with_dp_groups(dp_groups: Any) -> Any:
-    """The right tp groups beside dp groups made from the sizes, and from the right ones."""
+    """An answer with the right tp groups, and dp groups made from the sizes and the right ones."""
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
 
 

@@ -1,4 +1,4 @@
-"""Lesson 09: its checkers know right from wrong, its step is the package's, its recording a real step's."""
+"""Lesson 09: its checkers tell right from wrong, its step is the package's, its recording a real step's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
 
 
 def walking(hops_of: Callable[[Any], Iterable[Any]], turned: bool = True) -> Callable[..., Walk]:
-    """A way back over hops of its own choice, each the other way or not."""
+    """A way back over the hops that ``hops_of`` chooses, each reversed if ``turned``."""
 
     def way_back(x: Any, route: Any, at: Any, label: Any) -> Walk:
         for hop in hops_of(route):
@@ -45,7 +45,7 @@ def without_return(x: Any, route: Any, at: Any, label: Any) -> Walk:
 
 
 def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    """Slices on every hop, as if every rank held the whole."""
+    """Wrong: slices on every hop, as if every rank held the whole."""
     for hop in reversed(route.hops):
         back = type(hop)(hop.axis, Replicate(), hop.src, hop.shape)
         x = yield from take(x, back, route.dtype, at, label)
@@ -112,7 +112,7 @@ def step_with(
     mean: bool = True,
     phase: int = 3,
 ) -> Callable[..., Walk]:
-    """The step with one part of it exchanged: what a reader could get wrong."""
+    """The step with one part replaced, as a reader could get it wrong."""
 
     def step(job: Any, bucket: Any, at: Any) -> Walk:
         summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
@@ -281,7 +281,7 @@ def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
     for mine, theirs in zip(diaries, here.diaries, strict=True):
         assert mine.tiles == theirs.tiles
         assert mine.sent == theirs.sent
-        assert dp > 2 or mine.contents == theirs.contents  # the order of larger sums is Gloo's own
+        assert dp > 2 or mine.contents == theirs.contents  # Gloo chooses the order of larger sums
 
 
 def test_other_texts_have_other_gradients() -> None:

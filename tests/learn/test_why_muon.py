@@ -1,4 +1,4 @@
-"""Lesson 01: its checkers know right from wrong, its promise holds, its race is what its recording says."""
+"""Lesson 01: its checkers tell right from wrong, its promise holds, and its race is the recorded one."""
 
 from __future__ import annotations
 
@@ -235,5 +235,5 @@ def test_the_winner_is_the_same_with_every_seed_and_catches_up_before_the_end() 
 def test_a_lane_can_be_run_anew_and_begins_where_the_recording_does() -> None:
     race, course = why_muon.recorded_race(), why_muon.Course.laid()
     lanes = [why_muon.run_lane(course, who, 0.02, 0.005, 2, seed=0) for who in RACERS]
-    assert len({lane.losses for lane in lanes}) == 1  # judged before the first step only
+    assert len({lane.losses for lane in lanes}) == 1  # judged only before the first step
     assert lanes[0].losses[0] == pytest.approx(race.best("Muon").losses[0], abs=0.2)

@@ -1,4 +1,4 @@
-"""Lesson 05: its checkers know right from wrong on several grids, and its rulers say what the plan says."""
+"""Lesson 05: its checkers tell right from wrong on several grids, and its rulers agree with the plan."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def by_hand(sizes: list[int], dp: int, most: int) -> Any:
 
 
 def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], int, int], Any]:
-    """A plan of all ranks that is right but for one change of every item."""
+    """A plan of all ranks that is right except for one change in every item."""
     return lambda *given: [[change(*item) for item in ranges] for ranges in lesson.all_ranges(*given)]
 
 

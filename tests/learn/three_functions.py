@@ -1,4 +1,4 @@
-"""Right and wrong ways to assign, gather and redistribute, for lesson 11's checkers. Light to import."""
+"""Right and wrong ways to assign, gather and redistribute, for lesson 11's checkers. Imports little."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_turn(model: Any) -> dict[int, int]:
 
 
 class Later:
-    """Right: what a call returns when somebody waits for it."""
+    """Right: a handle whose ``wait`` returns a call's result."""
 
     def __init__(self, function: Any, *given: Any) -> None:
         self.wait = lambda: function(*given)
@@ -95,7 +95,7 @@ def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
-    """Right, unless the padding stays: every piece as long as the longest."""
+    """Right, unless the padding stays: every piece is padded to the longest."""
     ranks = dist.get_process_group_ranks(state["group"])
     rows, columns = shape_of(state)
     longest = max(right.rows_of(rows, len(ranks)))
@@ -158,7 +158,7 @@ def plain_gather(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def broadcast(update: Tensor | None, owner: int, state: State) -> Any:
-    """Right, and hands over more than it needs."""
+    """Right, but sends more than is needed."""
     ranks = dist.get_process_group_ranks(state["group"])
     whole = torch.empty(shape_of(state), dtype=torch.bfloat16) if update is None else update
     dist.broadcast(whole, src=owner, group=state["group"])
@@ -255,7 +255,7 @@ NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}
 
 
 def travelled(rank: int, layout: str, dp: int, tp: int) -> dict[str, Any]:
-    """One parameter through a helper's functions: what this rank sent each way, and the shapes it got."""
+    """Run one parameter through a helper's functions; returns the bytes sent each way and the shapes."""
     grid = grid_of(layout, dp, tp)
     mesh = build_mesh(grid)
     side = 2 * grid.world_size

@@ -1,4 +1,4 @@
-"""An environment with what a hosted notebook has, and nothing of ours: a venv with a kernel, and runs in it.
+"""An environment like a hosted notebook's, without our packages: a venv with a kernel, and runs in it.
 
 ``linked_venv`` takes seconds: its packages are links to those of this environment, chosen by their declared
 dependencies. ``real_venv`` installs its own.
@@ -30,18 +30,18 @@ OLD_WIDGETS = "ipywidgets==7.7.*"
 
 
 def run(command: Sequence[object], **more: Any) -> subprocess.CompletedProcess[str]:
-    """Run a command, and keep what it says."""
+    """Run a command, and keep its output."""
     return subprocess.run([*map(str, command)], capture_output=True, text=True, **more)
 
 
 def can_unshare() -> bool:
-    """Whether a network namespace can be made here."""
+    """Whether a network namespace can be made on this machine."""
     found = all(map(shutil.which, ("unshare", "ip")))
     return found and run(["unshare", "-rn", "true"]).returncode == 0
 
 
 def isolated() -> list[str]:
-    """This Python in a network namespace of its own, where that is permitted."""
+    """The command for this Python in its own network namespace, if that is permitted."""
     if not can_unshare():
         return [sys.executable]
     return ["unshare", "-rn", "sh", "-c", f'{NO_NETWORK} "$0" "$@"', sys.executable]
@@ -54,7 +54,7 @@ def empty_venv(folder: Path) -> Path:
 
 
 def linked_venv(folder: Path, names: Sequence[str] = HOST) -> Path:
-    """A virtual environment with ``names`` and what they require, each a link; returns its Python."""
+    """A virtual environment with links to ``names`` and their requirements; returns its Python."""
     python = empty_venv(folder)
     [site] = folder.glob("lib/python*/site-packages")
     for installed in _closure(names):
@@ -75,7 +75,7 @@ def real_venv(folder: Path) -> Path:
 
 
 def _closure(names: Sequence[str]) -> list[Distribution]:
-    """The installed distributions of these names, and of all that they require."""
+    """The installed distributions of these names and of all their requirements."""
     found: dict[str, Distribution] = {}
     waiting = list(names)
     while waiting:
@@ -103,7 +103,7 @@ def run_in(python: Path, notebook: NotebookNode, folder: Path) -> list[Problem]:
 
 
 def environment(python: Path, folder: Path) -> dict[str, str]:
-    """The variables of a runner whose kernel ``bare`` is ``python``, and finds no package but that one's."""
+    """The variables of a runner whose kernel ``bare`` is ``python`` and finds only that one's packages."""
     install = ["-m", "ipykernel", "install", "--name", "bare", "--prefix", folder]
     run([python, *install], check=True)
     (folder / "tmp").mkdir()

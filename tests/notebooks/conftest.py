@@ -1,4 +1,4 @@
-"""What several files of tests look at, made once for all processes that test."""
+"""Fixtures that several test files share, made once for all test processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scripts import website
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The whole site with still pictures: whichever process asks first makes it, by its command."""
+    """The whole site with still pictures; the first process that needs it makes it, by its command."""
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if base.name.startswith("popen-") else base
     target = shared / "made" / "the site é"

@@ -1,4 +1,4 @@
-"""JupyterLab in a real headless Chromium: start both, open a notebook, look at it. All in one folder."""
+"""Starts JupyterLab and a real headless Chromium, opens a notebook and looks at it, all in one folder."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ SHOWN = f"return {NOTEBOOK}?.context?.path === arguments[0] && {NOTEBOOK}.conten
 
 
 def in_a_browser(*packages: str) -> list[pytest.MarkDecorator]:
-    """The marks of tests that need a browser, and of this environment these packages."""
+    """The marks of tests that need a browser, and these packages in this environment."""
     lacking = [*missing(), *(name for name in packages if importlib.util.find_spec(name) is None)]
     skip = pytest.mark.skipif(bool(lacking), reason=f"needs {', '.join(lacking)}")
     return [pytest.mark.browser, pytest.mark.slow, skip]
 
 
 def needs_a_browser(test: Any) -> Any:
-    """Mark a test that needs a browser alone."""
+    """Mark a test that needs only a browser."""
     for mark in in_a_browser():
         test = mark(test)
     return test
@@ -66,7 +66,7 @@ class Server:
 
 @contextmanager
 def lab_server(folder: Path) -> Iterator[Server]:
-    """JupyterLab over ``folder/notebooks``; settings, trust and runtime files are in ``folder``, too."""
+    """JupyterLab over ``folder/notebooks``; settings, trust and runtime files are also in ``folder``."""
     from jupyter_server.serverapp import list_running_servers
 
     shown = folder / "notebooks"
@@ -103,14 +103,14 @@ def lab_server(folder: Path) -> Iterator[Server]:
 
 
 def requested(driver: Any) -> list[str]:
-    """The address of everything pages have asked for since the last call, but for the browser's own."""
+    """The URLs that pages have requested since the last call, without the browser's own."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
     return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome:")]
 
 
 def photograph(driver: Any, folder: Path, name: str, tall: str = "document.documentElement") -> None:
-    """The whole page as pictures of at most 1600 pixels in height, the window being as tall as ``tall``."""
+    """Write the whole page as pictures at most 1600 pixels high, with a window as tall as ``tall``."""
     height = driver.execute_script(f"return {tall}.scrollHeight") + 200
     size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -131,14 +131,14 @@ def open_notebook(driver: Any, server: Server, notebook: Path) -> None:
 
 
 def show_notebook(driver: Any, server: Server, notebook: Path) -> None:
-    """Open one more notebook in the JupyterLab that is open already, and close the others."""
+    """Open another notebook in the open JupyterLab, and close the others."""
     shutil.copy(notebook, server.folder)
     driver.execute_script(SHOW, notebook.name)
     wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 60, "the notebook did not open")
 
 
 def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:
-    """Look until there is something to see; returns it."""
+    """Call ``look`` until its result is true; returns the result."""
     from selenium.webdriver.support.wait import WebDriverWait
 
     waiting: Any = WebDriverWait(None, seconds, 0.1, [Exception])

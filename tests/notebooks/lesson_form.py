@@ -1,12 +1,12 @@
-"""The form of a lesson whose first screen is a question and a picture, and which gives no answer away.
+"""Checks the form of a lesson: its first screen is a question and a picture, and it gives no answer away.
 
-A lesson asks for this form by tagging its set-up cell ``hero``. Then its first cell is the title and the
+A lesson chooses this form by tagging its set-up cell ``hero``. Then its first cell is the title and the
 question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A stub
-tagged ``predict`` asks for predictions; what answers them is said in cells tagged ``answer``, whose outputs
-are folded. The lesson declares, for each predicted name, patterns of what would answer it. A pattern that no
-cell tagged ``answer`` says is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
+tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are folded.
+The lesson declares, for each predicted name, patterns that would give its answer away. A pattern that matches
+no cell tagged ``answer`` is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
 
-It counts, too: what a reader writes is the lines of the solutions that do not stand in their stubs.
+It also counts the lines that a reader writes: those of the solutions that are not in their stubs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 from scripts.notebook_guards import Problem
 
 Answers = Mapping[str, Sequence[str]]
-"""For each predicted name, patterns (regular expressions) of what would give its answer away."""
+"""For each predicted name, patterns (regular expressions) that would give its answer away."""
 
 HEADER = re.compile(
     r"^\*(Easy|Medium|Hard) · (\d+) minutes? · (required|optional)( · par \d+ [^*]+)?\*$", re.MULTILINE
 )
 WORDS = 60
-"""The most words of a question on the first screen."""
+"""The most words that a question on the first screen may have."""
 FOLD = '<details class="answer">'
-"""How a page begins to fold the outputs of a cell tagged ``answer``."""
+"""The HTML with which a page begins to fold the outputs of a cell tagged ``answer``."""
 _INLINE = {"span", "code", "a", "b", "i", "em", "strong", "sub", "sup"}
 _FOLDED = re.compile(r"<details.*?</details>", re.DOTALL)
 _NOT_PROSE = re.compile(r"^#+ [^\n]*$|^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -38,7 +38,7 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 
 class _Seen(HTMLParser):
-    """The words of a page that a reader sees or is read: texts and alt texts, but for what is folded."""
+    """The words of a page that a reader sees or hears: texts and alt texts, without folded ones."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class _Seen(HTMLParser):
 
 
 def seen(page: str) -> str:
-    """The words of HTML that a reader sees before opening any fold, alt texts among them.
+    """The words of HTML that a reader sees before opening any fold, including alt texts.
 
     >>> seen('<p>a <img alt="b"></p><details><summary>c</summary>d</details>')
     ' a  b   '
@@ -82,7 +82,7 @@ def has(cell: Mapping[str, Any], *tags: str) -> bool:
 
 
 def shown(cell: Mapping[str, Any]) -> str:
-    """What a reader sees of a cell in a notebook that is opened and not run."""
+    """The text that a reader sees of a cell in a notebook that is opened but not run."""
     if cell["cell_type"] == "markdown":
         return _FOLDED.sub("", cell["source"])
     source = "" if is_hidden(cell, "source") else cell["source"]
@@ -91,7 +91,7 @@ def shown(cell: Mapping[str, Any]) -> str:
 
 
 def _page(output: Mapping[str, Any]) -> str:
-    """What is displayed of an output: its HTML, or its text where there is none."""
+    """The displayed form of an output: its HTML, or else its text."""
     data = output.get("data", {})
     return data.get("text/html") or _escaped(data.get("text/plain") or output.get("text", ""))
 
@@ -112,9 +112,9 @@ def predicted_names(cell: Mapping[str, Any]) -> list[str]:
 
 
 def spoilers(notebook: Mapping[str, Any], answers: Answers, page: str | None = None) -> list[Problem]:
-    """Where a notebook that is opened unrun, or its page, answers a prediction before it is asked to.
+    """The places where an unrun notebook, or its page, answers a prediction too early.
 
-    A pattern that no later cell tagged ``answer`` says is a problem, too, and so is a prediction without one.
+    A pattern that no later cell tagged ``answer`` matches is also a problem, as is a prediction without one.
     """
     cells = notebook["cells"]
     places = [place for place, cell in enumerate(cells) if has(cell, "predict")]
@@ -154,13 +154,13 @@ def _spoilers_of(cells: Sequence[Any], asked: int, pattern: str, page: str | Non
 
 
 def _all_said(cell: Mapping[str, Any]) -> str:
-    """All that an output holds, in folds too."""
+    """All text of a cell and its outputs, including folds."""
     pages = (_page(output) for output in cell["outputs"])
     return " ".join(seen(re.sub(r"</?details[^>]*>", "", page)) for page in pages)
 
 
 def form_problems(notebook: Mapping[str, Any], title: str, links: str) -> list[Problem]:
-    """How a lesson's first screen, folds or headers are not of this form."""
+    """The ways in which a lesson's first screen, folds or headers do not have this form."""
     first, hero, logistics, *others = notebook["cells"]
     heading, _, question = first["source"].partition("\n\n")
     wrong = {
@@ -180,7 +180,7 @@ def form_problems(notebook: Mapping[str, Any], title: str, links: str) -> list[P
 
 
 def _without_header(notebook: Mapping[str, Any]) -> Iterator[Problem]:
-    """Stubs whose prose does not end in a header: how hard, how long, whether required, and par."""
+    """Stubs without a header at the end of their prose: difficulty, minutes, whether required, and par."""
     prose = ""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and not has(cell, "solution"):
@@ -199,7 +199,7 @@ def _not_folded(notebook: Mapping[str, Any]) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class PosedExercise:
-    """A stub and its solution, as source, and what the stub's header calls it (empty without a header)."""
+    """The sources of a stub and its solution, and the kind in the stub's header ("" without a header)."""
 
     difficulty: str
     stub: str
@@ -207,7 +207,7 @@ class PosedExercise:
 
     @property
     def written(self) -> list[str]:
-        """The lines that a reader writes: those of the solution that do not stand in the stub."""
+        """The lines that a reader writes: those of the solution that are not in the stub."""
         given = Counter(line.strip() for line in code_lines_of(self.stub))
         return [*(Counter(line.strip() for line in code_lines_of(self.solution)) - given).elements()]
 
@@ -228,12 +228,12 @@ def exercises(notebook: Mapping[str, Any]) -> list[PosedExercise]:
 
 
 def code_lines_of(source: str) -> list[str]:
-    """The lines of code in a source: neither blank nor a comment."""
+    """The lines of code in a source, without blank lines and comments."""
     return [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
 
 
 def visible_code_lines(notebook: Mapping[str, Any]) -> int:
-    """How many lines of code a reader sees."""
+    """The number of lines of code that a reader sees."""
     cells = [
         cell for cell in notebook["cells"] if cell["cell_type"] == "code" and not is_hidden(cell, "source")
     ]
@@ -241,7 +241,7 @@ def visible_code_lines(notebook: Mapping[str, Any]) -> int:
 
 
 def visible_words(notebook: Mapping[str, Any]) -> int:
-    """How many words of prose a reader sees."""
+    """The number of words of prose that a reader sees."""
     return sum(
         len(prose_words(cell["source"])) for cell in notebook["cells"] if cell["cell_type"] == "markdown"
     )
@@ -265,7 +265,7 @@ def exercise_minutes(notebook: Mapping[str, Any], kind: str = "required") -> int
 
 
 def reading_minutes(notebook: Mapping[str, Any]) -> float:
-    """How long a newcomer reads: 150 words or 12 lines a minute, and half a minute for what a cell shows."""
+    """A newcomer's reading time: 150 words or 12 lines per minute, and half a minute per cell with output."""
     shown = [c for c in notebook["cells"] if c["cell_type"] == "code" and not is_hidden(c, "source")]
     cells = sum(not has(cell, "stub") for cell in shown)
     return visible_words(notebook) / 150 + visible_code_lines(notebook) / 12 + cells / 2

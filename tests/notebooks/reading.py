@@ -1,4 +1,4 @@
-"""What a lesson's prose says, read out of its notebook."""
+"""Reads a lesson's prose from its notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nbformat import NotebookNode
 
 
 def bold_terms(notebook: NotebookNode) -> list[str]:
-    """What is set in bold in prose, code and labels ("Quiz.") apart, in order."""
+    """The bold terms in prose, in order, without code and labels ("Quiz.")."""
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     prose = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
     found = [" ".join(term.split()).rstrip(":") for term in re.findall(r"\*\*([^*]+)\*\*", prose)]

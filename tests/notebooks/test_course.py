@@ -1,4 +1,4 @@
-"""The course as a whole: how much a reader writes, and how words and lines are counted."""
+"""The course as a whole: the amount that a reader writes, and the count of words and lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The essay shows what the package says, on every grid; it works in a browser, with script and without."""
+"""The essay shows the package's results on every grid, and works in a browser with and without scripts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def soup(page: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def data(soup: Any) -> dict[str, Any]:
-    """What the page carries."""
+    """The page's data."""
     return json.loads(soup.find(id="data").string)
 
 
@@ -151,7 +151,7 @@ def test_fifty_random_orders_meet_the_recorded_states_and_end_in_the_recorded_ha
 
 
 def walks(states: list[dict[str, Any]], at: int, known: dict[int, int]) -> int:
-    """The ways from a state to the end, counted forwards."""
+    """The number of paths from a state to the end, counted forwards."""
     if at not in known:
         known[at] = sum(walks(states, each[4], known) for each in states[at]["ready"]) or 1
     return known[at]
@@ -259,7 +259,7 @@ def visit(driver: Any, page: Path, address: str = "") -> None:
 
 
 def said(driver: Any, scene: str) -> str:
-    """What a scene says of itself, once it has come near."""
+    """A scene's own text, once it has been scrolled near."""
     show = "document.querySelector(arguments[0]).scrollIntoView({behavior: 'instant', block: 'center'})"
     driver.execute_script(show, f"#{scene} figure")
     drawn = "requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(arguments[0], 0)))"

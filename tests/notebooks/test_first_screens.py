@@ -21,7 +21,7 @@ LESSONS = [
     for path in committed()
     if any("hero" in cell.metadata.get("tags", []) for cell in nbformat.read(path, as_version=4).cells)
 ]
-"""Those in the form that begins with a picture: ``test_lessons.py`` says which may not yet be."""
+"""The lessons in the form that begins with a picture; ``test_lessons.py`` lists exceptions."""
 
 
 @pytest.fixture(scope="module")

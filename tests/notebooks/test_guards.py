@@ -1,4 +1,4 @@
-"""Each guard catches its case, in a real kernel whose runner was content."""
+"""Each guard catches its case, in a real kernel whose runner reported no error."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ CAUGHT = {
 
 @pytest.fixture(scope="module")
 def problems() -> list[Problem]:
-    """What the guards say of a notebook with every fault. papermill runs it without a complaint."""
+    """The guards' problems for a notebook with every fault, which papermill runs without an error."""
     return find_problems(execute(read_text(FAULTY)))
 
 

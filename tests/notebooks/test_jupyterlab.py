@@ -1,4 +1,4 @@
-"""Notebooks in JupyterLab in a headless Chromium: all opened unrun and untrusted, the first run and moved."""
+"""Notebooks in JupyterLab in a headless Chromium: all are opened unrun and untrusted; the first is run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def page(server: lab.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def pictures_in(path: Path) -> int:
-    """How many pictures a notebook shows unrun: those that answer a prediction wait folded."""
+    """The number of pictures that a notebook shows unrun; those that answer a prediction are folded."""
     cells = [cell for cell in nbformat.read(path, as_version=4).cells if not folded(cell)]
     outputs = [out for cell in cells for out in cell.get("outputs", [])]
     return sum(out.get("data", {}).get("text/html", "").count("<img ") for out in outputs)
@@ -52,7 +52,7 @@ def folded(cell: Any) -> bool:
 
 
 def press(page: Any, selector: str, index: int = 0) -> Any:
-    """The element, scrolled to the middle of the window and clicked."""
+    """Scroll an element to the middle of the window and click it; returns the element."""
     element = page.find_elements("css selector", selector)[index]
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
     element.click()
@@ -66,7 +66,7 @@ def wait_for_alt(page: Any, start: str) -> None:
 
 @pytest.mark.parametrize(
     "lesson",
-    [FIRST, *map(left_out, LESSONS[1:-1]), LESSONS[-1]],  # as pages, a browser opens all of them daily
+    [FIRST, *map(left_out, LESSONS[1:-1]), LESSONS[-1]],  # a usual run opens all of them as pages
     ids=lambda path: path.stem[:2],
 )
 def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
@@ -86,7 +86,7 @@ def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
 
 
 def all_drawn(page: Any, expected: int) -> list[dict[str, Any]]:
-    """The pictures on the page, once they are as many as expected and all are drawn; else none."""
+    """The pictures on the page if the expected number is there and all are drawn; otherwise none."""
     shown = page.execute_script(lab.PICTURES, ".jp-Notebook .jp-OutputArea img")
     return shown if len(shown) == expected and all(picture["drawn"] for picture in shown) else []
 

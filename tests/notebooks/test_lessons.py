@@ -1,4 +1,4 @@
-"""The form every lesson keeps, and that its committed notebook is its text. Nothing is run here."""
+"""Every lesson has the common form, and its committed notebook equals its text. Nothing is run here."""
 
 from __future__ import annotations
 

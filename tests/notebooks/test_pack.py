@@ -1,4 +1,4 @@
-"""Self-contained copies: what is in them, and that they run where nothing of ours is installed."""
+"""Self-contained copies: their contents, and that they run in an environment without our packages."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_second_run_of_the_cell_changes_nothing(source: str, tmp_path: Path) -
 
 
 def hosted(tmp_path: Path) -> Path:
-    """A host with pip, cloudpickle and a torch of its own, which is nothing but a version."""
+    """A host with pip, cloudpickle and its own torch, which consists only of a version."""
     python = bare.linked_venv(tmp_path / "venv", ("pip", "cloudpickle"))
     [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
     for file, text in (
@@ -175,7 +175,7 @@ def test_in_a_hosted_notebook_the_cell_uses_a_checkout_or_installs_a_wheel_and_n
     ("cwd", "project"),
     [
         ("lessons", None),
-        ("lessons", "muon-tutorial"),  # not the folder that a repository's notebooks lie in
+        ("lessons", "muon-tutorial"),  # not the folder of a repository's notebooks
         ("notebooks", None),
         ("notebooks", "somebody-elses"),
         ("muon/notebooks", "muon-tutorial"),  # two folders up
@@ -239,5 +239,5 @@ def test_all_copies_run_with_torch_numpy_matplotlib_old_widgets_and_a_kernel(
 
 
 def listed(python: Path) -> str:
-    """What is installed there, in pip's words."""
+    """The packages installed there, as pip lists them."""
     return bare.run([python, "-m", "pip", "list", "--disable-pip-version-check"], check=True).stdout

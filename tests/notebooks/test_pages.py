@@ -1,4 +1,4 @@
-"""The offline pages ask for nothing, and every picture is there with its words; as text, and in a browser."""
+"""The offline pages request nothing, and every picture has its alt text: as HTML, and in a browser."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formactio
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All pages as they are committed, and in ``framed/`` the first with frames for its widget."""
+    """All pages of the committed notebooks, and in ``framed/`` the first with frames for its widget."""
     target = tmp_path_factory.mktemp("pages")
     write(target, still=True)
     write(target / "framed", [FIRST.stem])
@@ -148,7 +148,7 @@ def test_prose_highlighted_code_results_and_folded_solutions_are_there(
 ) -> None:
     text = re.sub(r"\s", "", soup.main.get_text())
     for cell in cells:
-        hidden = "setup" in cell.metadata.get("tags", [])  # the hero's set-up, too
+        hidden = "setup" in cell.metadata.get("tags", [])  # including the hero's set-up
         if cell.cell_type == "code":
             assert (re.sub(r"\s", "", cell.source) in text) is not hidden
         for output in cell.get("outputs", []):
@@ -220,7 +220,7 @@ HOSTILE = [
 
 @pytest.fixture(params=["markdown", "output"])
 def stranger(request: pytest.FixtureRequest) -> NotebookNode:
-    """A notebook of somebody else's, with HTML that would run, ask for something or hide the page."""
+    """A foreign notebook, with HTML that would run, load something or hide the page."""
     cells: list[NotebookNode] = [nbformat.v4.new_markdown_cell("# Hello")]
     for text in HOSTILE:
         output = nbformat.v4.new_output("display_data", {"text/html": text})
@@ -338,7 +338,7 @@ def test_pages_lead_to_hosts_and_copies_only_where_there_are_any(monkeypatch: py
 
 
 def film(moment: int) -> Picture:
-    """Nothing at first, and a word more at each moment."""
+    """An empty picture at first, with one more word at each moment."""
     figure, axes = blank(60, 40)
     for word in range(10 * moment):
         axes.text(5, 2 * word, f"word {word}")
@@ -409,7 +409,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def open_page(driver: Any, page: Path) -> list[str]:
-    """Open a page from disk; returns what was asked for beside the page itself."""
+    """Open a page from disk; returns the requests besides the page itself."""
     lab.requested(driver)
     driver.get(page.as_uri())
     return [url for url in lab.requested(driver) if url != page.as_uri()]

@@ -1,4 +1,4 @@
-"""The README's film is the recorded run, moves where motion is wanted, and can be read without eyes."""
+"""The README's film is the recorded run, moves only if motion is wanted, and has a full alt text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 def visible(driver: Any, milliseconds: int) -> list[str]:
-    """The titles on screen so long after the film's beginning; at once, where it does not move."""
+    """The titles on screen ``milliseconds`` after the film's beginning, or at once if it does not move."""
     return driver.execute_script(
         """document.getAnimations().forEach(each => { each.pause(); each.currentTime = arguments[0]; });
         return [...document.querySelectorAll('g.t')].filter(each => getComputedStyle(each).opacity > 0)

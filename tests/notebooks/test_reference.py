@@ -1,4 +1,4 @@
-"""The reference holds the public surface and its rooms, word for word; making it leaves nothing behind."""
+"""The reference has the public surface and its rooms, word for word; making it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEFT_OUT = {"learn", "cli", "__main__"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference, made from an empty folder; nothing is said but where it was written."""
+    """The reference, made from an empty folder; the only output is the path it was written to."""
     empty, target = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("made") / "ré ference"
     done = bare.run([sys.executable, SCRIPT, "--out", target], cwd=empty)
     assert (done.returncode, done.stderr) == (0, "")
@@ -35,7 +35,7 @@ def parsed(page: Path) -> Any:
 
 
 def plain(text: str) -> str:
-    """A text without its marks and line breaks."""
+    """A text without its markup and line breaks."""
     return " ".join(text.replace("`", "").replace("*", "").split())
 
 

@@ -1,4 +1,4 @@
-"""What ``pack.py`` and ``pages.py`` refuse: in one line, with exit code 2, before anything is written."""
+"""``pack.py`` and ``pages.py`` refuse with one line and exit code 2, before anything is written."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
-    """What a script says, in one line, when it refuses."""
+    """The one line that a script prints when it refuses."""
 
     def refused(script: str, *arguments: object) -> str:
         capsys.readouterr()
@@ -48,7 +48,7 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of notebooks with the first lesson alone, which copies and pages are made from."""
+    """A folder of notebooks with only the first lesson, from which copies and pages are made."""
     notebooks = tmp_path / "note books é"
     notebooks.mkdir()
     shutil.copy(FOLDER / FIRST.file, notebooks)
@@ -162,7 +162,7 @@ def test_a_dependency_that_cannot_be_carried_is_to_be_installed(
 ) -> None:
     with pytest.raises(UsageError, match="pip install no-such-package"):
         pack.installed("no-such-package")
-    (tmp_path / "bare-1.0.dist-info").mkdir()  # as a system's packager leaves it: no list of its files
+    (tmp_path / "bare-1.0.dist-info").mkdir()  # as some system packages do: without a list of files
     (tmp_path / "bare-1.0.dist-info" / "METADATA").write_text("Name: bare\nVersion: 1.0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UsageError, match="pip install bare"):

@@ -40,7 +40,7 @@ def notebook_of(source: Path) -> NotebookNode:
 
 
 def twice(notebook: NotebookNode) -> NotebookNode:
-    """All cells, then all cells again."""
+    """A notebook with all cells, followed by all cells again."""
     again = nbformat.from_dict(notebook).cells
     for cell in again:
         cell.id += "-again"
@@ -62,7 +62,7 @@ def test_twice_in_a_kernel_that_has_run_two_threads_it_gives_its_committed_outpu
 
 
 def daily(source: Path) -> bool:
-    """Whether a lesson's solutions run daily: checkers meet them on other grids in ``tests/learn``, too."""
+    """Whether a usual run includes a lesson's solutions; ``tests/learn`` also runs them on other grids."""
     return source.stem[:2] == "00"
 
 
@@ -98,7 +98,7 @@ def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
 @pytest.mark.parametrize(
     "source",
     [left_out(sources()[0], id="00"), *(pytest.param(path, id=path.stem[:2]) for path in sources()[1:])],
-)  # the first is run above, twice, and its self-contained copy without network in test_pack.py
+)  # the first is run twice above, and test_pack.py runs its self-contained copy without network
 def test_it_gives_its_committed_outputs_without_network(source: Path) -> None:
     command = [*bare.isolated(), "scripts/notebooks.py", "check", "--run", source.stem]
     done = bare.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -1,4 +1,4 @@
-"""Of a notebook, only the cells run that a widget needs."""
+"""Only those cells of a notebook run that a widget needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site is whole: one command, one folder, every relative link leads to a file in it. And its workflow."""
+"""The site is complete: one command, one folder, all relative links lead to files in it; its workflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMAND = "python scripts/website.py --out dist/site"
 
 
 def links(page: Path) -> set[str]:
-    """Where a page leads: by its links, by the picture that a link to it is shown with, or at once."""
+    """The targets of a page: of its links, of its preview picture, and of a redirect."""
     tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
     at_once = [meta["content"] for meta in tree.find_all("meta", attrs={"http-equiv": "refresh"})]
     shown = tree.find_all("meta", attrs={"property": "og:image"})

@@ -1,4 +1,4 @@
-"""An audit names eight impostors of Muon: under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
+"""An audit names eight wrong Muons: under DDP, FSDP2, ``zero1`` and the Trainer, and in one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAKE: dict[str, Callable[[Tensor], Tensor]] = {
     "zero steps": lambda it: it / it.norm(),
     "a wrong scale": lambda it: 0.3 * newton_schulz(it),
 }
-"""What takes the place of Newton–Schulz."""
+"""Functions that replace Newton–Schulz."""
 
 SAID = {
     "SGD instead": update_verdict.SGD,
@@ -62,7 +62,7 @@ def build() -> nn.Module:
 
 @contextmanager
 def planted(name: str, optimizer: MuonWithAdamW) -> Iterator[None]:
-    """Let an optimizer take steps that are not Muon's."""
+    """Make an optimizer take steps that are not Muon's."""
     before = orthogonalize.newton_schulz_update
 
     def instead(whole: Tensor, sides: Any, group: Any, workspace: Any = None) -> Tensor:
@@ -88,7 +88,7 @@ def planted(name: str, optimizer: MuonWithAdamW) -> Iterator[None]:
 
 
 class OrthogonalMicroBatches:
-    """Orthogonalizes what a backward added to a gradient, as DeepSpeed did (issue 8443)."""
+    """Orthogonalizes each backward's contribution to a gradient, as DeepSpeed did (issue 8443)."""
 
     def __init__(self) -> None:
         self.calls, self.before = 0, torch.zeros(())
@@ -143,7 +143,7 @@ def reports(rank: int, host: str, names: list[str]) -> dict[str, AuditReport]:
 
 
 def check(found: dict[str, AuditReport]) -> None:
-    """Each impostor is named, on every matrix that it touches, and an honest Muon is none."""
+    """Each wrong Muon is named on every matrix that it touches, and the right one is recognized."""
     for name, report in found.items():
         fused = ["0.qkv.weight"] if name == "on a fused pair" else NAMES
         expected = {} if name == "none" else dict.fromkeys(fused, SAID[name])
@@ -236,7 +236,7 @@ def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> 
     other = build()
     again = MuonWithAdamW.from_model(other, lr=0.02, parts=PARTS)
     audit(again, step=lambda: trained(0, other, again))
-    assert all(map(torch.equal, bits, other.parameters()))  # to look changes nothing
+    assert all(map(torch.equal, bits, other.parameters()))  # the audit changes nothing
 
 
 def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""``orthogonalize="auto"``: chosen once, by one rank for all, kept in groups, files and checkpoints."""
+"""``orthogonalize="auto"``: one rank chooses once for all; groups, files and checkpoints keep the choice."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_ranks_that_chose_differently_refuse_to_step() -> None:
 
 
 def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:
-    """Each rank brings a calibration of its own; the folder is rank 0's alone."""
+    """Each rank has a different calibration; only rank 0 has the folder."""
     params = weights()
     mine = MIXED if rank == 0 else calibration(*["minimax"] * 3)
     mesh = build_mesh({"dp": dist.get_world_size()})
@@ -159,7 +159,7 @@ def test_other_groups_are_left_alone() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Measuring without a clock: notes which shapes were asked for."""
+    """Replace measuring without a clock; notes the requested shapes."""
     asked: list[tuple[int, int]] = []
 
     def times(rows: int, columns: int, device: torch.device) -> ShapeTimes:
@@ -176,7 +176,7 @@ def test_what_was_measured_is_kept_by_machine_and_measured_once(
 ) -> None:
     Muon(weights(), orthogonalize="auto", calibration=tmp_path)
     assert measured == [(6, 10), (8, 16), (12, 12)]
-    kept_calibration.cache_clear()  # as another process
+    kept_calibration.cache_clear()  # as in another process
     Muon([*weights(), torch.nn.Parameter(torch.ones(3, 3))], orthogonalize="auto", calibration=tmp_path)
     assert measured[3:] == [(3, 3)]
     assert list(tmp_path.iterdir()) == [

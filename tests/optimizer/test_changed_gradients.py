@@ -1,4 +1,4 @@
-"""Gradients that change between ``ready_gradients()`` and ``step()`` are found, however they were changed."""
+"""Gradients that change between ``ready_gradients()`` and ``step()`` are detected, whatever changed them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..oracle import UNEVEN, Ranks, seated, whole_gradients
 
 
 def scale_data(grad: Tensor) -> None:
-    """As loops from before PyTorch 0.4 do: no version counter moves."""
+    """Scale through ``.data``, as loops from before PyTorch 0.4 do: no version counter moves."""
     grad.data.mul_(0.5)
 
 
@@ -36,7 +36,7 @@ def readied(strategy: str) -> Ranks:
 
 
 def gradient(ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """The first parameter of rank 0 that has a gradient, and that."""
+    """The first parameter of rank 0 that has a gradient, and the gradient."""
     return next((param, param.grad) for param in ranks.params[0] if param.grad is not None)
 
 
@@ -72,7 +72,7 @@ def test_reading_changes_nothing() -> None:
 
 
 def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
-    """There nothing is kept from ``ready_gradients()`` but its clipping, which is done in place."""
+    """It keeps nothing from ``ready_gradients()`` except the clipping, which is done in place."""
     weights = [torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2)]
     gradients = [torch.arange(24.0).view(4, 6) for _ in weights]
     for weight, grad in zip(weights, gradients, strict=True):
@@ -88,7 +88,7 @@ def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
 
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
 def test_a_write_that_leaves_every_bit_is_none(strategy: str) -> None:
-    """As ``clip_grad_norm_`` with an infinite limit does, which only asks for the norm."""
+    """``clip_grad_norm_`` with an infinite limit, used only to get the norm, writes like this."""
     ranks = readied(strategy)
     for grad in (param.grad for param in ranks.params[0] if param.grad is not None):
         grad.mul_(1.0)
@@ -151,7 +151,7 @@ def test_the_same_gradients_are_not_readied_twice() -> None:
     model, both = pair(None)
     backward_into(model)
     both.ready_gradients(1.0)
-    backward_into(model)  # adds to them
+    backward_into(model)  # adds to the gradients
     with pytest.raises(UsageError, match="already called for this step"):
         both.ready_gradients(1.0)
 

@@ -1,4 +1,4 @@
-"""Parameters that a host has changed: the next step is right, or an error says what happened."""
+"""After a host has changed parameters, the next step is right, or an error says what happened."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_frozen_and_unfrozen(way: str | None) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stepped", [0, 2])
 def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
-    """To bf16: as if the optimizer had been made over bf16, and its momentum loaded. Back to fp32, too."""
+    """In bf16, as if the optimizer had been made over bf16 and its momentum loaded; and back in fp32."""
     ours = layers()
     muon = muon_of(ours, way)
     train(ours, muon, stepped)
@@ -103,7 +103,7 @@ def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
 
 
 def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
-    """The meta device stands for another one."""
+    """The meta device is used as the other device."""
     there = nn.Parameter(torch.empty(2, 3, device="meta"))
     state: dict[Tensor, Any] = {there: {"momentum_buffer": torch.ones(2, 3)}}
     before = MadeFor.of([{"params": [torch.ones(2, 3)]}], {})
@@ -113,7 +113,7 @@ def test_the_momentum_goes_to_the_device_where_its_parameter_went() -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_recut_in_place(way: str | None) -> None:
-    """Before the first step the optimizer follows; later the momentum does not fit, and it says whose."""
+    """Before the first step the optimizer follows; later the momentum does not fit, and an error names it."""
     model, other = layers(), layers()
     muon, stock = muon_of(model, way), stock_of(other)
     for each in (model, other):
@@ -143,7 +143,7 @@ def test_a_loaded_model_whose_parameters_are_new_is_told_by_the_first_step() -> 
 
 
 def shard_after_making(rank: int, way: str) -> tuple[list[str], str]:
-    """The optimizer over plain parameters, FSDP2 afterwards, and nobody who exchanges the groups."""
+    """Make the optimizer over plain parameters, then apply FSDP2 without replacing the groups' parameters."""
     model = layers()
     muon = Muon(model.parameters(), lr=0.1)
     if way == "stepped":
@@ -193,7 +193,7 @@ def test_what_was_frozen_when_the_pair_was_made_is_not_left_out_in_silence() -> 
 
 
 def test_what_once_stood_in_a_group_may_leave_it() -> None:
-    """Another optimizer has taken it, or nobody trains it any more."""
+    """Another optimizer steps it now, or it is no longer trained."""
     model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     both = MuonWithAdamW.from_model(model, lr=0.1)
     for group in both.param_groups:
@@ -227,7 +227,7 @@ def test_parameters_that_were_replaced_are_let_go() -> None:
 
 @pytest.mark.parametrize("how", ["added", "included"])
 def test_what_is_unfrozen_trains_once_it_is_added_or_was_included(how: str) -> None:
-    """As Lightning's fine-tuning callbacks add it: parameters alone, and a learning rate."""
+    """Lightning's fine-tuning callbacks add a group with only parameters and a learning rate."""
     model, both = frozen_first()
     if how == "included":
         both = MuonWithAdamW.from_model(model, lr=0.1, include_frozen=True)
@@ -255,7 +255,7 @@ def test_groups_that_are_added_later_are_saved_and_loaded() -> None:
     train(model, both, 2)
     saved = copy.deepcopy(both.state_dict())
     other.load_state_dict(model.state_dict())
-    its.param_groups = list(its.param_groups)  # what Lightning does when it restarts
+    its.param_groups = list(its.param_groups)  # as Lightning does when it restarts
     its.load_state_dict(saved)
     train(model, both)
     train(other, its)

@@ -1,4 +1,4 @@
-"""Ranks that should hold the same begin with the same, and are told when they do not any more."""
+"""Ranks that should hold the same values begin with the same, and get an error when they differ later."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.live
 
 
 def pair_on(model: nn.Module, layout: str, **muon) -> MuonWithAdamW:
-    """On four ranks: two along dp (or of HSDP's replicas), two along another axis that cuts nothing else."""
+    """A pair on four ranks: two along dp (or HSDP's replicas), two along an axis that cuts nothing else."""
     if layout == "hsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
         return MuonWithAdamW.from_model(model, lr=0.0, muon=muon)
@@ -37,7 +37,7 @@ def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None
 
 
 def turn_one_sign(tensor: Tensor) -> None:
-    """One bit of one element: the highest, whose weight is 0 modulo every power of two below it."""
+    """Flip the highest bit of one element: its weight is 0 modulo every power of two below it."""
     tensor.view(-1)[-2] *= -1
 
 
@@ -54,7 +54,7 @@ def heard_in_a_step(model: nn.Module, both: MuonWithAdamW) -> str:
 
 
 def compared(rank: int, layout: str, other: str) -> str:
-    """What a rank hears of its first step where the last rank began with one bit of another sign."""
+    """A rank's error in its first step if the last rank began with one sign bit flipped."""
     model = network(other if rank == 3 else "nothing", turn_one_sign)
     return heard_in_a_step(model, pair_on(model, layout, initial_values="compare"))
 
@@ -80,7 +80,7 @@ def test_ranks_that_begin_alike_hear_nothing(layout: str) -> None:
 
 
 def begun(rank: int, layout: str) -> tuple[list[Tensor], str]:
-    """A rank's parameters once the optimizer is made, where each replica's model has a seed of its own."""
+    """A rank's parameters after the optimizer is made, if each replica's model has another seed."""
     torch.manual_seed(rank // 2 if layout == "hsdp" else rank)
     model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6))
     both = pair_on(model, layout)
@@ -99,14 +99,14 @@ def test_ranks_begin_with_the_first_ones_values_as_under_ddp(layout: str) -> Non
         assert all(map(torch.equal, ranks[1][0], ranks[3][0]))
         halves = zip(ranks[0][0], ranks[1][0], strict=True)
         assert all(map(torch.equal, map(torch.cat, halves), first.parameters()))
-    else:  # vectors are AdamW's, and the same along dp only: tensor parallelism may have cut them
+    else:  # vectors are AdamW's, and equal only along dp: tensor parallelism may have cut them
         for held, _ in ranks:
             assert all(torch.equal(held[i], list(first.parameters())[i]) for i in (0, 2))
         assert all(map(torch.equal, ranks[0][0], ranks[2][0]))
 
 
 def unnamed_and_swapped(rank: int) -> str:
-    """What a rank hears where rank 1 lists two equal shapes in another order, without names."""
+    """A rank's error if rank 1 lists two matrices of equal shape in another order, without names."""
     torch.manual_seed(0)
     up, down = nn.Linear(6, 6), nn.Linear(6, 6)
     weights = [down.weight, up.weight] if rank == 1 else [up.weight, down.weight]
@@ -122,7 +122,7 @@ def test_what_has_no_name_is_compared_and_never_overwritten() -> None:
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
-    """What a rank hears in six steps, of which the fourth leaves the last rank with one sign turned."""
+    """A rank's errors in six steps, of which the fourth leaves the last rank with one sign flipped."""
     model = network()
     both, heard = pair_on(model, layout, compare_every=2), []
     for step in range(6):
@@ -182,7 +182,7 @@ def test_a_checksum_of_many_rows_sums_each_column_once(dtype: torch.dtype) -> No
 
 
 def hashed_by_steps(rank: int) -> list[int]:
-    """How many tensors a rank hashes in each of four steps, of which the third is readied by the user."""
+    """The number of tensors that a rank hashes in each of four steps; the user readies the third."""
     model = network()
     model.get_submodule("0").requires_grad_(False)
     mesh, found, counts = build_mesh({"dp": 2}), [], []

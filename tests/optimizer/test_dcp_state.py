@@ -1,4 +1,4 @@
-"""A host's own checkpoint, by ``torch.distributed.checkpoint``, holds all of the state."""
+"""A host's own checkpoint by ``torch.distributed.checkpoint`` holds the whole state."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LAYOUTS = {
     "hsdp": 4,
     "tp, embedding": 2,
 }
-"""How many ranks each takes."""
+"""The number of ranks of each layout."""
 
 
 def network() -> nn.Sequential:
@@ -45,7 +45,7 @@ def network() -> nn.Sequential:
 
 
 class Tokens(nn.Module):
-    """Adds the embedding of one token to whatever comes."""
+    """Adds the embedding of one token to the input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Tokens(nn.Module):
 
 
 def on(layout: str, model: nn.Module) -> Any:
-    """The model as a host lays it out."""
+    """The model in a host's layout."""
     if layout == "ddp":
         return DistributedDataParallel(model)
     if layout in ("unnamed", "uneven"):
@@ -65,7 +65,7 @@ def on(layout: str, model: nn.Module) -> Any:
         return fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
     if layout == "hsdp":
         return fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
-    if layout == "tp, embedding":  # its gradient comes whole, where the parameter is cut
+    if layout == "tp, embedding":  # the gradient is whole although the parameter is cut
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
         plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         embedding = {"4.table": RowwiseParallel(input_layouts=Replicate())}
@@ -105,7 +105,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Te
 
 
 Stages = tuple[dict[str, Tensor], ...]
-"""Saved, loaded, trained straight on, and trained on from what was loaded."""
+"""States as saved, as loaded, after training straight on, and after training on from the loaded one."""
 
 
 def saved_and_loaded(
@@ -141,7 +141,7 @@ def as_accelerate_does(optimizer: torch.optim.Optimizer) -> None:
 
 
 def resume(rank: int, layout: str, kind: str, hows: tuple[str, ...], folder: str) -> dict[str, Stages]:
-    """Two steps, saved as a host does; two more; and the same two by others who load it."""
+    """Take two steps, save as a host does, take two more; and take the same two after loading that."""
     stages: dict[str, Stages] = {}
     for how in hows:
         model = on(layout, network())
@@ -168,8 +168,8 @@ def assert_resumed(stages: Stages, *moved: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL the constructor of DistributedDataParallel on Gloo ends in a
-    segmentation fault (torch 2.13)."""
+    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, making a DistributedDataParallel on Gloo ends in a segmentation
+    fault (torch 2.13)."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
 
 
@@ -204,7 +204,7 @@ def save_slices(rank: int, folder: str) -> str:
     train(model, both, range(1, 2))
     try:
         dcp.save({"optimizer": get_optimizer_state_dict(model, both)}, checkpoint_id=f"{folder}/saved")
-    except BaseException as error:  # the library's own is none of Exception
+    except BaseException as error:  # the library's own error is no Exception
         return str(error)
     return "saved"
 

@@ -1,4 +1,4 @@
-"""Gradients that travel while backward still runs give the bits of those that wait for the step."""
+"""Gradients sent while backward still runs give the same bits as those that wait for the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from muon_tutorial.plan.strategies import Builder, layerwise
 from muon_tutorial.worlds.live import LiveWorld
 
 STEPS = 3
-SMALL = 3_000  # bytes a bucket: several buckets
+SMALL = 3_000  # bytes per bucket, so there are several
 BUILDERS: dict[str, Builder] = {
     "zero1": partial(zero1, round_bytes=SMALL),
     "zero1 by boundaries": partial(zero1, gather="boundary", round_bytes=SMALL),
@@ -29,7 +29,7 @@ BUILDERS: dict[str, Builder] = {
 
 
 class Branches(nn.Module):
-    """A chain of matrices, one of which takes part in every second step only, and a vector for AdamW."""
+    """A chain of matrices, one of which takes part only in every second step, and a vector for AdamW."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ def test_early_and_late_reductions_give_the_same_bits(axes: dict[str, int]) -> N
 
 
 def asked_when(rank: int) -> tuple[list[str], int]:
-    """What was asked for, in order, and how much of it before ``backward()`` had returned."""
+    """The requests in order, and the number of them made before ``backward()`` returned."""
     asked: list[str] = []
 
     def note(request: Collective, at: Coordinate) -> None:
@@ -114,7 +114,7 @@ def asked_when(rank: int) -> tuple[list[str], int]:
 @pytest.mark.live
 def test_buckets_set_out_during_backward_and_in_the_same_order_everywhere() -> None:
     (first, early), (second, waiting) = launch(asked_when, 2)
-    assert first == second  # though rank 1's first bucket was complete only in step()
+    assert first == second  # although rank 1's first bucket was complete only in step()
     reductions = [label for label in first if label.startswith("gradient reduce")]
     assert [label.split()[-1] for label in reductions] == [f"{i}" for i in range(len(reductions))][::-1]
     assert len(reductions) > 2
@@ -157,7 +157,7 @@ def misused(rank: int) -> dict[str, str]:
     backward()
     if rank == 1:
         assert chain[0].grad is not None
-        chain[0].grad.data.mul_(2)  # which no version counter tells
+        chain[0].grad.data.mul_(2)  # which no version counter shows
     heard["written to"] = refused(muon.step)
     heard["unchanged"] = str(all(map(torch.equal, before, model.parameters())))
     muon.zero_grad()
@@ -169,7 +169,7 @@ def misused(rank: int) -> dict[str, str]:
     heard["norm"] = refused(lambda: muon.ready_gradients(1.0))
     heard["dropped when readied"] = refused(muon.zero_grad)
     backward()
-    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # meets nothing of what was sent
+    world.run(all_reduce(torch.ones(1), "dp", world.at, Label("a loss")))  # must not meet any of those sent
     heard["well again"] = refused(muon.step)
     heard["on one rank"] = refused(lambda: Muon(chain, overlap_grad_reduce=rank == 0, **how))
     return heard
@@ -203,7 +203,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
 
 
 def straddled(rank: int) -> list[str]:
-    """A stack of matrices in two buckets, of which one waits for a parameter without gradient."""
+    """A stack of matrices in two buckets, one of which waits for a parameter without gradient."""
     world = LiveWorld(build_mesh({"dp": 2}))
     torch.manual_seed(0)
     unused, stack = nn.Parameter(torch.randn(1, 16, 16)), nn.Parameter(torch.randn(4, 16, 16))

@@ -1,4 +1,4 @@
-"""Muon in one process: torch.optim.Muon to the bit, with its two faults mended and its errors named."""
+"""Muon in one process: the bits of torch.optim.Muon, except for two fixed bugs, and with named errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gradient(param: nn.Parameter) -> Tensor:
 
 
 def twins(shapes=SHAPES, dtype: torch.dtype = torch.float32, **options):
-    """Return (our params, our Muon, stock params, stock Muon) that start alike."""
+    """Return (our params, our Muon, stock params, stock Muon) with the same initial values."""
     ours, stocks = matrices(shapes, dtype), matrices(shapes, dtype)
     return ours, Muon(ours, **options), stocks, torch.optim.Muon(stocks, **options)
 
@@ -76,7 +76,7 @@ def assert_steps_alike(steps: range, ours: list[nn.Parameter], optimizer, stocks
 def test_same_bits_as_torch(
     adjust_lr_fn: str | None, nesterov: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if dtype == torch.bfloat16 and not nesterov:  # here alone torch.optim.Muon needs mending to be equal
+    if dtype == torch.bfloat16 and not nesterov:  # only here torch.optim.Muon needs a fix to be equal
         original = stock_module._zeropower_via_newtonschulz
         monkeypatch.setattr(
             stock_module, "_zeropower_via_newtonschulz", lambda grad, *rest: original(grad.clone(), *rest)
@@ -88,7 +88,7 @@ def test_same_bits_as_torch(
 
 
 def test_momentum_is_not_normalized_without_nesterov_on_bf16() -> None:
-    # The one difference from torch.optim.Muon: there, the bf16 momentum is its own `bfloat16()`, and
+    # The one difference from torch.optim.Muon: there, `bfloat16()` returns the bf16 momentum itself, and
     # Newton–Schulz divides it by its norm in place (pytorch/pytorch pull 190597).
     ours, muon, stocks, stock = twins([(16, 48)], torch.bfloat16, nesterov=False, momentum=0.0)
     run(ours, muon, range(1))
@@ -193,7 +193,7 @@ def test_step_hooks_are_called() -> None:
 
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
-    # Frozen, without a gradient this step, and unfrozen late: as the stock optimizer treats them.
+    # Frozen, without a gradient this step, and unfrozen late: treated as by the stock optimizer.
     def build(kind: Callable[..., torch.optim.Optimizer]):
         params = matrices(SHAPES[4:9])
         params[0].requires_grad_(False)
@@ -252,7 +252,7 @@ def test_state_passes_between_ours_and_the_stock_optimizer(
 
 
 def displaced(param: nn.Parameter, **options: Any) -> Tensor:
-    """What one step adds to a parameter of zeros, decay aside."""
+    """The change of a parameter of zeros in one step, without decay."""
     moved = nn.Parameter(torch.zeros_like(param))
     moved.grad = param.detach().clone()
     Muon([moved], lr=2.0**-6, weight_decay=0.0, **options).step()
@@ -262,7 +262,7 @@ def displaced(param: nn.Parameter, **options: Any) -> Tensor:
 @pytest.mark.parametrize("shape", [(3, 12), (12, 3), (5, 5), (20, 5), (5, 20)], ids=str)
 @pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
 def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, int], adjust_lr_fn) -> None:
-    """Up to rounding: 2**-8 in each of five iterations, each of them up to 3.4 times as large after the next.
+    """Up to rounding: an error of 2**-8 in each of five iterations; each later one may multiply it by 3.4.
 
     A factor taken from the wrong side would be off by two.
     """
@@ -288,7 +288,7 @@ def test_the_factor_goes_by_outputs_over_inputs(adjust_lr_fn, more: float, less:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_fused_weights_stored_in_out_are_cut_along_columns(dtype: torch.dtype, nesterov: bool) -> None:
-    """As parameters of their own, to the bit, though a run of columns lies apart in memory."""
+    """The bits are those of separate parameters, although a run of columns is not contiguous in memory."""
     sizes = (40, 7, 40)
     options: dict[str, Any] = {"lr": 0.05, "nesterov": nesterov, "transposed": True}
     fused = nn.Parameter(normal((40, sum(sizes)), 3, dtype))
@@ -304,7 +304,7 @@ def test_fused_weights_stored_in_out_are_cut_along_columns(dtype: torch.dtype, n
 
 
 def test_a_state_without_word_of_parts_keeps_the_groups_own() -> None:
-    """As the stock optimizer saves it."""
+    """The stock optimizer saves such a state."""
     params, others = matrices([(4, 12)]), matrices([(4, 12)])
     stock = torch.optim.Muon(params)
     run(params, stock, range(2))

@@ -1,4 +1,4 @@
-"""The pair as one optimizer: what Muon and AdamW do side by side, it does alone."""
+"""The pair as one optimizer: it does the same as Muon and AdamW side by side."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def one_more(state: dict, group: int) -> None:
 
 
 def moment_of_no_type(state: dict) -> None:
-    state["state"][2] = [1]  # what AdamW's own load_state_dict cannot take
+    state["state"][2] = [1]  # AdamW's own load_state_dict fails on this
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_copies_step_alike(model: nn.Sequential, both: MuonWithAdamW, duplicate)
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
 def test_groups_may_be_copied(both: MuonWithAdamW, duplicate: Callable) -> None:
-    """As hosts do to look at them later."""
+    """Hosts copy groups to look at them later."""
     copied = duplicate(both.param_groups)
     assert type(copied) is list
     copied.append({})
@@ -296,7 +296,7 @@ def test_state_may_be_copied(model: nn.Sequential, strategy: str | None, duplica
 def test_entries_that_are_no_parameters_are_saved_and_loaded(
     model: nn.Sequential, both: MuonWithAdamW
 ) -> None:
-    """As ``torch.optim`` does with what users keep in an optimizer's state."""
+    """``torch.optim`` does the same with entries that users put into an optimizer's state."""
     both.state["global"], both.state["count"] = {"k": torch.ones(2)}, 3
     train(model, both, range(1))
     other = pair_of(network())
@@ -352,7 +352,7 @@ def test_other_optimizers_are_refused() -> None:
 
 
 def test_called_as_hosts_call_a_class_it_names_from_model() -> None:
-    """So does transformers' Trainer, with the groups and the keywords of optimizer_cls_and_kwargs."""
+    """transformers' Trainer calls it so, with the groups and the keywords of optimizer_cls_and_kwargs."""
     groups = [{"params": list(network().parameters()), "weight_decay": 0.0}]
     with pytest.raises(UsageError, match=r"got builtins\.list and builtins\.NoneType, lr=; .*from_model"):
         MuonWithAdamW(groups, lr=0.1)  # type: ignore[arg-type]

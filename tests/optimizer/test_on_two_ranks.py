@@ -1,4 +1,4 @@
-"""What users do around a pair of optimizers on two ranks: it is as in one process, or refused on both."""
+"""Users' calls around a pair of optimizers on two ranks work as in one process, or are refused on both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from muon_tutorial.step.unreduced_gradient import UnreducedGradient
 Way = Callable[[MuonWithAdamW, nn.Module], object]
 Case = Callable[[int], list[Tensor]]
 Result = tuple[str, str, list[Tensor]]
-"""The name and the text of what was raised, or two empty strings; and tensors to look at."""
+"""The name and the text of the error, or two empty strings; and tensors to compare."""
 
 
 class Network(nn.Module):
@@ -40,7 +40,7 @@ def pair_of(model: nn.Module, rank: int | None, **settings) -> MuonWithAdamW:
 
 
 def give(model: nn.Module, step: int, rank: int | None) -> None:
-    """Gradients by ``backward()``, of few enough bits that the mean over two ranks is exact."""
+    """Set gradients by ``backward()``, with so few bits that the mean over two ranks is exact."""
     made = torch.Generator().manual_seed(step)
     for param in model.parameters():
         each = torch.randint(-31, 32, (2, *param.shape), generator=made) * 2.0**-6
@@ -210,7 +210,7 @@ def complex_norm(rank: int) -> list[Tensor]:
 
 
 def wide_gradients(rank: int) -> list[Tensor]:
-    """fp32 gradients of bf16 parameters; AdamW's are there on one rank alone."""
+    """fp32 gradients of bf16 parameters; only one rank has AdamW's."""
     weight, other = (nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in ((4, 6), (3,)))
     weight.grad_dtype = other.grad_dtype = torch.float32
     muon = Muon([("weight", weight)], lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))
@@ -240,14 +240,14 @@ WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 
 def everything(rank: int) -> dict[str, Result]:
-    """All cases, in one launch: each leaves the ranks in step."""
+    """All cases in one launch, since each leaves the ranks in step."""
     cases = (*REFUSED, frozen_and_seeded_otherwise, complex_norm, wide_gradients)
     found = {case.__name__: heard(partial(case, rank)) for case in cases}
     return found | {way.__name__: heard(partial(trained, way, rank)) for way in (*WAYS, *WRONG)}
 
 
 def heard(case: Callable[[], list[Tensor]]) -> Result:
-    """What a case returns, or what it raises."""
+    """A case's result, or its error."""
     try:
         return "", "", case()
     except TutorialError as error:
@@ -260,7 +260,7 @@ def results() -> list[dict[str, Result]]:
 
 
 def tensors(results: list[dict[str, Result]], case: Callable) -> list[list[Tensor]]:
-    """What each rank returned, where none was refused."""
+    """Each rank's result, if none was refused."""
     found = [of_rank[case.__name__] for of_rank in results]
     assert [text for _, text, _ in found] == ["", ""]
     return [held for _, _, held in found]

@@ -1,4 +1,4 @@
-"""Muon with ``orthogonalize=``: every strategy gives a recipe's bits alike, and the default is stock's."""
+"""Muon with ``orthogonalize=``: for a recipe, every strategy gives the same bits; the default is stock's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def small_weights() -> list[torch.nn.Parameter]:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many matrices each call of Newton–Schulz has orthogonalized."""
+    """The number of matrices orthogonalized in each call of Newton–Schulz."""
     counts: list[int] = []
 
     def noted(whole: Tensor, *given: Any) -> Tensor:

@@ -1,8 +1,8 @@
-"""Momentum comes from other packages, and goes back: two more steps are those that they would take.
+"""Momentum is loaded from other packages and back: two more steps are those that the package would take.
 
 torch's and Keller Jordan's (PyPI ``muon-optimizer``) optimizers save the files themselves. dion, Megatron-LM
-and DeepSpeed are not there: for them a file is made by their published formats, and the two steps by the
-update that their code states.
+and DeepSpeed are not installed: their files are made by their published formats, and their two steps follow
+the update in their code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def learn(params: dict[str, nn.Parameter], step: int) -> None:
 
 
 class ByFormat(torch.optim.Optimizer):
-    """Muon as dion (a sum of gradients), Megatron-LM and DeepSpeed (an average) state it."""
+    """Muon as in the code of dion (a sum of gradients), Megatron-LM and DeepSpeed (an average)."""
 
     def __init__(self, params: Any, key: str, is_sum: bool) -> None:
         super().__init__(params, {**OPTIONS})
@@ -72,8 +72,8 @@ THEIRS: dict[Package, Callable[[Any], Any]] = {
 
 
 def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
-    """To the bit, but for a sum, which is rounded otherwise than an average, and Keller Jordan's order of
-    multiplications, in bf16."""
+    """Whether parameters are equal to the bit. For dion, whose sum rounds differently from an average, and
+    for Keller Jordan's order of multiplications in bf16, it only compares them up to rounding."""
     if package in ("torch", "megatron", "deepspeed"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)
     start = build()

@@ -1,4 +1,4 @@
-"""A host that puts other parameters into the groups gets them stepped, or is told what is wrong."""
+"""If a host puts other parameters into the groups, they are stepped, or an error says what is wrong."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_parameters_put_in_later_are_refused_since_their_momentum_would_be_lost(
 
 
 def swap_as_accelerate_does(rank: int) -> list[Tensor]:
-    """The optimizer first, over plain parameters; then FSDP2; then its parameters into the groups."""
+    """Make the optimizer over plain parameters, apply FSDP2, and put its parameters into the groups."""
     model = layers()
     muon = Muon(model.parameters(), lr=0.1)
     fully_shard(model)
@@ -73,7 +73,7 @@ def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> N
 
 
 def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
-    """As Accelerate does with FSDP2: the model's parameters become others, and so do the optimizer's."""
+    """Accelerate with FSDP2 replaces the model's parameters and then the optimizer's."""
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
     model[0].requires_grad_(False)
     both = MuonWithAdamW.from_model(model, lr=0.1)

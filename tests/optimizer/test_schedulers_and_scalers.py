@@ -127,7 +127,7 @@ def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
 def scaled_steps(
     rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...], clip: bool = False
 ) -> tuple[Any, list[list[Tensor]]]:
-    """A good step, one with infinity on some ranks, and a good one; the weights after each, and the scale."""
+    """A good step, one with infinity on some ranks, and a good one; returns the scale and all weights."""
     model, both = laid_out(layout)
     scaler = scaler_type(device="cpu", init_scale=2.0, growth_interval=100)
     found: list[list[Tensor]] = []
@@ -188,7 +188,7 @@ def asked_of(rank: int, layout: str) -> bool:
 @pytest.mark.live
 @pytest.mark.parametrize(("layout", "skips"), [("zero1", True), ("owner", True), ("fsdp2", False)])
 def test_only_plain_gradients_leave_skipping_to_the_step(layout: str, skips: bool) -> None:
-    """Of DTensors the scaler asks all ranks itself; Lightning refuses to clip for an optimizer that skips."""
+    """For DTensors the scaler asks all ranks itself; Lightning refuses to clip if an optimizer may skip."""
     assert launch(asked_of, 2, args=(layout,)) == [skips] * 2
 
 
@@ -217,7 +217,7 @@ def backward_after_readying(rank: int) -> str:
 
 @pytest.mark.live
 def test_gradients_that_changed_after_they_were_readied_are_refused() -> None:
-    """The matrices would step by the old ones, AdamW's parameters by sums that differ from rank to rank."""
+    """Matrices would step by the old gradients, and AdamW's parameters by sums that differ between ranks."""
     for said in launch(backward_after_readying, 2):
         assert "call it once a step, after the last backward()" in said
 
@@ -271,7 +271,7 @@ def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(
 
 
 def unfreeze_and_clip(rank: int) -> list[str]:
-    """Two models take turns as in a GAN: what is frozen in ``zero_grad()`` trains in ``backward()``."""
+    """Two models take turns as in a GAN: parameters frozen in ``zero_grad()`` train in ``backward()``."""
     pairs, heard = [laid_out("zero1") for _ in range(2)], []
     for turn in range(4):
         (model, both), (other, its) = pairs[turn % 2], pairs[1 - turn % 2]
@@ -311,7 +311,7 @@ def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
 
 
 def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
-    """``include_frozen=True`` and one layer's bias alone in the first epoch."""
+    """``include_frozen=True``, and only one layer's bias trains in the first epoch."""
     model = network()
     for param in model.parameters():
         param.requires_grad_(param.ndim == 1)
@@ -322,7 +322,7 @@ def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
 
 
 def end_and_clip(rank: int) -> str:
-    """Once the optimizer is gone, so are its marks."""
+    """After the optimizer is deleted, its marks on parameters are gone too."""
     model, both = laid_out("zero1")
     del both
     model(torch.ones(2, 6)).square().sum().backward()

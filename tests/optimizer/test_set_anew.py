@@ -1,4 +1,4 @@
-"""Groups and state that a host sets anew behind the optimizer's back are what the next step goes by."""
+"""If a host replaces groups or state without telling the optimizer, the next step uses the new ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STRATEGIES = ["zero1", "layerwise", "owner", "replicated"]
 
 
 def set_the_groups(muon: Muon) -> None:
-    """As Lightning does when it restarts fine-tuning."""
+    """Replace the groups, as Lightning does when it restarts fine-tuning."""
     muon.param_groups = [{**group, "lr": 0.5} for group in muon.param_groups]
 
 
@@ -167,7 +167,7 @@ def drop_each(both: MuonWithAdamW) -> None:
 
 
 def move_each(both: MuonWithAdamW) -> None:
-    """As Lightning moves a state to another device, entry by entry."""
+    """Move a state to another device entry by entry, as Lightning does."""
     for param, entry in both.state.items():
         both.state[param] = {
             key: torch.zeros_like(value) if isinstance(value, Tensor) else value

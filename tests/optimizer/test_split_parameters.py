@@ -1,4 +1,4 @@
-"""Which parameters go to Muon: hidden matrices only, each parameter once, tied ones by any of their roles."""
+"""Which parameters go to Muon: only hidden matrices, each parameter once, tied ones by any of their roles."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_every_parameter_is_in_one_list() -> None:
 def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     model = GPT()
     model.lm_head.weight = model.wte.weight  # type: ignore[union-attr]
-    if first == "lm_head":  # the embedding registered last: its weight is found under the head's name
+    if first == "lm_head":  # the embedding is registered last, so its weight is found under the head's name
         model.wte = model._modules.pop("wte")  # type: ignore[assignment]
     hidden, rest = names(model)
     assert hidden == HIDDEN
@@ -153,7 +153,7 @@ def test_other_values_of_an_option_are_refused(option: str) -> None:
 
 
 class Shell(nn.Module):
-    """Holds a model and nothing else, as DDP does."""
+    """Wraps a model and has nothing else, like DDP."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ def with_checkpointed_layers() -> GPT:
 
 
 def under_another_name(word: str) -> nn.Module:
-    """A head below a module of another name, as FSDP's own wrapper would leave it."""
+    """A head below a module of another name, as FSDP's own wrapper would name it."""
     model, shell = GPT(), nn.Module()
     shell.add_module(word, model.lm_head)  # type: ignore[arg-type]
     model.lm_head = shell
@@ -334,7 +334,7 @@ def test_hidden_matrices_with_misleading_names_go_to_muon(model: nn.Module, name
 
 
 class Says(nn.Module):
-    """A model that says which its embeddings are, in transformers' way; names tell nothing."""
+    """A model that names its embeddings in transformers' way; the parameters' names tell nothing."""
 
     def __init__(self, inputs: Any, outputs: Any) -> None:
         super().__init__()
@@ -387,7 +387,7 @@ class Mixture(nn.Module):
 
 
 class Llama4TextExperts(nn.Module):
-    """Known by its name to store (E, in, out)."""
+    """A class that is known by its name to store (E, in, out)."""
 
 
 class SaysTransposed(nn.Module):
@@ -513,7 +513,7 @@ def test_the_table_names_each_parameter_its_shape_who_and_why() -> None:
 
 
 class FullyShardedDataParallel(nn.Module):
-    """Named as FSDP1's wrapper, which wants an accelerator: its modules are known by their type's name."""
+    """Named like FSDP1's wrapper, which needs an accelerator: the split recognizes it by its type's name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -536,7 +536,7 @@ def test_nanogpts_fused_attention_is_cut_along_rows() -> None:
 
 
 def unknown() -> nn.Module:
-    """A fused layer by its name, in a module that states no sizes."""
+    """A layer that is fused by its name, in a module that states no sizes."""
     return within("layers.0.attn", nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)}))
 
 
@@ -614,7 +614,7 @@ def test_the_gates_of_a_recurrent_layer_are_taken_apart() -> None:
 
 
 class Adapted(nn.Module):
-    """What peft puts in the place of a linear layer: LoRA, or under other names its kin."""
+    """peft's replacement of a linear layer: LoRA, or a similar adapter under another name."""
 
     def __init__(self, into: int, out: int, rank: int = 4) -> None:
         super().__init__()
@@ -625,7 +625,7 @@ class Adapted(nn.Module):
 
 
 class ParamWrapper(Adapted):
-    """peft's for a stack of experts."""
+    """peft's replacement of a stack of experts."""
 
 
 class Rotated(nn.Module):

@@ -1,4 +1,4 @@
-"""Choices as text, calibrations as files, and what is measured."""
+"""Choices as text, calibrations as files, and measurements."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_file_with_other_things_in_it_is_no_calibration(tmp_path: Path, shape:
 
 
 def test_a_clock_that_stands_still_is_not_gone_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a limit of processor time it moves by milliseconds."""
+    """Under a limit of processor time, the clock advances only every few milliseconds."""
     monkeypatch.setattr(time, "process_time", lambda: 1.0)
     measured = measure_shape(9, 9, torch.device("cpu"), rounds=1)
     assert all(0 < seconds < 10 for seconds in measured.seconds.values())

@@ -1,4 +1,4 @@
-"""The Gram form in shards: packing, its distance from the whole's, and what it refuses."""
+"""The Gram form in shards: packing, its distance from the whole matrix's result, and its refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_unpacking_undoes_packing_and_only_the_triangle_travels(n: int) -> None:
 def test_shards_are_those_of_the_whole(
     name: str, shape: tuple[int, int], cut: int, lengths: tuple[int, ...]
 ) -> None:
-    """Uneven ones, empty ones, and shards of the short side, whose Gram matrix is singular."""
+    """Uneven shards, empty ones, and shards of the short side, whose Gram matrix is singular."""
     G = gaussian(*shape)
     whole = orthogonalize(G, RECIPES[name]).float()
     off = (in_shards(G, cut, lengths, RECIPES[name]).float() - whole).norm() / whole.norm()

@@ -1,4 +1,4 @@
-"""The iterations: input untouched, batching and threads without a trace, no memory after the first call."""
+"""The iterations: they leave the input unchanged, batching and threads keep the bits, memory is reused."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def matrix(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # whose degree 7 is no chain of squares
+SQUARED = [name for name in RECIPES if name != "minimax_bf16"]  # its degree 7 is no chain of squares
 
 
 @pytest.mark.parametrize("name", SQUARED)
 @pytest.mark.parametrize("shape", [*SHAPES, *LARGE], ids=str)
 def test_the_result_is_the_polynomials_of_the_singular_values(name: str, shape: tuple[int, int]) -> None:
-    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, what rounding does is held by the bounds
+    recipe = replace(RECIPES[name], dtype=torch.float32)  # in bf16, rounding is covered by the bounds
     G = matrix(*shape).bfloat16().float()
     X = exact(recipe, G.double())
     off = (orthogonalize(G, recipe).double() - X).norm() / X.norm()
@@ -107,7 +107,7 @@ def test_a_stack_and_a_list_are_their_members_one_by_one(name: str, shape: tuple
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.parametrize("shape", [(4, 4), (16, 32), (96, 96)], ids=str)
 def test_stacks_of_many_are_their_members_one_by_one(name: str, shape: tuple[int, int]) -> None:
-    # In bf16, a batched product rounds member 35 of 16 × 32 otherwise than a plain one does.
+    # In bf16, a batched product rounds member 35 of 16 × 32 differently from a plain one.
     members = [matrix(*shape, seed=seed) for seed in range(40)]
     alone = [orthogonalize(member, RECIPES[name]) for member in members]
     assert torch.equal(orthogonalize(torch.stack(members), RECIPES[name]), torch.stack(alone))
@@ -166,7 +166,7 @@ def test_any_norm_stays_finite_and_small(name: str, scale: float) -> None:
 
 
 class Allocations(TorchDispatchMode):
-    """Bytes of every storage that an operation made, by whether they are more than a number a row."""
+    """Bytes of every storage that an operation made; those of at most one number per row count separately."""
 
     def __init__(self, known: list[Tensor]) -> None:
         super().__init__()
@@ -194,14 +194,14 @@ def allocations(*known: Tensor) -> Iterator[list[int]]:
 @pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
-    stacks(shape[-2], shape[-1], RECIPES[name])  # tries out what the CPU's kernels do
+    stacks(shape[-2], shape[-1], RECIPES[name])  # tries out the CPU's kernels
     with allocations(G, out) as first:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     held = workspace.nbytes()
     with allocations(G, out) as second:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     assert max(first) == held == workspace.nbytes()
-    assert max(second) <= 4 * prod(shape[:-1])  # a number a row
+    assert max(second) <= 4 * prod(shape[:-1])  # one number per row
 
 
 def test_a_workspace_grows_to_the_largest_need_and_aligns() -> None:
@@ -302,7 +302,7 @@ def test_nothing_is_stacked_on_other_devices() -> None:
 
 
 def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
-    assert not stacks(16, 2**20, RECIPES["gram"])  # one alone fills the cache: nothing is tried
+    assert not stacks(16, 2**20, RECIPES["gram"])  # a single one fills the cache, so nothing is tried
     with allocations() as made:
         iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
         onednn_is_faster.__wrapped__()
@@ -343,7 +343,7 @@ def test_onednn_is_not_asked_where_it_rounds_to_bf16(
 
 
 class Precisions(TorchDispatchMode):
-    """Notes with which precision fp32 products are asked for."""
+    """Notes the requested precision of fp32 products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -365,4 +365,4 @@ def test_products_are_full_fp32_whatever_the_program_asked_for(name: str) -> Non
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert precisions.seen == ({"ieee", "bf16"} if onednn_is_faster() else {"ieee"})  # oneDNN has no other
+    assert precisions.seen == ({"ieee", "bf16"} if onednn_is_faster() else {"ieee"})  # oneDNN offers no other

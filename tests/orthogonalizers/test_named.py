@@ -1,4 +1,4 @@
-"""The recipes: each within its bounds, a drop-in no worse than stock, and what could explode refused."""
+"""The recipes: each within its bounds, drop-ins no worse than stock, and diverging recipes refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 
 
 def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
-    # The first, as NVIDIA's Transformer Engine prints it, rounded: (8.2051, -22.9019, 16.4607).
+    # The first, rounded as in NVIDIA's Transformer Engine: (8.2051, -22.9019, 16.4607).
     assert SAFE_POLAR_EXPRESS[0] == pytest.approx((8.2051, -22.9019, 16.4607), abs=1e-4)
     assert SAFE_POLAR_EXPRESS[-1] == POLAR_EXPRESS[-1]
 
@@ -129,8 +129,8 @@ def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
 def test_each_minimax_polynomial_is_the_closest_to_one_on_what_the_ones_before_leave(
     coefficients: tuple[Polynomial, ...], low: float, left: float
 ) -> None:
-    # Chebyshev's theorem: the closest of degree 2m − 1 deviates by the same amount, in turn above and below,
-    # m + 1 times. Undo the safety: σ = 1/1.01.
+    # Chebyshev's theorem: the closest polynomial of degree 2m − 1 deviates by the same amount, alternately
+    # above and below, m + 1 times. Undo the safety factor: σ = 1/1.01.
     high = 1.0
     for polynomial in unsafe(coefficients):
         x = torch.linspace(low, high, 200_001, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""What a plan is told about parameters: placements of real DTensors, and marks on hand-cut tensors."""
+"""A plan's information about parameters: placements of real DTensors, and marks on hand-cut tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DP2_TP2 = Grid.of(dp=2, tp=2)
 
 
 def weight(*shape: int, **marks: object) -> nn.Parameter:
-    """A parameter with attributes, as frameworks with their own tensor parallelism set them."""
+    """A parameter with the attributes that frameworks with their own tensor parallelism set."""
     param = nn.Parameter(torch.ones(shape))
     for name, value in marks.items():
         setattr(param, name, value)
@@ -149,7 +149,7 @@ def test_parts_of_a_parameter_stored_in_out_are_columns() -> None:
 
 @pytest.mark.parametrize("dim", [2, 3])
 def test_a_cut_within_the_columns_of_a_flattened_parameter_is_refused(dim: int) -> None:
-    """Its pieces would be no rectangles of rows and columns."""
+    """Its pieces would not be rectangles of rows and columns."""
     groups: Groups = [{"params": [weight(4, 3, 2, 2)], "parts": "flatten"}]
     with pytest.raises(StrategyError, match=f"parameter 0 is cut along dimension {dim} by 'tp'"):
         describe_matrices(groups, Grid.of(tp=2).at(0), dim)
@@ -267,7 +267,7 @@ def check_partial_gradient(mesh: DeviceMesh) -> None:
 
 
 def stepped_dtensors(mesh: DeviceMesh) -> list[Tensor]:
-    """Two steps over parameters that tensor parallelism cut; the whole of each afterwards."""
+    """The whole parameters after two steps over the parts that tensor parallelism cut."""
     net = parallelized(mesh["tp"])
     muon = Muon(net.named_parameters(), lr=0.02, strategy="zero1", mesh=mesh)
     for step in range(2):

@@ -1,4 +1,4 @@
-"""What plans are tried on: random matrices on random grids."""
+"""Cases for tests of plans: random matrices on random grids."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What a builder is given."""
+    """The inputs of a builder."""
 
     matrices: tuple[Matrix, ...]
     grid: Grid
@@ -44,7 +44,7 @@ class Case:
         return [self.grid.at(rank) for rank in self.grid.ranks]
 
     def copies(self, matrix: Matrix, *cut_axes: str) -> int:
-        """How many ranks hold each element, where the matrix' own axes and ``cut_axes`` divide it."""
+        """The number of ranks that hold each element if the matrix's own axes and ``cut_axes`` divide it."""
         whole = (axis for axis in self.grid.axes if axis not in (*matrix.axes, *cut_axes))
         return self.grid.at(0).size(*whole)
 
@@ -58,7 +58,7 @@ def hand_cuts(draw: st.DrawFn, length: int, parts: int) -> tuple[int, ...]:
 
 @st.composite
 def tp_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
-    """No cut, or one over tp: even as a DTensor's, or by hand."""
+    """No cut, or one over tp: even, as a DTensor's, or by hand."""
     dim = draw(st.sampled_from((None, 0, 1)))
     if dim is None:
         return ()
@@ -67,7 +67,7 @@ def tp_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, .
 
 @st.composite
 def any_cuts(draw: st.DrawFn, shape: tuple[int, int], grid: Grid) -> tuple[Cut, ...]:
-    """Cuts over any axes, one within the other, as FSDP2 over tensor parallelism leaves them."""
+    """Nested cuts over any axes, as from FSDP2 over tensor parallelism."""
     axes = draw(st.lists(st.sampled_from(grid.axes), unique=True))
     return tuple((axis, Shard(draw(st.sampled_from((0, 1))))) for axis in axes)
 
@@ -92,18 +92,18 @@ def cases(draw: st.DrawFn, cuts: CutDrawer = tp_cuts) -> Case:
 
 
 def numbered(matrix: Matrix) -> torch.Tensor:
-    """The matrix whose elements are their own places; exact in bfloat16 up to 256."""
+    """The matrix whose elements are their own indices; exact in bfloat16 up to 256."""
     return torch.arange(1, matrix.numel + 1, dtype=torch.float32).view(matrix.shape)
 
 
 def elements(held: StoredShard, at: Coordinate) -> torch.Tensor:
-    """What a holding keeps of the numbered matrix, in order."""
+    """The elements of the numbered matrix in a holding, in order."""
     x = numbered(held.entry.matrix)
     return torch.cat([x.new_empty(0), *(x[box.slices].reshape(-1) for box in matrix_boxes(held, at))])
 
 
 def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[StoredShard]:
-    """What a rank keeps of one matrix: one holding, in a plan that is right."""
+    """A rank's holdings of one matrix: exactly one in a correct plan."""
     kept = (held for bucket in plan.buckets for held in bucket.stored_shards(at))
     return [held for held in kept if held.entry.matrix == matrix]
 

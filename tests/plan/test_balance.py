@@ -1,8 +1,8 @@
-"""How evenly plans share Newton–Schulz: between ranks in all, and in each round, in which ranks meet.
+"""How evenly plans share Newton–Schulz: between ranks over the step, and in each round, at which they meet.
 
-Work is operations of one iteration. Of whole matrices on p positions the busiest has at least the fair share,
-the costliest matrix, and, since two of the p + 1 costliest meet somewhere, the two least of those together;
-three of the 2p + 1 costliest, and so on.
+Work is operations of one iteration. With whole matrices on p positions, the busiest has at least the fair
+share, and at least the costliest matrix. Two of the p + 1 costliest share a position, so it also has at least
+the two smallest of those together, and likewise three of the 2p + 1 costliest, and so on.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ EXCEPTIONS = {
     ("qwen3-8b", 64, "owner"): (1.11, FEW),
     ("qwen3-8b", 64, "layerwise"): (1.11, FEW),
 }
-"""By model, positions and strategy: over the best, and why. ``MEET`` is computed."""
+"""By model, positions and strategy: the ratio to the bound, and its reason. ``MEET`` is computed."""
 
 
 def worked(plan: Plan) -> tuple[int, int]:
-    """The work of the busiest rank, and that of every round's busiest together."""
+    """The work of the busiest rank, and the sum over rounds of each round's busiest rank."""
     rounds = (
         Plan("", plan.grid, tuple(its), "local") for _, its in groupby(plan.buckets, lambda it: it.round)
     )
@@ -44,7 +44,7 @@ def worked(plan: Plan) -> tuple[int, int]:
 
 
 def least_work(plan: Plan) -> tuple[float, float]:
-    """What the busiest position has at least: by fair share and costliest matrix, and by ``MEET``."""
+    """Lower bounds of the busiest position's work: by fair share and costliest matrix, and by ``MEET``."""
     costs = sorted((entry.cost for bucket in plan.buckets for entry in bucket.entries), reverse=True)
     positions, sums = plan.grid.at(0).size(*plan.buckets[0].axes), [0, *accumulate(costs)]
     meet = (
@@ -57,7 +57,7 @@ def least_work(plan: Plan) -> tuple[float, float]:
 @pytest.mark.parametrize("limit", [1, ROUND_BYTES])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder: Builder) -> None:
-    """By ``zero1``, too, though its slices are of one length. 1.21: two halves that cannot share a round."""
+    """Also by ``zero1``, whose slices have equal length. 1.21: two halves that cannot share a round."""
     for shapes in (UNEQUAL, EXPERTS):
         made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(shapes)]
         plan = builder(made, Grid.of(dp=ranks), round_bytes=limit)
@@ -73,7 +73,7 @@ def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder
     ],
 )
 def test_public_models_are_shared_within_a_tenth_of_the_best(model: str, tp: int) -> None:
-    """By default options: every round is charged its busiest rank."""
+    """With default options; each round counts as its busiest rank."""
     shape = find_model(model)
     if (shape.heads or tp) % tp:
         with pytest.raises(GridError, match=f"tp={tp} does not divide the {shape.heads} heads"):

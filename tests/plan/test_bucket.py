@@ -30,7 +30,7 @@ def kept_slice(bucket: Bucket, at: Coordinate) -> tuple[int, int]:
 
 
 def piece(matrix: Matrix, at: Coordinate) -> torch.Tensor:
-    """What a tensor-parallel position holds of a matrix, cut the plain way."""
+    """A tensor-parallel position's part of a matrix, cut in the simplest way."""
     whole = torch.zeros(matrix.shape if matrix.part is None else matrix.part.shape)
     rows = slice(0, None) if matrix.part is None else slice(matrix.part.offset[0], None)
     marked = torch.zeros_like(whole)
@@ -72,7 +72,7 @@ def test_the_master_plan_is_ranges_in_order_and_local_ranges_their_intersections
 
 
 def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
-    """A range's part in the kept interval, counted from where that starts; empty where they do not meet."""
+    """A range's part in the kept interval, relative to its start; empty if they do not intersect."""
     low, high = max(meta.global_range[0], kept[0]), min(meta.global_range[1], kept[1])
     return (low - kept[0], high - kept[0]) if low < high else (0, 0)
 
@@ -123,9 +123,9 @@ def test_workers_are_the_positions_whose_slice_touches_the_matrix(variant: str, 
 def test_rounds_in_flight_hold_at_most_the_limit_or_as_many_of_the_largest_matrices(
     variant: str, case: Case
 ) -> None:
-    """Of any flat buffer, or, of ``owner``, of what one rank owns, in bf16."""
+    """The limit is on any flat buffer or, for ``owner``, on the matrices of one rank, in bf16."""
     plan = case.plan(VARIANTS[variant])
-    shared = case.grid.size("tp") if variant.startswith("layerwise") else 1  # their pieces lie together
+    shared = case.grid.size("tp") if variant.startswith("layerwise") else 1  # their pieces share a buffer
     owned = variant.startswith("owner")
     held: dict[int, int] = {}
     for bucket in plan.buckets:
@@ -141,7 +141,7 @@ def test_rounds_in_flight_hold_at_most_the_limit_or_as_many_of_the_largest_matri
 
 
 def weight(matrix: Matrix, case: Case) -> int:
-    """Gradient bytes of a matrix on the tensor-parallel rank that holds most of it."""
+    """Gradient bytes of a matrix on the tensor-parallel rank with the largest part of it."""
     return max(int(piece(matrix, at).sum()) for at in case.places) * matrix.grad_dtype.itemsize
 
 
@@ -172,7 +172,7 @@ def test_buffers_count_the_kinds_and_buckets_count_on() -> None:
 
 
 def test_a_straddling_column_parallel_matrix_by_hand() -> None:
-    """Two matrices of 6 and 8 elements a rank in a buffer of 14, cut in the middle at 7."""
+    """Two matrices of 6 and 8 elements per rank in a buffer of 14, cut in the middle at 7."""
     made = [Matrix(0, "first", (3, 4), (("tp", Shard(1)),)), Matrix(1, "second", (4, 4), (("tp", Shard(1)),))]
     plan = zero1(made, Grid.of(dp=2, tp=2))
     assert plan.dist_meta(plan.grid.at(0)) == (

@@ -1,4 +1,4 @@
-"""Matrices that are parts of a parameter, cut anywhere: what ranks hold adds up to each of them."""
+"""Matrices that are parts of a parameter, cut anywhere: the ranks' pieces add up to each matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HERE = Grid((), ()).at(0)
 
 @st.composite
 def cut_parameters(draw: st.DrawFn) -> tuple[Matrix, Parts, bool, Grid]:
-    """A parameter of some parts, and two cuts of it, one within the other."""
+    """A parameter with several parts, and two nested cuts of it."""
     kind = draw(st.sampled_from([(), ("interleaved",), ("heads",)]))
     sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     lines = sum(sizes) * (draw(st.integers(1, 4)) if kind else 1)

@@ -1,4 +1,4 @@
-"""What every plan promises, whichever strategy made it."""
+"""Properties of every plan, of any strategy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_matrix_is_worked_on_by_one_owner_or_by_whole_tensor_parallel_groups(
 def test_a_worker_gets_the_matrix_and_its_answer_comes_home(
     variant: str, cuts: CutDrawer, data: st.DataObject
 ) -> None:
-    """Each element carries its own place, so that a wrong place shows."""
+    """Each element is its own index, so a wrong place shows."""
     case = data.draw(cases(cuts))
     for bucket in case.plan(VARIANTS[variant]).buckets:
         kept = [
@@ -131,7 +131,7 @@ def test_boxes_one_by_one_arrive_as_they_do_in_a_flat_buffer(variant: str, data:
 
 
 def out_and_back_one_by_one(bucket: Bucket, at: Coordinate) -> Walk:
-    """Boxes go out, are negated where they are whole, and come home."""
+    """Send boxes out, negate the whole matrices, and send them back."""
     boxes = Pieces(torch.bfloat16, torch.device("cpu"))
     for entry in bucket.entries:
         boxes.put(entry.matrix.index, numbered(entry.matrix)[entry.matrix.box(at).slices].bfloat16())
@@ -261,7 +261,7 @@ def test_work_by_position_is_that_of_the_workers(variant: str, case: Case) -> No
     loads=st.lists(st.integers(0, 6), min_size=1, max_size=12),
 )
 def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], loads: list[int]) -> None:
-    """Against the same rule said plainly, position by position, the largest share to the lightest."""
+    """The result is that of this simple loop, which gives the costliest job left to the lightest position."""
     owners, work = [0] * len(costs), [0] * len(loads)
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         owners[job] = min(range(len(loads)), key=lambda at: (work[at], loads[at], at))
@@ -271,7 +271,7 @@ def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], l
     shares = [
         sum(c for c, owner in zip(costs, dealt, strict=True) if owner == at) for at in range(len(loads))
     ]
-    assert len(set(zip(dealt, owners, strict=True))) == len(set(dealt))  # shares are as they were
+    assert len(set(zip(dealt, owners, strict=True))) == len(set(dealt))  # the shares are the same
     assert len(set(dealt)) == len(set(owners))
     if len({loads[at] for at in reached}) <= 1:
         assert dealt == owners

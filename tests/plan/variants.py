@@ -1,4 +1,4 @@
-"""Every way to plan; ranks import it, so that it asks for nothing slow."""
+"""All variants of plans; ranks import this, so it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ VARIANTS: dict[str, Builder] = {
 EVEN_SLICES = tuple(name for name in VARIANTS if name.startswith("zero1"))
 SLICED = tuple(name for name in VARIANTS if name.startswith(("zero1", "cut", "layerwise", "gram")))
 BITWISE = tuple(name for name in VARIANTS if name != "gram")
-"""All but one give the single process's bits; ``tests/step/test_gram.py`` holds that one to its bound."""
+"""All except ``gram`` give the single process's bits; ``tests/step/test_gram.py`` checks that one's bound."""

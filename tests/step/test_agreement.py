@@ -1,4 +1,4 @@
-"""The tiny agreed flag of each step: missing and non-finite gradients end alike on every rank."""
+"""The tiny flags exchanged in each step: missing and non-finite gradients end the same on every rank."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: fl
 def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing(
     dtype: torch.dtype, value: float, max_norm: float | None
 ) -> None:
-    """Finite on every rank, and infinity once zero1 has added them up, which left weights of NaN."""
+    """They are finite on every rank, but zero1's sum would be infinite and leave NaN in the weights."""
     grid = Grid.of(dp=4)
     world = LocalWorld(grid)
     params = [torch.nn.Parameter(torch.eye(4, 6, dtype=dtype)) for _ in grid.ranks]
@@ -64,7 +64,7 @@ def test_gradients_that_would_overflow_in_the_sum_are_refused_and_change_nothing
         world.run([muon.program() for muon in muons])
     assert all(torch.equal(param, torch.eye(4, 6, dtype=dtype)) for param in params)
     assert not any(state["momentum_buffer"].any() for muon in muons for state in muon.state.values())
-    for param in params:  # half of the largest is no trouble
+    for param in params:  # half of the largest is allowed
         assert param.grad is not None
         param.grad.mul_(torch.finfo(dtype).max / value / 8)
     world.run([muon.program() for muon in muons])
@@ -112,7 +112,7 @@ def test_a_rank_that_loaded_by_itself_is_found_by_the_number_of_its_steps() -> N
 
 
 def step_with_own_learning_rate(rank: int, whose: str) -> str:
-    """What a real rank hears when rank 1 has another learning rate for one of them."""
+    """A real rank's error when rank 1 has another learning rate for one of the optimizers."""
     mesh = build_mesh({"dp": 2})
     model = torch.nn.Linear(4, 4)
     if whose == "config":
@@ -159,7 +159,7 @@ def test_all_real_ranks_hear_of_another_learning_rate(whose: str) -> None:
 
 
 def spoil_on_one_rank(rank: int) -> str:
-    """What this real rank hears when rank 1 has a NaN."""
+    """This real rank's error when rank 1 has a NaN."""
     world = LiveWorld(build_mesh(GRID))
     params, muon = one_rank(UNEVEN, "zero1", world)
     give_gradients(params, next(whole_gradients(UNEVEN)), UNEVEN, world.at)

@@ -1,4 +1,4 @@
-"""One rank that cannot take a step, or calls otherwise, stops all of them, by name, with nothing changed."""
+"""If one rank cannot step, or makes another call, all ranks stop and name it, and nothing changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def network() -> nn.Sequential:
 
 
 def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
-    """What the odd rank does after gradients were readied on all of them, or before."""
+    """The odd rank's action, before or after gradients are readied on all ranks."""
     weight = next(model.parameters())
     match what:
         case "drops its gradients":
@@ -68,12 +68,12 @@ BEFORE = (
 
 
 def odd_rank(rank: int, strategy: str, whats: tuple[str, ...], readied: bool) -> list[tuple[str, str]]:
-    """What this rank hears of each oddity of rank 2."""
+    """This rank's error for each of rank 2's actions."""
     return [heard_of(rank, strategy, what, readied) for what in whats]
 
 
 def heard_of(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, str]:
-    """What this rank hears in the second step, in which rank 2 does something by itself."""
+    """This rank's error in the second step, in which only rank 2 does ``what``."""
     model = network()
     mesh = build_mesh({"dp": 3})
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=mesh, betas=(0.9, 0.9))
@@ -115,7 +115,7 @@ def test_the_odd_rank_is_named_on_all_and_nothing_changes(
 
 
 def alike_again(rank: int, strategy: str) -> list[str]:
-    """What a rank hears in steps before which rank 1 has another lr, or has it set right."""
+    """A rank's errors in steps before which rank 1's lr is changed, or set right again."""
     model = network()
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=build_mesh({"dp": 2}))
     heard = []
@@ -173,7 +173,7 @@ def test_an_lr_that_is_no_number_or_missing_is_refused_with_its_group(strategy: 
 
 @pytest.mark.parametrize("strategy", [None, "zero1"])
 def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
-    """By ``.grad.data``, which torch does not check; a plan would have sliced it without a word."""
+    """It is set by ``.grad.data``, which torch does not check; a plan would have sliced it silently."""
     param = nn.Parameter(torch.eye(3))
     mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
     muon = Muon([param], strategy=strategy, mesh=mesh)
@@ -185,7 +185,7 @@ def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
 
 
 def built_with(rank: int, odd: bool) -> str:
-    """What a rank hears where rank 1 gives AdamW one parameter more when it makes the pair."""
+    """A rank's error if rank 1 gives AdamW one more parameter when it makes the pair."""
     up, down = nn.Linear(6, 8), nn.Linear(8, 6)
     muon = Muon([up.weight], strategy="zero1", mesh=build_mesh({"dp": 2}))
     beside = [up.bias, *([down.bias] if odd and rank == 1 else [])]

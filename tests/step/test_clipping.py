@@ -1,4 +1,4 @@
-"""The norm for clipping counts every element once, however torch has cut the parameters."""
+"""The norm for clipping counts every element once, for any of torch's cuts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def laid_out(case: str, dtype: torch.dtype) -> nn.Sequential:
 
 
 def norms(rank: int) -> list[tuple[str, float, float]]:
-    """For each case the norm that was used, and that of the whole gradients."""
+    """For each case, the norm that was used, and the norm of the whole gradients."""
     found = []
     for case in CASES:
         for dtype in (torch.float32, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""The strategy ``gram``: within its bounds of one process, alike on all ranks, with one sum a bucket."""
+"""The strategy ``gram``: within its bounds of one process, equal on all ranks, with one sum per bucket."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ def found() -> list[Distance]:
 def test_updates_are_within_the_stated_bound_of_one_process(found: list[Distance]) -> None:
     assert {one.tp for one in found} == set(TP)
     assert max(one.gram for one in found) <= DIFFERENCE
-    assert max(one.gram for one in found) > 1e-4  # so that a bound in terms of nothing would show
+    assert max(one.gram for one in found) > 1e-4  # not all zero, so the bound is not vacuous
 
 
 def test_quality_is_stocks_within_the_stated_bound(found: list[Distance]) -> None:
     for one in found:
-        if one.orthogonalize != "minimax":  # whose polynomials are others
+        if one.orthogonalize != "minimax":  # its polynomials are different
             assert abs(one.mine.error - one.stocks.error) <= QUALITY_DIFFERENCE, one
             assert abs(one.mine.largest - one.stocks.largest) <= QUALITY_DIFFERENCE, one
 
 
 def alone(case: Case, **settings: Any) -> list[Tensor]:
-    """Where one process takes the whole matrices."""
+    """The whole matrices after the same steps in one process."""
     ranks = seated(Grid.of(), layerwise, replace(case, cuts=(Shard(0),) * len(case.shapes)), **settings)
     ranks.steps(whole_gradients(case))
     return [param.detach() for param in ranks.params[0]]
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Each matrix has gone as far as in one process, up to a part of that and the parameters' rounding."""
+    """Assert that each matrix moved as in one process, up to a fraction of that and parameters' rounding."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):
@@ -121,7 +121,7 @@ def test_without_tensor_parallelism_it_is_stock_to_the_bit(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """With a least aspect beyond all of them, everything is gathered."""
+    """With a minimum aspect above all of them, everything is gathered."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)
@@ -224,7 +224,7 @@ def test_work_and_the_largest_buffer_count_the_gram_matrix() -> None:
 
 
 def test_the_predicted_peak_is_that_of_a_real_step() -> None:
-    """Both ranks alone, as each would be: a local world would hold the memory of both."""
+    """Each rank is measured alone: a local world would hold the memory of both."""
     matrices = [replace(WIDE, index=i, shape=(64, 512), name=f"m{i}") for i in range(3)]
     peaks = []
     for device in ("meta", "cpu"):
@@ -267,7 +267,7 @@ def test_odd_options_and_axes_are_refused() -> None:
 
 
 def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
-    """Two steps, a checkpoint, two more; the same from the checkpoint; and under ``zero1``."""
+    """Two steps, a checkpoint, two more; the last two again from the checkpoint; and all under ``zero1``."""
     case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
     ledger = Ledger()
     world.observers.append(ledger)

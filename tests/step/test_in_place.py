@@ -1,4 +1,4 @@
-"""Where gradients and parameters stay as the model holds them: to the same bits, and without a flat copy."""
+"""Gradients and parameters that stay in the model's memory give the same bits without a flat copy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ every_staying = pytest.mark.parametrize("strategy", STAYING)
 
 
 def column_major(tensor: Tensor) -> Tensor:
-    """The same values, columns one after the other in memory."""
+    """The same values in column-major order."""
     return tensor.T.contiguous().T
 
 
@@ -87,7 +87,7 @@ def assert_alike(ranks: Ranks, others: Ranks) -> None:
 
 
 def peak(plan: Plan, rank: int) -> int:
-    """The most that one rank's step adds to parameters, gradients and momentum, walked without data."""
+    """The most bytes that one rank's step adds to parameters, gradients and momentum, walked without data."""
     step = step_over_ones(plan, plan.grid.at(rank), META)
     step.present = frozenset(range(len(step.parameters)))
     with torch.no_grad(), PeakMemory() as seen:
@@ -108,7 +108,7 @@ UNCUT = [Matrix(i, f"m{i}", (64, 128)) for i in range(8)]
 @pytest.mark.parametrize("strategy", ["replicated", "owner_per_replica", "owner"])
 @pytest.mark.parametrize("dp", [2, 4])
 def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int) -> None:
-    """Beside it, one matrix's Newton–Schulz input in fp32."""
+    """In addition, one matrix's Newton–Schulz input in fp32."""
     plan = STRATEGIES[strategy](UNCUT, Grid.of(dp=dp))
     one = newton_schulz_buffers(64, 128) + 4 * 64 * 128
     held = WIRE * ELEMENTS
@@ -118,8 +118,8 @@ def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int
 
 @pytest.mark.parametrize("grid", [Grid.of(dp=4), Grid.of(dp=2, tp=2)], ids=str)
 def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
-    """Of a bucket, owners send all that others need and nothing to themselves, there and back; they pack
-    once what several get."""
+    """In both directions, ranks send only the parts of a bucket that others need, and nothing to themselves.
+    Owners pack a part only once, even if several ranks get it."""
     cuts = (("tp", Shard(0)),) if grid.size("tp") > 1 else ()
     plan = STRATEGIES["owner"]([replace(matrix, cuts=cuts) for matrix in UNCUT], grid)
     sent = 0
@@ -136,13 +136,13 @@ def test_what_a_rank_has_already_does_not_travel(grid: Grid) -> None:
             assert request.send is not None
             assert request.send.numel() == request.packed <= ELEMENTS // 4
             sent += sum(request.sends)
-    others = ELEMENTS * 3  # of an update, what three ranks, or their shards of it, do not have
+    others = ELEMENTS * 3  # the parts of an update that three ranks, or their shards, do not have
     assert sent == (others if grid.size("tp") == 1 else ELEMENTS // 2 + others // 2)
 
 
 @pytest.mark.parametrize("dp", [2, 4])
 def test_zero1_holds_the_flat_gradient_and_its_slice(dp: int) -> None:
-    """All of a bucket in fp32 where it sends it, and a slice where it receives it; later the other way."""
+    """It holds a whole fp32 bucket to send and a slice to receive, and later the other way round."""
     plan = STRATEGIES["zero1"](UNCUT, Grid.of(dp=dp))
     slice_ = 4 * ELEMENTS // dp
     for rank in range(dp):

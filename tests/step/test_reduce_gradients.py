@@ -1,4 +1,4 @@
-"""Gradients beside the matrices are averaged in runs of one dtype and a bounded size."""
+"""Gradients other than the matrices' are averaged in runs of one dtype and a bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's step under a plan: gradients made ready, state kept and loaded, and all that an optimizer is."""
+"""One rank's step under a plan: readied gradients, saved and loaded state, and the optimizer's interface."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from ..plan.variants import BITWISE, VARIANTS
 GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (3, 2))]
 DP2, DP2_TP2 = Grid.of(dp=2), Grid.of(dp=2, tp=2)
 LOCAL, AVERAGED = "zero1", "replicated"
-SLICED = ("zero1", "layerwise", "gram")  # of local gradients, too
-EXACT = tuple(name for name in STRATEGIES if name != "gram")  # held to its bound by test_gram
+SLICED = ("zero1", "layerwise", "gram")  # these also take local gradients
+EXACT = tuple(name for name in STRATEGIES if name != "gram")  # test_gram checks its bound
 
 
 def readied(ranks: Ranks, matrix: int) -> Tensor:
-    """The readied gradient of a matrix, put together from what the ranks keep; those that share agree."""
+    """The readied gradient of a matrix, put together from the ranks' parts; shared parts must agree."""
     whole = torch.full(ranks.case.shapes[matrix], float("nan"), dtype=torch.float64)
     for at, muon in zip(ranks.places, ranks.muons, strict=True):
         own = own_part(whole, ranks.case.cuts[matrix], at).reshape(-1)
@@ -64,7 +64,7 @@ def readied(ranks: Ranks, matrix: int) -> Tensor:
 
 
 def place_part(whole: Tensor, own: Tensor, case: Case, matrix: int, at: Coordinate) -> None:
-    """Write what is known of a rank's own part back to its place."""
+    """Write the known entries of a rank's own part to their places in the whole."""
     index = own_part(torch.arange(whole.numel()).view(whole.shape), case.cuts[matrix], at).reshape(-1)
     known = ~own.isnan()
     whole.view(-1)[index[known]] = own[known]
@@ -91,7 +91,7 @@ def few_bits(seed: int) -> list[Tensor]:
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("draw", [few_bits, random_gradients])
 def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int], list[Tensor]]) -> None:
-    """Exactly where sums are exact; a sum of D floats else rounds at most D − 1 times, the division once."""
+    """Exact if sums are exact; otherwise a sum of D floats rounds at most D − 1 times, the division once."""
     dp = grid.size("dp")
     ranks, each = seated(grid), [draw(position) for position in range(dp)]
     ranks.give(*each)
@@ -106,7 +106,7 @@ def test_matrices_gradients_are_averaged_over_dp(grid: Grid, draw: Callable[[int
 
 
 def rest_of(grid: Grid, seed: int = 0) -> list[list[nn.Parameter]]:
-    """Everyone's other parameters, in two dtypes, with local gradients of few bits."""
+    """All ranks' other parameters, in two dtypes, with local gradients of few bits."""
     shapes = (((7,), torch.float32), ((3, 2), torch.bfloat16), ((5,), torch.float32), ((2, 2), torch.float32))
     params = [[nn.Parameter(torch.ones(shape, dtype=dtype)) for shape, dtype in shapes] for _ in grid.ranks]
     for rank in grid.ranks:
@@ -165,7 +165,7 @@ def test_a_rests_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_gradient_missing_everywhere_leaves_everything_of_the_parameter_as_it_was(strategy: str) -> None:
-    """Weight decay too; the rest's stays None."""
+    """It is not decayed either; gradients of the other parameters stay None."""
     ranks, rest = seated(DP2_TP2, strategy), rest_of(DP2_TP2)
     ranks.give(few_bits(0))
     ranks.step()
@@ -256,7 +256,7 @@ def test_gradients_are_clipped_by_the_single_process_norm(strategy: str, grid: G
 
 
 def rest_parts(whole: Sequence[Tensor], at: Coordinate) -> list[nn.Parameter]:
-    """A parameter that all ranks hold, and one of which each tensor-parallel position holds a chunk."""
+    """A parameter that all ranks hold, and one that is cut into a chunk per tensor-parallel position."""
     parts = [whole[0], whole[1].chunk(at.size("tp"))[at["tp"]]]
     params = [nn.Parameter(torch.zeros_like(part)) for part in parts]
     for param, part in zip(params, parts, strict=True):
@@ -318,7 +318,7 @@ def test_every_rank_has_an_entry_for_every_parameter_from_the_start(strategy: st
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_zero1_keeps_a_dp_share_of_the_momentum(grid: Grid) -> None:
-    """Each bucket's share is padded to equal slices: at most one element a bucket more than N/D."""
+    """Each bucket's share is padded to equal slices: at most one element per bucket more than N/D."""
     ranks = seated(grid)
     kept = [[momentum(muon, param).numel() for param in params] for params, muon in pairs(ranks)]
     for at in ranks.places:
@@ -333,7 +333,7 @@ def test_zero1_keeps_a_dp_share_of_the_momentum(grid: Grid) -> None:
 
 
 def saved(muon: Muon) -> Any:
-    """A state that went through a file."""
+    """A Muon's state after saving to a file and loading."""
     file = io.BytesIO()
     torch.save(muon.state_dict(), file)
     return torch.load(io.BytesIO(file.getvalue()), weights_only=True)
@@ -385,7 +385,7 @@ def test_a_momentum_of_a_wrong_shape_is_refused_by_name(strategy: str) -> None:
 
 @pytest.mark.parametrize("giver", [0, 2, 3])
 def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> None:
-    """Along dp the slices differ, along tp the pieces do: nothing but the state itself can tell."""
+    """Along dp the slices differ, and along tp the pieces: only the state itself can show it."""
     case = Case(((8, 8),), (Shard(0),), steps=1)
     ranks = seated(DP2_TP2, "zero1", case)
     ranks.steps(whole_gradients(case))
@@ -412,7 +412,7 @@ def test_momentum_keeps_a_wider_dtype_than_the_parameters() -> None:
     ranks.steps(whole_gradients(case))
 
 
-# Everything else that an optimizer is
+# The rest of the optimizer's interface
 
 
 @pytest.mark.filterwarnings("ignore:Detected call of")  # a local world walks programs, not step()
@@ -436,7 +436,7 @@ def test_schedulers_move_the_learning_rate(strategy: str) -> None:
 def test_a_tensor_learning_rate_takes_the_single_process_bits(
     strategy: str, dtype: torch.dtype, lr: Tensor
 ) -> None:
-    """A detour over a float would round 0.7·sqrt(33/6) differently."""
+    """Converting to a Python float would round 0.7·sqrt(33/6) differently."""
     case = replace(UNEVEN, dtype=dtype)
     ranks, stock = seated(DP2_TP2, strategy, case), Stock(case, lr=lr.clone())
     for muon in ranks.muons:
@@ -588,9 +588,9 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     window: int,
     nesterov: bool,
 ) -> None:
-    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand, to the bit.
+    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand: the same bits.
 
-    In any interleaving.
+    This holds in any interleaving.
     """
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     drawn = data.draw(st.lists(drawn_parameters(grid.size("tp")), min_size=1, max_size=4))
@@ -647,7 +647,7 @@ BATCH = torch.randint(-2, 3, (8, 4), generator=torch.Generator().manual_seed(1))
 
 
 def on_one_of_two(rank: int) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]:
-    """The norm, the parameters afterwards, the bias's gradient, and what ``empty_matrices`` returns."""
+    """The norm, the parameters afterwards, the bias's gradient, and the result of ``empty_matrices``."""
     world = LiveWorld(build_mesh({"dp": 2}))
     seen: list[str] = []
     world.observers.append(lambda request, at: seen.append(f"{request.kind}, {request.label.phase}"))
@@ -671,7 +671,7 @@ def on_one_of_two(rank: int) -> tuple[Tensor, dict[str, Tensor], Tensor, Tensor]
 
 
 def empty_matrices() -> Tensor:
-    """A step over tp with a matrix of no elements: its collectives carry nothing."""
+    """Take a step over tp with a matrix of no elements: its collectives carry no data."""
     mesh = build_mesh({"dp": 1, "tp": 2})
     plain = [nn.Parameter(torch.ones(shape)) for shape in ((0, 4), (3, 4))]
     spread = nn.Parameter(distribute_tensor(torch.ones(1, 4), mesh["tp"], [TorchShard(0)]))
@@ -685,9 +685,9 @@ def empty_matrices() -> Tensor:
 
 @pytest.mark.live
 def test_half_batches_on_real_ranks_step_as_the_whole_batch_does_and_empty_pieces_take_part() -> None:
-    """The mean of the halves' gradients is half the whole batch's: exact here, so the bits agree.
+    """The mean of the halves' gradients is half the whole batch's, exactly here, so the bits agree.
 
-    On the ranks: gradients are readied once and not reduced again, and what is loaded is kept.
+    The ranks also check that gradients are readied once and not reduced again, and that loaded state is kept.
     """
     model, found = Tiny(), launch(on_one_of_two, 2)
     stock = torch.optim.Muon([param for _, param in model.matrices], lr=0.02)

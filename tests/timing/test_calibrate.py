@@ -1,4 +1,4 @@
-"""What a calibration makes of its samples. How near it comes, scripts/step_times.py measures."""
+"""A calibration recovers known numbers from samples. scripts/step_times.py measures its accuracy."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BYTE, MESSAGE, LATENCY, TURN = 1e-9, 2e-5, 1e-4, 3e-5
 
 
 def sampled(ranks: int, data: int, messages: int, cores: int, bandwidth: float = ENDLESS) -> GlooSample:
-    """A collective that takes what the numbers above say."""
+    """A collective whose time follows from the numbers above."""
     share = max(1.0, ranks / cores)
     worked = max(share * (data * BYTE + messages * MESSAGE), data / bandwidth)
     seconds = worked + share * TURN + messages * LATENCY
@@ -50,7 +50,7 @@ def test_numbers_are_found_again_that_made_the_samples() -> None:
 
 
 def test_what_one_rank_moves_at_most_is_found_where_processors_are_not_the_limit() -> None:
-    """Half a gigabyte a second: two ranks on two cores wait for it, four share the cores and do not."""
+    """Half a gigabyte per second: two ranks on two cores wait for it; four share the cores and do not."""
     most = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
     samples = [sampled(ranks, data, messages, 2, most) for ranks in (2, 4) for data, messages in SIZES]
     assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, most))
@@ -95,7 +95,7 @@ def machine(unit: float) -> Machine:
 
 @pytest.mark.live
 def test_ranks_stop_together_where_time_is_up() -> None:
-    """One rank's time is up long before the other's."""
+    """One rank's time runs out long before the other's."""
     assert launch(sample_until, 2, args=((math.inf, 0.0),)) == [0, 0]
 
 
@@ -105,7 +105,7 @@ def sample_until(rank: int, ends: tuple[float, ...]) -> int:
 
 @pytest.mark.live
 def test_a_machine_too_busy_to_be_measured_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time is up before anything is done, as on a machine that is slow enough."""
+    """The time runs out before anything is done, as on a machine that is slow enough."""
     monkeypatch.setattr("os.getloadavg", lambda: (9.0, 0.0, 0.0))
     with pytest.raises(
         UsageError, match=r"too busy to be measured in 0\.01 s: load average 9\.0 on \d+ cores"

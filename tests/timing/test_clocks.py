@@ -1,4 +1,4 @@
-"""The clocks of all ranks: one walk of each kind says what TimedWorld says that walks every rank."""
+"""The clocks of all ranks: one walk of each kind gives the times of TimedWorld, which walks every rank."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     for window in (1, 2):
         ran, found = walk_all(plan, window), planner.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
-        # Rounds of zero1 and of round_robin meet in chains of messages, which clocks take one collective
+        # Rounds of zero1 and round_robin overlap in chains of messages; clocks treat their collectives as one
         # after the other.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
@@ -98,7 +98,7 @@ def test_few_ranks_are_walked_for_thousands_and_few_clocks_kept() -> None:
     buckets = [bucket for its in walked.rounds for bucket in its]
     assert len(buckets) == len(plan.buckets) > 4
     owners = {entry.workers.start for bucket in plan.buckets for entry in bucket.entries}
-    assert walked.sizes == (len(owners) + 1,)  # an owner each, and all that own nothing together
+    assert walked.sizes == (len(owners) + 1,)  # one kind per owner, and one for all ranks that own nothing
     assert all(one.kinds.shape == walked.sizes and len(one.traces) <= 6 for one in buckets)
 
 
@@ -148,7 +148,7 @@ def models(cases: Sequence[tuple[str, str]]) -> list[Any]:
 
 
 def assert_as_all_ranks(model: str, grid: str, limit: str) -> None:
-    """To two per cent, for each strategy, over dense matrices and over experts."""
+    """Assert equality up to two per cent, for each strategy, over dense matrices and over experts."""
     sizes = read_sizes(grid)
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():

@@ -1,4 +1,4 @@
-"""A machine's file: what is written is read, and a bad number is named on one line."""
+"""A machine's file: it is read as written, and an error names a bad number on one line."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_the_limited_loopbacks_burst_is_that_of_its_script() -> None:
 
 @pytest.mark.parametrize("read", [read_machine, lambda path: find_model(str(path))], ids=["machine", "model"])
 def test_only_plain_files_of_a_sane_size_are_read(read: Any, tmp_path: Path) -> None:
-    """A pipe was waited for without end, and a device read until memory ended."""
+    """Before, a pipe made it wait forever, and a device was read until memory ran out."""
     os.mkfifo(tmp_path / "pipe.json")
     with open(tmp_path / "large.json", "wb") as file:
         file.truncate(LARGEST + 1)

@@ -30,7 +30,7 @@ from muon_tutorial.timing.report import plan_model, read_sizes
 H100 = find_machine("h100-infiniband")
 PUBLIC: dict[str, Any] = json.loads(PUBLIC_MODELS.read_text(encoding="utf-8"))
 
-# What the Hub's API says of each repository, as safetensors.total (https://huggingface.co/api/models/...).
+# Each repository's safetensors.total in the Hub's API (https://huggingface.co/api/models/...).
 COUNTED = {
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,
@@ -38,7 +38,7 @@ COUNTED = {
     "qwen3-235b-a22b": 235_093_634_560,
 }
 
-# What the makers say. GLM-4.5's figure holds a layer for predicting further tokens, not counted here.
+# The makers' figures. GLM-4.5's includes a layer for predicting further tokens, which we do not count.
 STATED = {
     "mixtral-8x7b": 46.7e9,  # arXiv 2401.04088 and https://mistral.ai/news/mixtral-of-experts
     "gpt-oss-20b": 20.91e9,  # arXiv 2508.10925, table 1
@@ -97,12 +97,12 @@ def built(config: Mapping[str, Any]) -> nn.Module:
 
 
 def by_layer(shape: ModelShape) -> Counter[tuple[int, int, tuple[int, int]]]:
-    """How many matrices of each shape each layer has, by the number of its experts."""
+    """The number of matrices of each shape in each layer, by the layer's number of experts."""
     return Counter((layer, it.experts, it.shape) for it in shape.families for layer in it.layers)
 
 
 def matrices_of(shape: ModelShape) -> Counter[tuple[int, int]]:
-    """How many matrices there are of each shape."""
+    """The number of matrices of each shape."""
     held: Counter[tuple[int, int]] = Counter()
     for family in shape.families:
         held[family.shape] += family.count
@@ -110,7 +110,7 @@ def matrices_of(shape: ModelShape) -> Counter[tuple[int, int]]:
 
 
 def assert_as_built(shape: ModelShape, model: nn.Module) -> None:
-    """Config and module have the same matrices, layer by layer, and as many elements as the module counts."""
+    """Assert that config and module have the same matrices in each layer, and the same number of elements."""
     of_module = shape_from_module(model, shape.name, "transformers")
     assert shape.parameters == sum(param.numel() for param in model.parameters())
     assert (shape.hidden, shape.rest) == (of_module.hidden, of_module.rest)
@@ -153,9 +153,9 @@ WHISPER = {
 BUILT: dict[str, tuple[dict[str, Any], dict[tuple[int, int], int]]] = {
     "glm_moe_dsa": (
         {**LATENT, **SPARSE},
-        {(20, 32): 3, (48, 20): 3, (12, 32): 3, (4, 32): 3, (32, 12): 3, (24, 12): 3}  # latent, but for o
+        {(20, 32): 3, (48, 20): 3, (12, 32): 3, (4, 32): 3, (32, 12): 3, (24, 12): 3}  # latent, except o
         | {(16, 20): 3, (8, 32): 3, (2, 32): 3}  # the indexer
-        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP, and two shared experts of as much together
+        | {(48, 32): 2 + 2 * 2, (32, 48): 1 + 2}  # a dense MLP, and two shared experts that equal it together
         | {(24, 32): 2 * 2 * 6, (32, 24): 3 + 2 * 6},  # six experts in two layers; o has the shape of down
     ),
     "gpt_neox": (SMALL, MHA),
@@ -178,7 +178,7 @@ BUILT: dict[str, tuple[dict[str, Any], dict[tuple[int, int], int]]] = {
     "llava": ({"text_config": {"model_type": "llama", **GROUPED}, "vision_config": {}}, GQA),
     "gemma3": ({"text_config": {"model_type": "gemma3_text", **GROUPED}}, GQA),
 }
-"""Configs of types that transformers builds, and how many matrices of each shape they have."""
+"""Configs of types that transformers builds, and the number of matrices of each shape in them."""
 
 
 @pytest.mark.parametrize("model_type", BUILT)
@@ -210,7 +210,7 @@ def test_a_public_model_needs_no_transformers(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_config_and_its_module_have_the_same_plan() -> None:
-    """To two per cent: in the module o comes before q, so that buckets differ a little."""
+    """Up to two per cent: in the module, o comes before q, so buckets differ a little."""
     phi3 = {"model_type": "phi3", **HEADLESS, "hidden_size": 3072, "intermediate_size": 8192}
     shapes = shape_from_config(phi3, "it", "", ""), shape_from_module(built(phi3), "it", "")
     first, second = (
@@ -289,7 +289,7 @@ def test_tensor_parallelism_cuts_as_megatron_does() -> None:
             [f"{mlp}.{part}" for mlp in ("mlp", "shared_expert") for part in ("gate", "up")], Shard(0)
         ),
         **dict.fromkeys(["attention.o", "mlp.down", "shared_expert.down"], Shard(1)),
-        **dict.fromkeys(["gate", "up", "down"], Replicate()),  # of the experts
+        **dict.fromkeys(["gate", "up", "down"], Replicate()),  # the experts' matrices
     }
 
 
@@ -434,7 +434,7 @@ number = 3
 
 @pytest.fixture
 def my_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"of_mine_{random.randrange(10**9)}"  # each test imports afresh
+    name = f"of_mine_{random.randrange(10**9)}"  # a new name, so each test imports it again
     (tmp_path / f"{name}.py").write_text(MODULES, encoding="utf-8")
     (tmp_path / f"{name}_broken.py").write_text("1 / 0", encoding="utf-8")
     (tmp_path / f"{name}_leaving.py").write_text("raise SystemExit('gone')", encoding="utf-8")
@@ -463,7 +463,7 @@ def test_a_function_gives_any_module(my_module: str) -> None:
 
 
 def test_experts_folded_into_rows_are_matrices_of_their_own(my_module: str) -> None:
-    """As in xtuner: [256 · out, in], which is no matrix of 12,288 rows."""
+    """As in xtuner: [256 · out, in], which is not one matrix of 12,288 rows."""
     shape = find_model(f"{my_module}:folded")
     assert {(it.shape, it.experts, len(it.layers)) for it in shape.families} == {
         ((24, 8), 256, 2),

@@ -1,4 +1,4 @@
-"""The planner: its bytes are the ledger's, its shortcuts change nothing, and it says what hurt others."""
+"""The planner: its bytes equal the ledger's, its shortcuts change nothing, and it warns of known problems."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_its_bytes_are_those_of_the_ledger(name: str, grid: Grid) -> None:
 def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_are_alike(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over thousands of ranks that takes most of a plan's time and memory."""
+    """Over thousands of ranks, working it out takes most of a plan's time and memory."""
     asked: list[Exchange] = []
     work_out = Exchange._parcels
 
@@ -97,7 +97,7 @@ def test_who_shares_what_with_whom_is_worked_out_for_few_of_many_buckets_that_ar
 
 
 def test_who_receives_is_busy_too() -> None:
-    """Two slices of different lengths: each is reduced to one rank and broadcast from it, in turn."""
+    """Two slices of different lengths: each in turn is reduced to one rank and broadcast from it."""
     grid, given = Grid.of(dp=2), [Matrix(i, f"m{i}", (1024, 1024 + i)) for i in range(2)]
     slow = replace(H100, inside=Link(1e6, 0.0))
     found = estimate("layerwise", layerwise, given, grid, slow, round_bytes=10**9)
@@ -141,12 +141,12 @@ def test_adamws_estimate_is_taken_apart_as_muons_is() -> None:
     found = estimate_adamw(lengths, grid, H100, p=torch.float32, beside=3)
     assert found.seconds == adamw_zero1(lengths, grid, H100, p=torch.float32, beside=3)
     assert (found.product, found.runs, found.buckets) == (0.0, 0, 3)
-    assert found.sent == formulas.zero1_adamw(4, sum(lengths) + 2, 4, 4)  # padded to what 4 divides
+    assert found.sent == formulas.zero1_adamw(4, sum(lengths) + 2, 4, 4)  # padded to a multiple of 4
     assert (found.held, found.momentum) == (8 * sum(lengths), 2 * (sum(lengths) + 2))
     half = replace(H100, inside=replace(H100.inside, bandwidth=H100.inside.bandwidth / 2))
     slower = adamw_zero1(lengths, grid, half, p=torch.float32, beside=3)
     assert found.seconds_at(0.5) == pytest.approx(slower, rel=1e-6)
-    assert found.peak == 4 * (10**6 + 10**6 // 4)  # a packed bucket, and the slice that it is reduced to
+    assert found.peak == 4 * (10**6 + 10**6 // 4)  # a packed bucket, and its reduced slice
 
 
 def test_the_stage_with_the_most_work_is_planned_for() -> None:
@@ -160,7 +160,7 @@ def test_ranks_that_share_a_node_share_its_cores_whatever_their_axis() -> None:
     each = [
         next(one for one in found.estimates if one.strategy == "replicated") for found in (alone, crowded)
     ]
-    # A quarter of the layers, and a quarter of a core.
+    # A quarter of the layers, on a quarter of a core.
     assert each[1].product == pytest.approx(each[0].product, rel=0.01)
 
 
@@ -197,7 +197,7 @@ def test_small_buckets_and_few_matrices_are_warned_of() -> None:
 
 
 def test_one_matrix_is_called_the_floor_only_where_it_is() -> None:
-    """An owner of two matrices, where there are two parts of a model, has twice what it might."""
+    """With two parts of a model, an owner of two matrices has twice the possible minimum."""
     few = planned("mixtral-8x7b", "dp=64,tp=2,ep=2,pp=32")
     assert any("one matrix is the floor" in line for line in say(few))
     whole = next(one for one in few.estimates if one.strategy == "layerwise")
@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_said_and_not_recommended() -> None:
 
 
 def test_what_is_sharded_over_dp_is_not_averaged_by_ddp() -> None:
-    """FSDP reduces it in backward; an all_reduce would add up different shards."""
+    """FSDP reduces sharded gradients in backward; an all_reduce would add up different shards."""
     grid, whole = Grid.of(dp=4), matrices(1)
     sharded = [replace(matrix, cuts=(("dp", Shard(0)),)) for matrix in whole]
     sent = [estimate("owner", owner, given, grid, H100).phases for given in (whole, sharded)]
@@ -238,7 +238,7 @@ def test_experts_are_planned_on_their_own_grid() -> None:
     alone, shared = (planned("mixtral-8x7b", f"dp=8,ep={ep},pp=16") for ep in (1, 8))
     assert alone.shape.experts == 8
     by_name = [{one.strategy: one for one in found.estimates} for found in (alone, shared)]
-    # Without expert parallelism every rank averages all experts' gradients; with it, an eighth, and alone.
+    # Without expert parallelism, every rank averages all experts' gradients; with it, only its own eighth.
     assert by_name[1]["zero1"].sent < by_name[0]["zero1"].sent / 4
 
 
@@ -246,7 +246,7 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
     found = planned("gpt2", "dp=4,dp_shard=8")
     crossing, within, baseline = found.estimates
     assert [one.strategy for one in found.estimates] == ["owner", "owner_per_replica", "gather_all"]
-    assert baseline.runs == 72  # every rank does all of it
+    assert baseline.runs == 72  # every rank does all the work
     assert baseline.shares == pytest.approx(32)
     elements = find_model("gpt2").hidden
     for one in found.estimates:
@@ -254,15 +254,15 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
         assert one.momentum == elements * 2 / 8
         assert one.phases["gradient reduce_scatter, by FSDP2"] == elements * 4 * 7 / 8
         assert one.phases["gradient all_reduce, by FSDP2"] == elements / 8 * 4 * 2 * 3 / 4
-    assert within.runs >= 2 * crossing.runs  # every replica does all of it
+    assert within.runs >= 2 * crossing.runs  # every replica does all the work
 
 
 def test_more_shards_never_take_more_memory() -> None:
-    """FSDP2 reduces a layer's gradients at once, however few of them a rank keeps."""
+    """FSDP2 reduces a layer's gradients at once, even if a rank keeps only few of them."""
     found = [planned("llama-3.1-8b", f"dp_shard={shards}") for shards in (8, 64)]
     for fewer, more in itertools.pairwise(found):
         for one, other in zip(fewer.estimates, more.estimates, strict=True):
-            assert one.strategy == "gather_all" or other.peak <= one.peak  # that holds whole matrices anyway
+            assert one.strategy == "gather_all" or other.peak <= one.peak  # it holds whole matrices anyway
             assert other.held < one.held
 
 
@@ -273,7 +273,7 @@ def test_nothing_of_owner_per_replica_travels_between_replicas() -> None:
         plan_model(shape, read_sizes("dp=2,dp_shard=8"), replace(apart, between=link), strategies=SHARDED)
         for link in (H100.between, slow)
     )
-    by_fsdp2 = shape.hidden / 8 * 4  # an all_reduce of two: each sends as much as it holds
+    by_fsdp2 = shape.hidden / 8 * 4  # an all_reduce over two ranks: each sends as many bytes as it holds
     for one, other in zip(fast.estimates, slower.estimates, strict=True):
         longer = other.seconds - one.seconds
         if one.strategy == "owner_per_replica":
@@ -380,7 +380,7 @@ def test_every_machine_that_comes_along_says_where_its_numbers_are_from(name: st
 def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loosely, and with time to spare, since this runs beside other tests."""
+    """The bounds are loose and the timeouts long, since other tests run at the same time."""
     monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", partial(calibrate, limit=300.0))
     out = tmp_path / "machine.json"
     assert main(["calibrate", "--out", str(out)]) == 0
@@ -425,7 +425,7 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     ahead, behind = sorted((crossing, within), key=lambda one: one.seconds)
 
     def slower(factor: float) -> float:
-        """The winner, were its bytes far more: on slow links it falls behind."""
+        """The time of the winner with many more bytes: on slow links it falls behind."""
         return ahead.seconds + (behind.seconds - ahead.seconds) * 4 * (1 / factor - 1)
 
     bound = replace(ahead, at_factor=(slower,))
@@ -445,7 +445,7 @@ def test_what_ranks_hold_of_the_whole_model_counts() -> None:
     named = {one.strategy: one for one in plain.estimates}
     for one in more.estimates:
         before = named[one.strategy]
-        assert one.held == before.held  # 4 + 2 bytes an element in place of 2 + 4
+        assert one.held == before.held  # 4 + 2 bytes per element instead of 2 + 4
         assert one.momentum == before.momentum
         assert one.master == 2 * one.momentum
         assert more.memory(one) == one.memory + one.master + more.rest
@@ -508,7 +508,8 @@ def test_what_does_not_fit_names_the_axes_that_would_help() -> None:
 
 
 def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
-    """Where products of both dtypes are as fast: against the gather by aspect, against owners by tp too."""
+    """Products of both dtypes are equally fast here. Whether it beats the gather depends on the aspect;
+    whether it beats owners, also on tp."""
     even = replace(LAPTOP, gemm=dict.fromkeys(("float32", "bfloat16"), ((1.0, 100000000000.0),)), cores=64)
 
     def found(name: str, aspect: int, tp: int) -> planner.StepEstimate:
@@ -540,4 +541,4 @@ def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
 def test_a_grid_that_would_take_hours_is_refused(grid: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         read_sizes(grid)
-    assert read_sizes("dp=65536,ep=64,tp=2")["ep"] == 64  # experts lie across the others
+    assert read_sizes("dp=65536,ep=64,tp=2")["ep"] == 64  # expert parallelism spans the other axes

@@ -1,4 +1,4 @@
-"""The command that shows what ``"auto"`` takes: reads shapes, measures, keeps and prints."""
+"""The command that shows the choices of ``"auto"``: it reads shapes, measures, stores and prints."""
 
 from __future__ import annotations
 

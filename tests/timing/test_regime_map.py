@@ -1,4 +1,4 @@
-"""The regime map: its cells are the planner's own winners, and its picture says their numbers."""
+"""The regime map: its cells are the planner's own winners, and its picture shows their numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def scaled(machine: Machine, factor: float) -> Machine:
 
 @pytest.fixture(scope="module", autouse=True)
 def _up_to_1024_ranks() -> Iterator[None]:
-    """Columns of thousands of ranks take a minute each, and are found as the others are."""
+    """Columns of thousands of ranks take a minute each, and are computed like the others."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(regime_map, "MOST_RANKS", 1024)
         yield
@@ -58,7 +58,7 @@ def test_a_cell_is_what_a_plan_on_such_links_says(found: RegimeMap) -> None:
 
 
 def test_muon_is_slower_than_adamw_here_and_faster_there(found: RegimeMap) -> None:
-    """Under DDP, with weights in bf16, AdamW sends more than layerwise does: slow links tell."""
+    """Under DDP with bf16 weights, AdamW sends more than layerwise, which matters on slow links."""
     signs = {one.over_ddp > 0 for one in found.regimes if one.over_ddp is not None}
     assert signs == {True, False}
 

@@ -1,4 +1,4 @@
-"""The timed world: clocks against hand-made cases, and walks that are the package's own."""
+"""The timed world: clocks compared with hand-made cases, and walks of the package's own step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Program = Callable[[int], Walk]
 
 
 def compute(products: int = 1) -> None:
-    """Two seconds for each."""
+    """Compute for two seconds per product."""
     a = torch.empty(100, 100, device=META)
     for _ in range(products):
         torch.mm(a, a)
@@ -122,11 +122,11 @@ def test_groups_share_a_bus_and_nothing_else() -> None:
     grid = Grid.of(dp=2, tp=2)
     bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
     assert run(in_columns, TOY, grid).seconds == pytest.approx(1)
-    assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four send on it
+    assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four ranks send on it
 
 
 def test_an_idle_bus_saves_up_a_burst() -> None:
-    """Empty at the start. Two ranks' 2,000 bytes take two seconds; two of computing fill it for the next."""
+    """At first there is no burst: two ranks' 2,000 bytes take two seconds, and two of computing fill it."""
     bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True, burst=500.0))
 
     def twice(rank: int) -> Walk:
@@ -150,7 +150,7 @@ def to_one_owner(rank: int) -> Walk:
 
 
 def test_a_byte_travels_once_on_a_bus() -> None:
-    """Where links are ranks' own, the owner's is busy with all three thousand as well."""
+    """If each rank has its own link, the owner's is busy with all three thousand bytes too."""
     grid = Grid.of(dp=4)
     bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
     assert run(to_one_owner, bus, grid).seconds == pytest.approx(3)
@@ -196,7 +196,7 @@ def test_of_a_group_gloo_carries_two_rings_at_once_and_any_messages_one_after_th
 
 
 def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
-    """Ranks 0 and 1 exchange what they have while rank 2 computes, which sends and gets next to nothing."""
+    """Ranks 0 and 1 exchange their data while rank 2 computes, which sends and gets next to nothing."""
     sizes = ((0, 1000, 1), (1000, 0, 1), (1, 1, 0))
 
     def program(rank: int) -> Walk:
@@ -216,7 +216,7 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
     assert flight.done[2] == pytest.approx(4, abs=1)
     assert flight.done[0] == flight.done[1] == flight.end == pytest.approx(ran.seconds)
     alone = run(program, replace(gloo, algorithm="ring"), Grid.of(dp=3))
-    assert ran.seconds < alone.seconds - 3.5  # nearly all of it is over when rank 2 comes
+    assert ran.seconds < alone.seconds - 3.5  # nearly all of it is over when rank 2 asks
 
 
 def test_a_ring_and_messages_share_what_a_rank_sends() -> None:
@@ -245,7 +245,7 @@ def test_a_link_that_is_not_duplex_carries_both_ways_together() -> None:
 
 
 def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
-    """Though it would neither give nor get anything."""
+    """It is found although that rank would neither send nor receive anything."""
 
     def program(rank: int) -> Walk:
         if rank < 2:
@@ -311,7 +311,7 @@ BUILDERS: dict[str, Builder] = {**STRATEGIES, "boundary": partial(zero1, gather=
 
 @pytest.mark.parametrize(("cores", "launches"), [(1, 4), (None, 1)])
 def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | None, launches: int) -> None:
-    """A core pays for each operation; a GPU hides a launch behind a product, and shows it behind no work."""
+    """A core pays for each operation; a GPU hides a launch behind a product, but not without other work."""
     a = torch.empty(100, 100, device=META)
     with Work(replace(TOY, operation=0.5, cores=cores)) as work:
         torch.mm(a, a.t())  # 2 s and a view
@@ -324,7 +324,7 @@ def test_a_gpu_is_given_its_work_ahead_and_a_view_gives_it_none(cores: int | Non
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("name", BUILDERS)
 def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
-    """Each rank asks for what it asks of any world, and computes, copies or waits at any moment."""
+    """Each rank makes the same requests as in any world, and at every moment computes, copies or waits."""
     grid = Grid.of(dp=2, tp=2)
     plan = BUILDERS[name](MATRICES, grid, round_bytes=20_000)
     machine = replace(TOY, operation=0.001, turn=0.002, cores=2, copy=((1.0, 1e7),))

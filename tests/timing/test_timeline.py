@@ -1,4 +1,4 @@
-"""One record of a step: hand-made cases, real ranks against the timed world, and what is written of it."""
+"""Records of a step: hand-made cases, real ranks compared with the timed world, and the written files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_predicted_flight_is_issued_begins_ends_and_is_answered() -> None:
     flights = {flight.rank: flight for flight in early_timeline().flights}
     times = {rank: (one.issued, one.begin, one.end, one.answered) for rank, one in flights.items()}
     assert times[0] == pytest.approx((0, 2, 3, 3))  # it has nothing more to do, and waits
-    assert times[1] == pytest.approx((2, 2, 3, 4))  # it computes on
+    assert times[1] == pytest.approx((2, 2, 3, 4))  # it goes on computing
     assert {(one.kind, one.label, one.payload, one.ring) for one in flights.values()} == {
         ("all_reduce", "sum", 1000, 1000)
     }
@@ -123,7 +123,7 @@ def test_notes_of_all_ranks_become_one_timeline() -> None:
     ]
     assert nano(timeline.of(0, "transfer")) == [
         ("transfer", 200, 300, "sum"),  # rank 1 was the last to ask
-        ("transfer", 540, 900, "share"),  # the backend did not say when it was done
+        ("transfer", 540, 900, "share"),  # the backend did not report its end
     ]
     assert nano(timeline.of(1, "transfer"))[1] == ("transfer", 540, 800, "share")
     assert [flight.turn for flight in timeline.flights] == [0, 1, 0, 1]
@@ -218,7 +218,7 @@ def test_the_same_pairs_give_the_same_picture_and_say_their_gap() -> None:
 
 
 def tiles(timeline: StepTimeline, rank: int) -> bool:
-    """Whether a rank does one thing after the other, without a gap."""
+    """Whether a rank's spans follow one another without a gap."""
     spans = timeline.of(rank, "product", "copy", "wait")
     return all(one.end == pytest.approx(two.begin, abs=1e-8) for one, two in pairwise(spans))
 
@@ -242,7 +242,7 @@ def test_real_ranks_live_through_the_phases_that_are_predicted() -> None:
 
 
 def on_two_ranks(rank: int) -> list[Any]:
-    """Two steps noted by one recorder, one of them broken off."""
+    """Two steps noted by one recorder, one of them interrupted."""
     world, recorder = LiveWorld(build_mesh({"dp": 2})), StepRecorder(rank)
 
     def program(breaks: bool) -> Walk:
@@ -293,7 +293,7 @@ def test_the_script_prints_a_row_for_each_case_and_writes_its_pictures(
     options = [word for name, value in asdict(SMALL).items() for word in (f"--{name}", str(value))]
     assert script.main([*options, "--machine", str(path), "--folder", str(tmp_path)]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("| loop", "| 200"))]
-    assert len(rows) in (4, 8)  # without a limited loopback, only the bare one
+    assert len(rows) in (4, 8)  # only the unlimited loopback if it cannot be limited
     written = (tmp_path / "timelines.md").read_text(encoding="utf-8")
     assert all(row in written for row in rows)
     traced = json.loads((tmp_path / "owner-window3-loopback.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The built-in check: its bound holds for every order of a sum, and it sees a single wrong bit."""
+"""The built-in check: its bound holds for every order of a sum, and it detects a single wrong bit."""
 
 from __future__ import annotations
 

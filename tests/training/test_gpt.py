@@ -1,4 +1,4 @@
-"""The model starts alike everywhere, looks only back, and computes the same when it is cut."""
+"""The model starts the same on all ranks, attends only to the past, and computes the same when it is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs under ``torchrun --max-restarts`` whose ranks are killed end as if nobody had killed them."""
+"""Runs under ``torchrun --max-restarts`` whose ranks are killed end like undisturbed runs."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def killed_run(tmp_path: Path, seed: int, undisturbed: Path) -> float:
     """A run whose rank is killed at a random step ends with the undisturbed run's bits."""
     draw = random.Random(seed)
     folder = tmp_path / f"run-{seed}"
-    named = ["--out", folder.name] if seed % 2 else []  # else found again by torchrun's run id
+    named = ["--out", folder.name] if seed % 2 else []  # otherwise found again by torchrun's run id
     with torchrun(4, folder, *JOB, "--save-every", "2", *named) as process:
         if not named:
             folder = _only_run(tmp_path / "runs", process)
@@ -147,7 +147,7 @@ def test_thirty_runs_with_a_killed_rank_end_with_the_undisturbed_runs_bits(
 def test_five_killed_runs_go_on_with_fewer_ranks_and_with_more_again(
     tmp_path: Path, undisturbed: Path
 ) -> None:
-    """4 ranks, then 3, then 4: the same losses but for the order of sums."""
+    """4 ranks, then 3, then 4: the same losses except for the order of sums."""
     for seed in range(5):
         folder = tmp_path / f"run-{seed}"
         with torchrun(4, folder, *JOB, "--save-every", "2", "--out", folder.name, restarts=0) as process:

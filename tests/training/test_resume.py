@@ -1,4 +1,4 @@
-"""A run that saved goes on: to the same bits on the same grid, and on any other."""
+"""A run that saved can be resumed: with the same bits on the same grid, and on any other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = ("layers", "width", "heads", "context", "batch", "steps")
 
 
 def drop(record: StepRecord) -> None:
-    """Tell nobody of a step."""
+    """Ignore a step's record."""
 
 
 def run(settings: TrainSettings, saving: Saving) -> list[RunResult | StoppedRun]:
@@ -52,7 +52,7 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
     assert again.check.passed
     elsewhere = replace(SETTINGS, dp=1, tp=2, strategy="owner")
     moved = losses(run(elsewhere, Saving(tmp_path, begin=3))[0])
-    assert moved == pytest.approx(whole[3:], abs=1e-3)  # sums in another order
+    assert moved == pytest.approx(whole[3:], abs=1e-3)  # sums are in another order
     own = tmp_path / "a.txt"
     own.write_text("another text " * 100)
     with pytest.raises(RankFailedError, match="is not the text that the run began with"):
@@ -257,7 +257,7 @@ def test_an_earlier_request_to_stop_is_forgotten(tmp_path: Path) -> None:
 def test_only_the_text_that_a_run_began_with_takes_it_on() -> None:
     text = load_text(None, 16)
     _check_text(text.sha256, text)
-    _check_text(None, text)  # by a checkpoint that does not say
+    _check_text(None, text)  # from a checkpoint that does not name its text
     with pytest.raises(TextError, match="is not the text that the run began with"):
         _check_text("0" * 64, text)
 

@@ -26,7 +26,7 @@ def test_a_folder_in_use_is_refused_and_kept(
     looked_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     RunFolder.create(tmp_path / "run", {"lr": 1})
-    if looked_before:  # of two runs at once, each looked before the other wrote
+    if looked_before:  # two runs at once: each looked before the other wrote
         monkeypatch.setattr(Path, "iterdir", lambda path: iter([]))
     with pytest.raises(
         RunFolderError, match="cannot write the run folder" if looked_before else "already in use"

@@ -1,4 +1,4 @@
-"""The text and its batches are the same for everybody."""
+"""The text and its batches are the same on every machine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.fixture
 def nodes() -> Iterator[tuple[Node, Node]]:
-    """Two nodes joined by a link; skipped where the kernel allows no namespace without root."""
+    """Two nodes joined by a link; skipped if the kernel allows no namespace without root."""
     try:
         with two_nodes() as both:
             yield both
@@ -33,7 +33,7 @@ def nodes() -> Iterator[tuple[Node, Node]]:
 def test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one(
     kind: str, least: int, tmp_path: Path
 ) -> None:
-    """On the nodes that are left: the same losses, but for the order of sums."""
+    """On the remaining nodes, the losses are the same except for the order of sums."""
     is_alike, _ = disturbed(Random(0), [kind], least, tmp_path, 20)
     assert is_alike
 

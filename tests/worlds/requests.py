@@ -1,4 +1,4 @@
-"""Every kind of collective as small programs, for any world: what a rank asks, and the answer due to it."""
+"""Every kind of collective as small programs for any world: a rank's request, and the correct answer."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ SPLITS = {
     "uneven, some empty": ((0, 3, 1), (2, 0, 0), (0, 5, 0)),
     "all empty": ((0, 0, 0), (0, 0, 0), (0, 0, 0)),
 }
-"""What each position sends to each, for ``all_to_all``."""
+"""The elements that each position sends to each, for ``all_to_all``."""
 STARTS = {
     "the same to all": (((0, 3, 3), (2, 0, 2), (4, 4, 4)), ((0, 0, 0), (0, 0, 0), (0, 0, 0))),
     "the same to two": (((2, 2, 2), (2, 2, 2), (2, 2, 2)), ((0, 0, 2), (0, 2, 2), (2, 0, 2))),
 }
-"""The same, and where each position's begin in what is sent."""
+"""The same, and the offset in the sent buffer at which each position's elements begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request as a function of the position: the kind, the elements of a piece, and the dtype.
 
-    Splits are what each position sends to each, and where in what it sends that begins.
+    Splits are the elements that each position sends to each, and their offsets in its buffer.
     """
 
     kind: Kind
@@ -52,11 +52,11 @@ class Ask:
         return f"{self.kind} of {self.size} {self.dtype}, splits {self.splits} from {self.starts}"
 
     def begin(self, position: int, to: int) -> int:
-        """Where in what a position sends another's part begins."""
+        """The offset of the part for ``to`` in the buffer of ``position``."""
         return sum(self.splits[position][:to]) if self.starts is None else self.starts[position][to]
 
     def request(self, position: int) -> Collective:
-        """What the rank at ``position`` of three asks over dp."""
+        """The request of the rank at ``position`` of three over dp."""
         at_root, parts, size = position == ROOT, PARTS, self.size
         sends, receives = self.splits[position], tuple(row[position] for row in self.splits)
         sent, receive = {
@@ -84,7 +84,7 @@ class Ask:
         )
 
     def answer(self, position: int) -> Tensor:
-        """What the rank at ``position`` must be answered, said without any world."""
+        """The correct answer for the rank at ``position``, computed without any world."""
         asked = [self.request(other) for other in range(PARTS)]
         sent = [request.send for request in asked if request.send is not None]
         if self.kind == "all_to_all":
@@ -122,7 +122,7 @@ def one_by_one(position: int, asked: list[Ask]) -> Walk:
 
 
 def all_at_once(position: int, asked: list[Ask]) -> Walk:
-    """Start everything, an empty turn in between, and wait in the opposite order."""
+    """Start all requests, with an empty turn in between, and wait in the opposite order."""
     tickets = []
     for ask in asked:
         tickets.append((yield Start(ask.request(position))))

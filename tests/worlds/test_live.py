@@ -1,4 +1,4 @@
-"""Real processes: the same answers as the in-process world, to the bit, and meshes whose groups time out."""
+"""Real processes: exactly the same answers as the in-process world, and meshes whose groups time out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ASKED_OF_LAUNCH, ASKED_OF_MESH = 21.0, 17.0
 
 
 def timeout_of(group: dist.ProcessGroup | None) -> timedelta:
-    """A group's timeout, asked of the backend that carries its collectives."""
+    """A group's timeout, from the backend that runs its collectives."""
     group = group or dist.group.WORLD
     assert group is not None
     return group._get_backend(torch.device("cpu")).options._timeout
@@ -56,7 +56,7 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
     else:
         assert LiveWorld(pair).at.rank == rank
     with pytest.raises(GridError, match=re.escape("the ranks along dp are [2, 0, 1]")):
-        LiveWorld(turned)  # torch sorts the ranks of a group: pieces would silently change places
+        LiveWorld(turned)  # torch sorts the ranks of a group, so pieces would silently change places
     with pytest.raises(RequestError, match="'all_reduce', which is no request"):
         world.run(one("all_reduce"))
     asked = asks()
@@ -69,7 +69,7 @@ def one(turn: Any) -> Walk:
 
 
 def step_once(world: LiveWorld) -> list[Tensor]:
-    """A whole step under ``zero1``, where every warning is an error."""
+    """A whole step under ``zero1``, with every warning as an error."""
     weights = [torch.nn.Parameter(torch.eye(3, 4)) for _ in range(3)]
     muon = Muon(weights, strategy="zero1", mesh=world, window=2)
     for weight in weights:
@@ -92,7 +92,7 @@ def on_one_of_four(rank: int) -> list[Tensor]:
 
 
 def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
-    """Everyone's rank, in order of position over the axes."""
+    """A request for all ranks' numbers, in order of position over the axes."""
     parts = DP2_TP2.at(rank).size(*axes)
     return Collective(
         "all_gather", axes, torch.float32, torch.tensor([float(rank)]), parts, Label("who is there")
@@ -103,8 +103,8 @@ def gather_ranks(rank: int, axes: tuple[str, ...]) -> Collective:
 def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
     debug: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit, with torch's checks and without. On the ranks: the timeouts of all groups, the places, and
-    which meshes are refused."""
+    """Bits are equal with and without torch's checks. The ranks also check the timeouts of all groups, the
+    places, and which meshes are refused."""
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", debug)
     asked, found = asks(), launch(on_one_of_three, PARTS, timeout=ASKED_OF_LAUNCH)
     for name, program in PROGRAMS.items():
@@ -119,7 +119,7 @@ def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
 
 
 def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
-    """A tagged message of the user's, on its way while worlds on one mesh exchange; both worlds' answers."""
+    """A user's tagged message, sent while worlds on one mesh exchange; and both worlds' answers."""
     mesh = build_mesh({"dp": 2, "tp": 1})
     worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
     own = torch.full((3,), -1.0)
@@ -145,14 +145,14 @@ def exchange(rank: int, axes: tuple[str, ...], base: float) -> Collective:
 
 
 def test_exchanges_leave_a_users_messages_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages then
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages only without it
     first, second = launch(messages_of_ones_own, 2)
     assert first == (-1.0, [11.0] * 3, [21.0] * 3)
     assert second == (-1.0, [10.0] * 3, [20.0] * 3)
 
 
 def threads_beside_a_followed_exchange(rank: int) -> tuple[list[str], list[str]]:
-    """The moments that a follower was told of, and the threads that the process would wait for at its end."""
+    """The moments reported to a follower, and the threads that the process would wait for at its end."""
     told: list[str] = []
     world = LiveWorld(build_mesh({"dp": 2}), [lambda request, at: told.append])
     ticket = world.run(one(Start(exchange(rank, ("dp",), 0.0))))
@@ -172,7 +172,7 @@ def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
 
 
 def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> None:
-    """Timeouts also where a group is the whole world, of one rank, or over two axes."""
+    """So are the timeouts, also for a group of the whole world, of one rank, or over two axes."""
     found = launch(on_one_of_four, 4, timeout=ASKED_OF_LAUNCH)
     for number, axes in enumerate(AXES):
         local = LocalWorld(DP2_TP2).run([one(gather_ranks(rank, axes)) for rank in DP2_TP2.ranks])
@@ -182,7 +182,7 @@ def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> N
 
 
 def patience(rank: int) -> list[list[str]]:
-    """What an optimizer says of a mesh whose groups wait half an hour, and of one that build_mesh made."""
+    """An optimizer's warnings for a mesh whose groups wait half an hour, and for one from build_mesh."""
     said = []
     matrix = [torch.nn.Parameter(torch.eye(2))]
     long = dist.new_group(timeout=timedelta(minutes=30))
@@ -201,7 +201,7 @@ def test_a_group_handed_in_that_waits_half_an_hour_is_told() -> None:
     assert "axis 'dp' times out after 1800 s" in long[0]
     assert "make the mesh with build_mesh(grid)" in long[0]
     assert short == []
-    assert others == [[], []]  # one rank says it for all
+    assert others == [[], []]  # one rank warns for all
 
 
 def as_the_host_has_it(rank: int) -> tuple[str, float, float]:

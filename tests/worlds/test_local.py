@@ -250,7 +250,7 @@ def test_a_request_that_nobody_answers_is_told_though_nobody_waits_for_it() -> N
 
 
 def test_members_of_one_group_may_ask_while_another_group_lags() -> None:
-    """Lockstep is not assumed: tp groups finish at their own pace."""
+    """Ranks need not be in lockstep: tp groups finish at their own pace."""
     grid = Grid.of(dp=2, tp=2)
     lists = [[add(rank, "tp") for _ in range(1 + 3 * grid.at(rank)["dp"])] for rank in grid.ranks]
     found = LocalWorld(grid).run([program(*requests) for requests in lists])

@@ -105,7 +105,7 @@ def test_time_blocked_in_an_operator_is_not_told_apart() -> None:
 
 
 def test_beyond_flights_known_from_all_sides_a_blocked_rank_communicates() -> None:
-    """Blocked from 8 ms, request at 10, waiting until 30, moving until 35, back at 36: the edges are calls."""
+    """Blocked from 8 ms, request at 10, waiting to 30, moving to 35, back at 36: the edges are calls."""
     first, second = late_peer().ranks
     row, _ = split(Timeline((replace(first, compute=(), blocked=((8 * MS, 36 * MS),)), second)))
     assert (row.waiting, row.communication, row.unsplit) == (20 * MS, 8 * MS, 0)

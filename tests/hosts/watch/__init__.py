@@ -1,1 +1,1 @@
-"""A folder for ``PYTHONPATH``: whatever process finds it there and runs a recipe is watched."""
+"""A folder for ``PYTHONPATH``: every process that finds it there and runs a recipe is watched."""

@@ -1,9 +1,9 @@
 """Watches the optimizer of a recipe from inside its processes, without a line in the recipe.
 
-Python imports a module of this name in every process that finds it on ``PYTHONPATH``, whoever launches the
-process. Where ``WATCH_FOLDER`` names a folder, every rank writes what its optimizer saw at each step, and
-what it left behind after the last, to ``rank-N.pt`` in there. ``WATCH_FAULT`` plants one fault, to see that
-the tests notice.
+Python imports a module of this name in every process that finds it on ``PYTHONPATH``, whichever launcher
+starts it. If ``WATCH_FOLDER`` names a folder, every rank writes its optimizer's inputs at each step, and its
+state after the last, to ``rank-N.pt`` there. ``WATCH_FAULT`` plants one fault, to check that the tests detect
+it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a watched process notes of its optimizer, and the faults that can be planted in it."""
+"""The notes of a watched process about its optimizer, and the faults that can be planted in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRAPPERS = {"module", "_orig_mod", "_forward_module", "model", "_checkpoint_wrap
 
 
 class Watch:
-    """Notes of the outermost optimizer's steps; written anew after each."""
+    """Notes of the outermost optimizer's steps; the file is rewritten after each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Watch:
         self.depth += 1
 
     def after_step(self, optimizer: Optimizer, *_: object) -> None:
-        """Note the step. A closure has filled the gradients by now, and no optimizer here writes to them."""
+        """Note the step. By now a closure has filled the gradients, and no optimizer here writes to them."""
         self.depth -= 1
         if self.depth:
             return
@@ -49,7 +49,7 @@ class Watch:
             "lrs": [float(group["lr"]) for group in optimizer.param_groups],
         }
         if not step["norm"] and not any(step["lrs"]):
-            return  # by such a step torch.distributed.checkpoint makes the state that it then loads into
+            return  # torch.distributed.checkpoint takes such a step to make the state that it loads into
         self.steps.append(step)
         self.norm_before_clipping = None
         state = optimizer.state
@@ -65,7 +65,7 @@ class Watch:
         torch.save(notes, self.folder / f"rank-{rank}.pt")
 
     def noting_norm(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that clips gradients and returns the norm from before."""
+        """Wrap a function that clips gradients and returns their norm before."""
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)
@@ -90,7 +90,7 @@ def start(folder: str, fault: str) -> None:
 
 
 def _shard_on_cpus() -> None:
-    """Have Accelerate shard on CPUs, too, where it would take DDP without a word."""
+    """Have Accelerate shard on CPUs too, where it would silently use DDP."""
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
@@ -113,7 +113,7 @@ def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
 
 
 def _forget(key: str) -> Callable[[], None]:
-    """Make loading a state leave zeros in place of one of its entries."""
+    """Make loading a state leave zeros instead of one of its entries."""
 
     def wrap(load: Callable[..., None]) -> Callable[..., None]:
         def loading(optimizer: MuonWithAdamW, state_dict: dict[str, Any]) -> None:
@@ -171,7 +171,7 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 
 def _named(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
-    """The optimizer's parameters, by the names that the bare model has for them."""
+    """The optimizer's parameters, by their names in the bare model."""
     return [
         (".".join(word for word in name.split(".") if word not in WRAPPERS), param)
         for group in optimizer.param_groups
@@ -184,6 +184,6 @@ def _tensors(entry: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A copy of all of a tensor. Must be called by all ranks that hold a part of it."""
+    """A copy of the whole tensor. Must be called by all ranks that hold a part of it."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
     return whole.detach().clone()

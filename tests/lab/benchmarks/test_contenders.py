@@ -19,8 +19,8 @@ pytestmark = pytest.mark.live
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, list[ContenderCost]]:
-    """What each of four ranks read, by contender."""
-    with pytest.MonkeyPatch.context() as patch:  # the checks of DETAIL send bytes of their own
+    """The measurements of each of four ranks, by contender."""
+    with pytest.MonkeyPatch.context() as patch:  # the checks of DETAIL would send bytes
         patch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
         by_rank = launch(read_contenders, 4, args=(list(CONTENDERS), WORK, 1), timeout=60)
     return {name: [ranks[i] for ranks in by_rank] for i, name in enumerate(CONTENDERS)}

@@ -1,4 +1,4 @@
-"""The benchmark of ``gram``: its tables hold what was measured, and its script writes them."""
+"""The benchmark of ``gram``: its tables hold the measurements, and its script writes them."""
 
 from __future__ import annotations
 

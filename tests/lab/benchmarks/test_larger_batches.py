@@ -1,4 +1,4 @@
-"""The table over batches says what its costs do, whatever the machine's speed."""
+"""The table over batches shows its costs, at any speed of the machine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_has_a_row_for_each_batch_from_real_ranks(found: dict[int, Costs]) ->
 
 @pytest.mark.live
 def test_ratios_are_of_the_slowest_rank_within_a_round(found: dict[int, Costs]) -> None:
-    """Known seconds in place of read ones: 2, 9 and 4 against 1, 3 and 1."""
+    """With known seconds instead of measured ones: 2, 9 and 4 against 1, 3 and 1."""
 
     def timed(costs: Costs, name: str, slow: tuple[float, ...]) -> Costs:
         fast = ContenderSeconds((0.25,) * 3, (0.25,) * 3, (0.0,) * 3)

@@ -1,4 +1,4 @@
-"""Loss curves: runs that differ in nothing but the way, and what is said of them."""
+"""Loss curves: runs differ only in the recipe, and the tables describe them correctly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of Newton–Schulz by name: what it counts and what it writes, on small matrices."""
+"""The benchmark of Newton–Schulz recipes: its counts and its files, on small matrices."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_every_contender_is_timed_once_a_round(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_floor_counts_a_recipes_own_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Four steps of degree 5, 5, 7, 7 on a square: 4 (½ + 1) products long, ½ · 6 square.
+    # Four steps of degree 5, 5, 7, 7: 4 · (½ + 1) long products, and ½ · 6 square ones.
     recipe = RECIPES["minimax_bf16"]
     assert form_of(recipe, 64, 64) == "direct"
     assert operations_once(recipe, [(64, 64)]) == 2 * 64**3 * (4 * 1.5 + 0.5 * 6)

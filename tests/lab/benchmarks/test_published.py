@@ -1,4 +1,4 @@
-"""What others published beside the planner's: the committed table is what the planner says today."""
+"""Published figures next to the planner's: the committed table holds the planner's current figures."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_only_what_the_reports_own_traces_contradict_has_another_sign(
 
 
 def test_every_sign_could_have_been_another() -> None:
-    # No figure here is negative: none lies below 0, and none above infinity.
+    # No figure here is negative, so none lies below 0 or above infinity.
     signed = [claim for claim in CLAIMS if claim.above is not None or claim.below is not None]
     assert signed
     for claim in signed:
@@ -122,7 +122,7 @@ def test_a_claim_whose_number_lies_elsewhere_than_it_says_is_refused() -> None:
 def test_updates_are_the_stock_iterations_in_float64(rows: int, columns: int) -> None:
     G = gaussian(rows, columns)
     stock = zeropower_via_newtonschulz(G).double()
-    assert float((orthogonalized(G) - stock).norm() / stock.norm()) < 0.02  # bf16 rounds to 1 in 256
+    assert float((orthogonalized(G) - stock).norm() / stock.norm()) < 0.02  # bf16 rounds to 1 part in 256
     halves = torch.cat([orthogonalized(half) for half in G.chunk(2)])
     assert torch.equal(orthogonalized(G, 2), halves)
 

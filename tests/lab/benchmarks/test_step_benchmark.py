@@ -1,4 +1,4 @@
-"""The benchmark of whole steps: who steps what, what is counted, and what is written, on small matrices."""
+"""The benchmark of whole steps: its contenders, its counts and its files, on small matrices."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ from scripts.lab.benchmarks.steps_over_ranks import (
 CPU = torch.device("cpu")
 SMALL = StepSet(((16, 16), (32, 16), (16, 32)) * 4)
 KELLER_JORDAN_OPERATIONS = 5 * (2 * 16**3 + 2 * 16**3 + 2 * 16**3)
-"""Of one 16 × 16 matrix: five times three products."""
+"""For one 16 × 16 matrix: five times three products."""
 
 
 class WritesToGradients(torch.optim.SGD):
-    """Leaves nothing of its gradients."""
+    """Overwrites its gradients."""
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         super().step()
@@ -58,7 +58,7 @@ class WritesToGradients(torch.optim.SGD):
 
 
 class Fails(torch.optim.SGD):
-    """Cannot step."""
+    """Fails in every step."""
 
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         raise RuntimeError("not on this machine\nreally not")
@@ -128,7 +128,7 @@ def test_memory_and_products_are_those_of_the_first_step(run: StepRun) -> None:
 @pytest.mark.parametrize(("name", "kind"), [("you_jiacheng", "bf16"), ("three_steps", "fp32")])
 def test_products_in_place_are_counted_too(name: str, kind: str) -> None:
     G, recipe = torch.ones(400, 400), RECIPES[name]
-    orthogonalize(G, recipe)  # what is tried out once is no part of it
+    orthogonalize(G, recipe)  # trying things out once is not counted
     seen = watch(lambda: orthogonalize(G, recipe), torch.device("cpu"))
     assert seen.operations == {kind: pytest.approx(flops(recipe, 400, 400, "direct", symmetric_share(400)))}
 
@@ -245,7 +245,7 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
     ]
 
 
-# What is written
+# The files
 
 
 def tables(run: StepRun) -> list[Table]:

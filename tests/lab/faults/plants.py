@@ -1,4 +1,4 @@
-"""What ranks do in the campaign's own tests: every way to end badly, done on purpose. Free of pytest."""
+"""Ranks for the campaign's own tests: every way to end badly, done on purpose. Does not import pytest."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from scripts.lab.faults.case import STRUCK, Case, RankRecord
 
 
 def healthy(rank: int, case: Case, folder: str) -> RankRecord:
-    """The case as it is."""
+    """The case without a planted fault."""
     return in_rank.play_alone(rank, case, folder)
 
 
 def a_broken_package(rank: int, case: Case, folder: str) -> RankRecord:
-    """One rank takes half as much again of every gradient: nothing is raised, and the numbers are wrong."""
+    """One rank multiplies every gradient by 1.5: nothing is raised, and the numbers are wrong."""
     right = momentum.momentum_update
 
     def wrong(buffer: torch.Tensor, grad: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -32,7 +32,7 @@ def a_broken_package(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
-    """One rank leaves a process behind that no longer belongs to it."""
+    """One rank leaves a detached process behind."""
     if rank == case.rank and os.fork() == 0:
         os.setsid()
         time.sleep(60)
@@ -41,21 +41,21 @@ def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def the_wrong_name(rank: int, case: Case, folder: str) -> None:
-    """Another rank than the guilty one ends first."""
+    """A rank other than the guilty one ends first."""
     if rank != case.rank:
         os._exit(3)
     time.sleep(30)
 
 
 def an_abort(rank: int, case: Case, folder: str) -> None:
-    """Another rank than the guilty one is ended by SIGABRT."""
+    """A rank other than the guilty one is ended by SIGABRT."""
     if rank != case.rank:
         os.abort()
     time.sleep(30)
 
 
 def a_hang(rank: int, case: Case, folder: str) -> RankRecord:
-    """The fault happens, and everybody goes on after twice the time they have."""
+    """The fault happens, and all ranks go on only after twice the time limit."""
     if rank == case.rank:
         Path(folder, STRUCK).write_text(str(time.monotonic()))
     time.sleep(0.4)
@@ -63,5 +63,5 @@ def a_hang(rank: int, case: Case, folder: str) -> RankRecord:
 
 
 def a_bare_error(rank: int, case: Case, folder: str) -> RankRecord:
-    """All ranks meet an error of torch's own."""
+    """All ranks raise one of torch's own errors."""
     return RankRecord(rank, "index out of range", "IndexError", named=False)

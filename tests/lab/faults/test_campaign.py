@@ -1,4 +1,4 @@
-"""A sample of the campaign: what is drawn, and that some kinds end as they should; all of it, exhaustive."""
+"""A sample of the campaign: the draw, and the right ends of some kinds; all kinds under ``exhaustive``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def campaign() -> Iterator[Campaign]:
 
 
 def outcomes_of(campaign: Campaign, cases: list[Case]) -> list[str]:
-    """How those ended that ended badly."""
+    """The verdicts of the cases that ended badly."""
     numbered = [replace(case, number=number) for number, case in enumerate(cases)]
     return [f"{o.verdict}: {o.case}: {o.detail}" for o in campaign.run(numbered) if not o.is_good]
 

@@ -1,4 +1,4 @@
-"""The judge, held to planted outcomes: first as records, then as real processes that end badly."""
+"""The judge recognizes planted outcomes: first as records, then as real processes that end badly."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def sharded_off() -> float:
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Updates of gate above up, (688 + 688) × 256: as one matrix, and each alone. Scales gate's gradient."""
+    """Updates of gate above up, (688 + 688) × 256: as one matrix, and each alone. Gate's is scaled."""
     G = gaussian(1376, 256)
     G[:688] *= scale
     return orthogonalized(G), orthogonalized(G, 2)

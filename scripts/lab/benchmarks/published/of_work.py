@@ -59,7 +59,7 @@ def by_local_products(ranks: int) -> float:
 
 
 def walked(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -> TimedRun:
-    """The optimizer's step alone, with all ranks of a plan walked together on a machine."""
+    """Only the optimizer's step, with all ranks of a plan walked together on a machine."""
     steps = (
         step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window, **settings)
         for rank in plan.grid.ranks
