@@ -91,14 +91,17 @@ class PeakMemory(TorchDispatchMode):
         return peak
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
-        known = {id(storage) for storage in before if storage is not None}
         result = func(*args, **(kwargs or {}))
+        self.add_new(result, args, kwargs)
+        return result
+
+    def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
+        """Count the storages that an operation has made: those of its result, except its arguments' own."""
+        known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)
-            if storage is not None and id(storage) not in known:
+            if storage is not None and all(storage is not other for other in known):
                 self._add(storage)
-        return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         key, size = id(storage), storage.nbytes()

@@ -179,7 +179,8 @@ class RankWalks:
         """Walk one rank to its end, as if the others always arrived when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
-        with torch.no_grad(), PeakMemory() as memory, Work(self.machine) as work, ExitStack() as stack:
+        memory = PeakMemory()
+        with torch.no_grad(), Work(self.machine, memory) as work, ExitStack() as stack:
             token = AROUND.set(partial(self._iterate_once, memory, work))
             stack.callback(AROUND.reset, token)
             while True:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..evidence.memory import tensors_in
+from ..evidence.memory import PeakMemory, tensors_in
 from .machine import Machine
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
@@ -29,10 +30,11 @@ class Work(TorchDispatchMode):
     """Adds up the seconds of the operations that run while it is entered.
 
     ``product`` holds those of matrix products, ``copy`` those of everything else. Checks that look at values
-    do nothing on the meta device, and are not charged.
+    do nothing on the meta device, and are not charged. A ``memory`` also counts the bytes of new tensors.
     """
 
     machine: Machine
+    memory: PeakMemory | None = None
     product: float = 0.0
     copy: float = 0.0
     operations: int = 0
@@ -52,20 +54,23 @@ class Work(TorchDispatchMode):
         return taken
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.removeprefix("aten::").removesuffix("_")
-        result = _result(name, func, args, kwargs or {})
+        kind, kwargs = _kind_of(func), kwargs or {}
+        written = _written(kind, args, kwargs) if kind.writes else None
+        result = _result(kind, func, args, kwargs, written)
+        if self.memory is not None and not kind.is_view and result is not written:
+            self.memory.add_new(result, args, kwargs)
         self.operations += 1
         executes, works = 0.0, True
-        if name in _PRODUCTS:
-            first, second = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
+        if kind.product is not None:
+            first, second = args[kind.product], args[kind.product + 1]
             *batch, rows, inner = first.shape
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
-        elif name in _NO_DATA or name.startswith(_MARKS) or _is_view(func):
+        elif kind.is_view or kind.moves_nothing:
             works = False
         else:
-            read = args[1:] if name in _WRITES_ONLY else args
+            read = args[1:] if kind.name in _WRITES_ONLY else args
             moved = sum(x.numel() * x.itemsize for x in tensors_in(read, kwargs, result))
             executes = self.machine.copy_seconds(moved)
             self.copy += executes
@@ -83,35 +88,48 @@ class Work(TorchDispatchMode):
         return max(0.0, self.machine.operation - executes) if works else 0.0
 
 
-def _result(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+class _Kind(NamedTuple):
+    """What an operation's schema says of it; ``product`` is the place of the first factor."""
+
+    name: str
+    product: int | None
+    is_view: bool
+    moves_nothing: bool
+    writes: bool
+
+
+@cache
+def _kind_of(func: Any) -> _Kind:
+    schema, tags = func._schema, getattr(func, "tags", ())
+    name = schema.name.removeprefix("aten::").removesuffix("_")
+    alias = schema.returns[0].alias_info if schema.returns else None
+    writes = len(schema.returns) == 1 and alias is not None and alias.is_write
+    return _Kind(
+        name,
+        _PRODUCTS.get(name),
+        is_view=alias is not None and not alias.is_write,
+        moves_nothing=name in _NO_DATA or name.startswith(_MARKS),
+        writes=writes and torch.Tag.inplace_view not in tags and schema.name not in _RESIZES,
+    )
+
+
+def _result(kind: _Kind, func: Any, args: Any, kwargs: Any, written: Tensor | None) -> Any:
     """The result of an operation. PyTorch's own meta kernels take a millisecond for a product, for the
     smallest and largest element, or for an in-place write, so these are not called."""
-    written = _written(func, args, kwargs)
-    if written is not None and written.is_meta:
+    if written is not None:
         return written
     first = args[0] if args else None
-    if not isinstance(first, Tensor) or not first.is_meta or written is not None:
-        return func(*args, **kwargs)
-    if name in _PRODUCTS and "dtype" not in kwargs:
-        left, right = args[_PRODUCTS[name]], args[_PRODUCTS[name] + 1]
-        return left.new_empty((*left.shape[:-1], right.shape[-1]))
-    if name == "aminmax" and not kwargs:
-        return first.new_empty(()), first.new_empty(())
+    if isinstance(first, Tensor) and first.is_meta and not kind.writes:
+        if kind.product is not None and "dtype" not in kwargs:
+            left, right = args[kind.product], args[kind.product + 1]
+            return left.new_empty((*left.shape[:-1], right.shape[-1]))
+        if kind.name == "aminmax" and not kwargs:
+            return first.new_empty(()), first.new_empty(())
     return func(*args, **kwargs)
 
 
-def _written(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that an operation only writes to and returns: its first argument, or ``out``."""
-    returns = func._schema.returns
-    alias = returns[0].alias_info if len(returns) == 1 else None
-    if alias is None or not alias.is_write or torch.Tag.inplace_view in func.tags:
-        return None
+def _written(kind: _Kind, args: Any, kwargs: Any) -> Tensor | None:
+    """The tensor that an operation writes to and returns: its first argument, or ``out``."""
     out = kwargs.get("out", args[0] if args else None)
-    is_filled = isinstance(out, Tensor) and out.numel() > 0  # an empty tensor would be resized
-    return out if is_filled and func._schema.name not in _RESIZES else None
-
-
-def _is_view(func: Any) -> bool:
-    """Whether an operation only returns a view of its argument."""
-    returned = func._schema.returns
-    return bool(returned) and returned[0].alias_info is not None and not returned[0].alias_info.is_write
+    is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty one is resized
+    return out if is_filled else None
