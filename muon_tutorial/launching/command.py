@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -37,18 +38,25 @@ def begin_command() -> None:
         _end(f"error: the working directory cannot be used: {error.strerror}; change to another", BAD_INPUT)
 
 
+@contextlib.contextmanager
+def without_collecting() -> Iterator[None]:
+    """Keep the garbage collector off, for work that creates many objects and drops few."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 def import_without_collecting(name: str) -> None:
     """Import a module with the garbage collector off.
 
     Importing torch creates about a million objects, none of them garbage; this saves a third of the time.
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with without_collecting():
         importlib.import_module(name)
-    finally:
-        if collects:
-            gc.enable()
 
 
 def keep_what_is_imported() -> None:

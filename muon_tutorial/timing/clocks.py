@@ -75,8 +75,8 @@ class _Clocks:
 
     def watch(self, each: np.ndarray) -> float:
         """The watched position's value at the first speed; an axis may have length 1."""
-        index = (min(i, n - 1) for i, n in zip(self.watched, each.shape[1:], strict=True))
-        return float(each[(0, *index)])
+        places = zip(self.watched, each.shape[1:], strict=True)
+        return float(each[(0, *(place if size > 1 else 0 for place, size in places))])
 
 
 @dataclass(slots=True, eq=False)

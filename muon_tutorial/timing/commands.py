@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from ..errors import UsageError
+from ..launching.command import without_collecting
 from ..plan.strategies import ROUND_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
@@ -32,12 +33,12 @@ examples:
   python -m muon_tutorial plan mymodels:small --grid dp=4 --machine machine.json
 """
 LEGEND = (
-    "Of the rank that computes most. own: without averaging gradients, which AdamW pays for as well "
-    "(gradients: what that adds where backward hides none of it). products: Newton–Schulz. others: waiting "
-    "for ranks that have more to do; bytes: for communication. inside, between: bytes sent within a node and "
-    "out of it. shares: of Newton–Schulz, 1 is fair among all ranks. held: the matrices' parameters and "
-    "gradients. state: momentum and master weights. peak: what Muon's step adds; FSDP2's: what FSDP2, or "
-    "DDP, adds. "
+    "All numbers are for the rank that computes most. own: the step without averaging gradients, which AdamW "
+    "needs, too (gradients: what averaging adds if backward hides none of it). products: Newton–Schulz. "
+    "others: waiting for ranks that have more to do; bytes: waiting for communication. inside, between: "
+    "bytes sent within a node and between nodes. shares: Newton–Schulz work, relative to an even division "
+    "among all ranks. held: the matrices' parameters and gradients. state: momentum and master weights. "
+    "peak: what Muon's step adds; FSDP2's: what FSDP2 or DDP adds. "
     f"{PREDICTED}"
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -66,7 +67,7 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
     """Add ``plan`` to a command line."""
     parser = commands.add_parser(
         "plan",
-        help="say what a step of each strategy would cost, without running it",
+        help="estimate what a step of each strategy costs, without running it",
         description="What a distributed Muon step costs for a model on a grid: bytes, work, memory, seconds.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -95,13 +96,13 @@ def add_plan(commands: argparse._SubParsersAction) -> None:
         "--batch",
         type=int,
         metavar="TOKENS",
-        help="tokens in a batch: say what part of a step the optimizer is",
+        help="tokens in a batch; also prints the optimizer's part of a training step",
     )
     parser.add_argument(
         "--map",
         type=Path,
         metavar="FILE.svg",
-        help="draw who wins, by ranks and bandwidth",
+        help="draw the fastest strategy by ranks and bandwidth",
     )
     for name, default, what in (
         ("param", "bf16", "parameters"),
@@ -129,6 +130,7 @@ def add_calibrate(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=measure, json=False)
 
 
+@without_collecting()  # a sixth of the time
 def plan(options: argparse.Namespace) -> int:
     """Print what each strategy would cost."""
     if options.window < 1:
