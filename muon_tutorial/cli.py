@@ -83,7 +83,9 @@ from .training.stopping import (
 from .worlds.live import gather_objects
 
 STOPPING = "stopping after this step and saving; once more ends it at once"
-NOT_FOUND_AGAIN = "restarted ranks find their run by torchrun's --rdzv-id, or --out: beginning anew"
+NOT_FOUND_AGAIN = (
+    "restarted ranks find their run by torchrun's --rdzv-id, or --out: starting from the beginning"
+)
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
 SETTINGS = {
@@ -98,7 +100,7 @@ SETTINGS = {
         "steps": "optimizer steps ({})",
         "batch": "sequences in the global batch, split over dp ({})",
         "context": "bytes in a sequence ({})",
-        "lr": "peak learning rate, for Muon and AdamW alike ({})",
+        "lr": "peak learning rate of Muon and AdamW ({})",
         "seed": "seed of the first weights and of the batches ({})",
         "text": "train on this UTF-8 file (default: the Python standard library's sources)",
     },
@@ -211,7 +213,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
     job.check_inputs(settings, settings.world_size)
     saving = _going_on(folder, said, options)
     if saving.begin is None:
-        raise UsageError(f"{folder.path} holds no complete checkpoint: start the run anew")
+        raise UsageError(f"{folder.path} holds no complete checkpoint: start a new run")
     if saving.begin >= settings.steps:
         raise UsageError(f"the run in {folder.path} has taken all of its {settings.steps} steps")
     print(f"going on after step {saving.begin} of {settings.steps}, in {folder.path}", file=sys.stderr)
@@ -324,7 +326,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
     commands.add_parser(
-        "torchrun", add_help=False, help="torch's torchrun, whose ranks also restart on several machines"
+        "torchrun", add_help=False, help="torch's torchrun, with ranks that can restart across machines"
     )
     add_plan(commands)
     add_calibrate(commands)

@@ -105,7 +105,7 @@ def looked_at(page: Path, axe: Path | None, shots: Path | None) -> None:
         measured(driver, page)
         own = (page.as_uri(), "about:blank", "data:", "chrome:")
         others = [url for url in requested(driver) if not url.startswith(own)]
-        print(f"requests beside the page itself: {len(others)}", *others[:5], sep="\n  ")
+        print(f"requests besides the page itself: {len(others)}", *others[:5], sep="\n  ")
         for scheme in ("light", "dark"):
             features = [{"name": "prefers-color-scheme", "value": scheme}]
             driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})

@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     seconds = time.monotonic() - begun
     for name, count in totals(outcomes).items():
         print(f"{name:>18} {count or '–'}")
-    print(f"the rank at fault named: {100 * share_named(outcomes):.1f} %; {seconds:.0f} s")
+    print(f"the rank at fault was named in {100 * share_named(outcomes):.1f} % of refusals; {seconds:.0f} s")
     if asked.out is not None:
         write(asked, outcomes, seconds)
     return int(not all(outcome.is_good for outcome in outcomes))
@@ -66,9 +66,9 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
-    parser.add_argument("--count", type=int, default=600, help="cases of a seed (600)")
+    parser.add_argument("--count", type=int, default=600, help="number of cases for each seed (600)")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds with these words in their name")
-    parser.add_argument("--case", type=int, metavar="K", help="the K-th case of the seed alone")
+    parser.add_argument("--case", type=int, metavar="K", help="run only the K-th case of the seed")
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument("--out", type=Path, help="folder for the table (results/ for whole campaigns)")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="every outcome as a line of JSON")
@@ -130,7 +130,7 @@ def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) ->
     folder = made(asked.out)
     write_whole(folder / "faults.md", as_markdown(outcomes, facts, asked.count))
     write_whole(folder / "faults.json", json.dumps(as_data(outcomes, facts), indent=1) + "\n")
-    print(f"wrote {folder / 'faults.md'} and faults.json beside it")
+    print(f"wrote {folder / 'faults.md'} and faults.json")
 
 
 if __name__ == "__main__":

@@ -86,11 +86,13 @@ def problems(driver: Any, width: int, height: int) -> list[str]:
     """Which of title, question and hero picture are not on the first screen of the open page."""
     title, question, hero = driver.execute_script(_BOXES)
     wrong = {
-        "the title is not on it": not (title and title["top"] >= 0 and title["bottom"] <= height),
-        "the question is not on it": not (question and question["bottom"] <= height),
+        "the title is not on the first screen": not (
+            title and title["top"] >= 0 and title["bottom"] <= height
+        ),
+        "the question is not on the first screen": not (question and question["bottom"] <= height),
         "there is no hero picture": not hero,
-        "half of the hero picture is below it": hero and _shown(hero, height) < 0.5,
-        "the hero picture is wider": hero and (hero["left"] < 0 or hero["right"] > width),
+        "more than half of the hero picture is below the screen": hero and _shown(hero, height) < 0.5,
+        "the hero picture is wider than the screen": hero and (hero["left"] < 0 or hero["right"] > width),
     }
     return [what for what, is_so in wrong.items() if is_so]
 
@@ -136,7 +138,7 @@ def write(target: Path, prefixes: Sequence[str] = ()) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="first_screens.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="how the notebooks' names start: 00, 01 …; all without")
+    parser.add_argument("names", nargs="*", help="beginnings of the notebooks' names: 00, 01 …; default: all")
     parser.add_argument("--out", type=Path, default=TARGET, metavar="FOLDER", help="(dist/first_screens)")
     options = parser.parse_intermixed_args(arguments)
     return answered("first_screens", lambda: write(options.out, options.names))

@@ -57,12 +57,11 @@ def said(figures: Callable[[int], float]) -> str:
 def table() -> str:
     """The table of docs/evidence.md."""
     rows = {
-        "gate and up of (688 + 688) × 256 as one: distance from each alone, over its norm": lambda it: (
-            gate_and_up(it)[0]
-        ),
-        "the same: norm of each alone over the norm as one": lambda it: gate_and_up(it)[1],
-        "gate's gradient five times larger: up's norm over its due": lambda it: gate_and_up(it, 5.0)[2],
-        "256 × 256, halves of the rows each alone (tp = 2): distance": shards,
+        "gate and up of (688 + 688) × 256 as one matrix: "
+        "distance from the correct update, over its own norm": lambda it: gate_and_up(it)[0],
+        "the same: norm of the correct update over its norm": lambda it: gate_and_up(it)[1],
+        "gate's gradient 5 times larger: up's norm over its correct norm": lambda it: gate_and_up(it, 5.0)[2],
+        "256 × 256, each half of the rows orthogonalized alone (tp = 2): relative distance": shards,
     }
     lines = (f"| {what} | {said(figures)} |" for what, figures in rows.items())
     return "\n".join([f"| Gaussian gradients, {SEEDS} seeds | least to largest |", "|---|---|", *lines])

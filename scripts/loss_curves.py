@@ -56,8 +56,8 @@ OPENING = (
     "Newton–Schulz (`stock`) and with other ways of `Muon(orthogonalize=…)`; nothing else differs, and "
     "the learning rate was not tuned for any of them. The updates of `minimax` and `three_steps` are "
     "larger than stock's, whose singular values end mostly below 1: by 1/0.87 for a Gaussian matrix. One "
-    "series steps with 0.87 of the rate (Muon's alone), which makes them as large; that idea came after "
-    "minimax's loss at the full rate had been seen.\n\n"
+    "series uses 0.87 times Muon's rate, which makes its updates as large as stock's; we added it after we "
+    "had seen minimax's loss at the full rate.\n\n"
     "What this shows: whether a way's loss, on this small model and in these steps, differs from stock's "
     "by more than seeds differ among themselves. What it does not show: that the same holds for large "
     "models, for long runs or for another learning rate. Three differences of one sign come by chance one "
@@ -76,9 +76,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
     parser = result_parser(__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds, counted from 0")
     parser.add_argument(
-        "--way", action="append", choices=ways(), metavar="NAME", help="beside stock, only these; repeat"
+        "--way",
+        action="append",
+        choices=ways(),
+        metavar="NAME",
+        help="besides stock, only this one; may be repeated",
     )
     asked = parser.parse_args(arguments)
     check_counts(parser, asked, "steps", "seeds")

@@ -160,7 +160,7 @@ def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
     if "child-may-fail" not in tags:
         said += [f"{item['command']} ended with exit code {item['exit']}" for item in failed]
     if wants_ranks(cell) and not any(item["kind"] == "ranks" and item["returned"] for item in evidence):
-        said.append("was to run real ranks, and none ran")
+        said.append("this cell should run real ranks, but none ran")
     return [Problem(cell["id"], what) for what in said]
 
 

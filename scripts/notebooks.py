@@ -235,7 +235,7 @@ def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Pro
     """Cells whose outputs differ from those of a fresh run, except cells tagged ``volatile``."""
     pairs = zip(fresh.cells, committed.cells, strict=False)
     return [
-        Problem(mine.id, "a fresh run gives other outputs")
+        Problem(mine.id, "the outputs differ from those of a fresh run")
         for mine, theirs in pairs
         if _shown(mine) != _shown(theirs)
     ]
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="notebooks.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("command", choices=("build", "check", "run"))
-    parser.add_argument("names", nargs="*", help="how the texts' names start: 00, 01 …; all of them without")
+    parser.add_argument("names", nargs="*", help="beginnings of the texts' names: 00, 01 …; default: all")
     parser.add_argument(
         "--run", action="store_true", help="check: compare with the outputs of a fresh run, too"
     )

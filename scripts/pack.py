@@ -74,9 +74,7 @@ def wheel() -> bytes:
         UsageError: hatchling is not installed, or could not build the wheel; the message says why.
     """
     if find_spec("hatchling") is None:
-        raise UsageError(
-            "hatchling, which builds the wheel, is not installed; the extra `notebooks` brings it"
-        )
+        raise UsageError("hatchling, which builds the wheel, is not installed; install the extra `notebooks`")
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
             [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
@@ -105,7 +103,7 @@ def installed(name: str) -> bytes:
         found = []
     files = [file for file in found if file.suffix != ".pyc" and file.name not in _LEFT_OUT]
     if not any(file.suffix == ".py" for file in files):
-        raise UsageError(f"{name} is not installed here, or not by pip; `python -m pip install {name}`")
+        raise UsageError(f"{name} is not installed here, or not by pip; run `python -m pip install {name}`")
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w", compresslevel=9) as zipped:
         for file in sorted(files, key=str):
@@ -160,9 +158,7 @@ def write(lessons: Sequence[series.Lesson], folder: Path) -> None:
     """
     for path in [folder / lesson.file for lesson in lessons]:
         if path.exists() and path.stat().st_size and not is_untouched(path):
-            raise UsageError(
-                f"{path} may hold somebody's work: it is not as it was packed. Move it, or use --out"
-            )
+            raise UsageError(f"{path} may hold edits, so it is not overwritten. Move it, or use --out")
     originals = [read_notebook(FOLDER / lesson.file) for lesson in lessons]
     made(folder)
     source = setup_cell(wheel(), *map(installed, CARRIED))
@@ -174,7 +170,7 @@ def write(lessons: Sequence[series.Lesson], folder: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; all of them without")
+    parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; default: all")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="(dist/notebooks)")
     options = parser.parse_intermixed_args(arguments)
     chosen = dict.fromkeys(options.names) or [lesson.number for lesson in series.LESSONS]

@@ -191,7 +191,7 @@ def _linked(text: str) -> str:
 def one_page() -> str:
     """The page of the site that shows the whole step as one program."""
     code = ONE_PAGE.read_text(encoding="utf-8")
-    said = "The whole step, with torch alone: seven phases, each with the layout before and after it."
+    said = "The whole step with only torch: seven phases, each with the layouts before and after it."
     return text_page(f"# The step on one page\n\n{said}\n\n```python\n{code}```\n", [ALL])
 
 
@@ -475,7 +475,7 @@ def write(
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="pages.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="how the notebooks' names start: 00, 01 …; all without")
+    parser.add_argument("names", nargs="*", help="beginnings of the notebooks' names: 00, 01 …; default: all")
     parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (dist/pages)")
     parser.add_argument(
         "--still", action="store_true", help="a still picture for each widget; nothing is run"

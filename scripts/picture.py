@@ -257,7 +257,7 @@ def wanted() -> dict[Path, str]:
     """
     text, run = README.read_text(encoding="utf-8"), recording.load()
     if not _README_PART.search(text):
-        raise UsageError(f"{README.name} has no part that is marked as made here")
+        raise UsageError(f"{README.name} has no part between this script's markers")
     image = f'<img src="docs/{TARGET.name}" width="{WIDTH}" alt="{html.escape(alt(run), quote=True)}">'
     still = f'<source media="(prefers-reduced-motion: reduce)" srcset="docs/{SHEET.name}">'
     shown = f"<picture>\n{still}\n{image}\n</picture>"

@@ -16,7 +16,7 @@ def read_notebook(path: Path) -> NotebookNode:
     Raises:
         UsageError: the file is missing, or is not a notebook; the message says how to restore it.
     """
-    remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` makes it anew"
+    remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` builds it again"
     if not path.is_file():
         raise UsageError(f"{path} is missing; {remedy}")
     try:

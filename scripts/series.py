@@ -26,7 +26,7 @@ GLOSSARY = FOLDER / "GLOSSARY.md"
 SETUP = """\
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
     ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
     places = [here, root.parent] if ours else [here]
@@ -61,7 +61,7 @@ def with_series(text: str, lesson: series.Lesson) -> str:
         UsageError: the text has no place for them.
     """
     if not (_PARAMETERS_HEAD in text or HERO_HEAD in text) or not _LINKS.search(text):
-        raise UsageError(f"the text of lesson {lesson.number} lacks its links, or its cell of parameters")
+        raise UsageError(f"the text of lesson {lesson.number} has no list of links or no `parameters` cell")
     links = textwrap.indent(series.navigation(lesson) + "\n", "# ")
     text = _LINKS.sub(lambda _: links, _COLAB.sub("", text), count=1)
     if HERO_HEAD in text:
@@ -78,7 +78,7 @@ def wanted() -> dict[Path, str]:
         UsageError: the README is missing or has no place for the table, or a text has no place for its parts.
     """
     if not README.is_file() or not _README_PART.search(_read(README)):
-        raise UsageError(f"{README} is missing, or has no part that is marked as made here")
+        raise UsageError(f"{README} is missing, or has no part between this script's markers")
     texts = {lesson: FOLDER / "src" / f"{lesson.stem}.py" for lesson in series.LESSONS}
     return {
         **{path: with_series(_read(path), lesson) for lesson, path in texts.items() if path.exists()},

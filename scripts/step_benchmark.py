@@ -47,9 +47,9 @@ from scripts.result_files import (  # noqa: E402
 STEM = "step_benchmark"
 LAYERS, ROUNDS = 3, 3
 OPENING = (
-    f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds hold on its "
-    "machine alone. Contenders do not all do the same: read the second table beside the first. On a machine "
-    f"with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
+    f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds are valid "
+    "only for its machine. Contenders do not all do the same work: the second table says what each does. On "
+    f"a machine with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
 )
 BLOCK = re.compile(rf"(<!-- from results/{STEM}\.json -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -70,10 +70,14 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
-        "--way", action="append", choices=ways(), metavar="NAME", help="of this Muon, only these ways; repeat"
+        "--way",
+        action="append",
+        choices=ways(),
+        metavar="NAME",
+        help="of this Muon, only this recipe; may be repeated",
     )
     parser.add_argument(
-        "--over-ranks", choices=ways(), default=STOCK, metavar="NAME", help="the way on ranks"
+        "--over-ranks", choices=ways(), default=STOCK, metavar="NAME", help="the recipe over ranks"
     )
     asked = parser.parse_args(arguments)
     check_counts(parser, asked, "layers", "rounds")

@@ -44,9 +44,9 @@ OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 def main(arguments: list[str] | None = None) -> int:
     """Measure, predict, compare, write."""
     parser = result_parser(__doc__)
-    parser.add_argument("--machine", type=Path, help="a calibrated machine's file; else it is calibrated now")
+    parser.add_argument("--machine", type=Path, help="a calibrated machine's file; default: calibrate now")
     parser.add_argument(
-        "--again", action="store_true", help="predict anew what the kept results have measured"
+        "--again", action="store_true", help="predict the stored measurements again, without running anything"
     )
     parser.add_argument("--measure", nargs=2, metavar=("MBIT", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)

@@ -79,7 +79,9 @@ def run(
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
     shaped = record_shaped(task, rate)
     if shaped is None:
-        print("This machine cannot limit its loopback: only the bare one is measured.", file=sys.stderr)
+        print(
+            "This machine cannot limit its loopback, so only the unlimited one is measured.", file=sys.stderr
+        )
     else:
         links.append((rate, bytes_of(rate), shaped))
     machine = given or average_machines(before, calibrate())
@@ -162,12 +164,12 @@ def options() -> argparse.ArgumentParser:
     )
     for name, default in asdict(TimelineTask()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", default="200mbit", help="of the limited loopback, as tc writes it")
-    parser.add_argument("--machine", type=Path, help="a file that calibrate wrote (else it is measured now)")
+    parser.add_argument("--rate", default="200mbit", help="rate of the limited loopback, in tc's notation")
+    parser.add_argument("--machine", type=Path, help="a file from calibrate (default: measure now)")
     parser.add_argument("--folder", type=Path, help="write table, pictures and traces here")
     parser.add_argument("--write", action="store_true", help="into results/, with the lessons' recording")
     parser.add_argument(
-        "--again", action="store_true", help="predict the lessons' recording anew; nothing runs"
+        "--again", action="store_true", help="predict the lessons' recording again, without running anything"
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     return parser

@@ -100,8 +100,8 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--tp 3 --heads 4 --width 16", "--tp 3 cuts --heads 4 unevenly"),
         ("--heads 3", "--width 16 must give each of --heads 3 the same even width; try --width 12"),
         ("--width 18", "--width 18 must give each of --heads 2 the same even width; try --width 16"),
-        ("--out {}/file", "a file stands in its place"),
-        ("--out {}/file/run", "a file stands in its place"),
+        ("--out {}/file", "there is a file with this name"),
+        ("--out {}/file/run", "there is a file with this name"),
         ("--out {}/used", "already in use"),
         ("--steps 0", "at least 1"),
         ("--dp many", "'many'"),
@@ -248,7 +248,7 @@ def test_sigusr1_saves_and_the_run_goes_on_until_it_is_told_otherwise(tmp_path: 
     [
         (signal.SIGINT, [], cli.INTERRUPTED, "interrupted; the steps so far are in {}"),
         (signal.SIGTERM, [], 143, "terminated; the steps so far are in {}"),
-        (None, ["--grace", "0.5"], 143, "not saved within 0.5 s (--grace); older checkpoints are whole"),
+        (None, ["--grace", "0.5"], 143, "not saved within 0.5 s (--grace); older checkpoints are intact"),
     ],
 )
 def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_is_over(
@@ -281,10 +281,10 @@ def test_a_run_stops_when_its_time_is_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--resume", "{0}/none"], "{0}/none is no run folder"),
+        (["--resume", "{0}/none"], "{0}/none is not a run folder"),
         (["--resume", "{0}/run"], "{0}/run holds no complete checkpoint"),
         (["--resume", "{0}/run", "--out", "{0}/other"], "leave out --out"),
-        (["--resume", "{0}/run", "--lr", "0.5"], "--lr 0.5 is not the run's 0.02"),
+        (["--resume", "{0}/run", "--lr", "0.5"], "--lr 0.5 differs from the run's 0.02"),
         (["--resume", "{0}/run", "--dp", "3"], "--dp 3 cuts --batch 4 unevenly"),
         (["--save-every", "0"], "--save-every must be at least 1"),
     ],

@@ -64,7 +64,8 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     if global_rank() != owner:
-        return "" if answer is None else f"{where} must return None off rank {owner}, got {_kind(answer)}"
+        complaint = f"{where} must return None on every rank except {owner}, got {_kind(answer)}"
+        return "" if answer is None else complaint
     if not isinstance(answer, Tensor) or isinstance(answer, DTensor):
         return f"{where} must return the full plain tensor on its owner, got {_kind(answer)}"
     if answer.dtype != WIRE:
@@ -85,7 +86,7 @@ def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
     if not isinstance(answer, Tensor):
         return f"{where} {due}; got {_kind(answer)}"
     if isinstance(answer, DTensor) and not _placed_as(answer, state.param):
-        return f"{where} {due}; got a DTensor that lies as {answer.placements}"
+        return f"{where} {due}; got a DTensor with placements {answer.placements}"
     part = local_part(answer)
     if part.dtype != WIRE:
         return f"{where} {due}, in {WIRE}, as state['wire_dtype'] says; got {part.dtype}"

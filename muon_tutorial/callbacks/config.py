@@ -56,7 +56,7 @@ class DistributedConfig:
             if not callable(getattr(self, name)):
                 raise ConfigError(f"{name} must be a function, got {getattr(self, name)!r}")
         if not isinstance(self.prefetch_count, int) or self.prefetch_count < 0:
-            raise ConfigError(f"prefetch_count must be a whole number from 0 on, got {self.prefetch_count!r}")
+            raise ConfigError(f"prefetch_count must be an integer of at least 0, got {self.prefetch_count!r}")
         if not isinstance(self.state, dict):
             raise ConfigError(f"state must be a dict, got {type(self.state).__name__}")
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 Offset = tuple[int, ...]
 
 _REMEDY = (
-    "Parameters that are not the same (experts, pipeline stages) need names of their own: pass rename=. "
-    "A plain one that tensor parallelism cut must say so by partition_dim and partition_sizes"
+    "Different parameters (experts, pipeline stages) need different names: pass rename=. A plain tensor that "
+    "is a part of a tensor-parallel parameter needs the attributes partition_dim and partition_sizes"
 )
 
 
@@ -84,7 +84,7 @@ def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
             ours, theirs = (its.outlines.keys() - its.buffers for its in (summary, other))
             if ours and theirs and not ours & theirs:
                 raise CheckpointError(
-                    f"ranks {first[name]} and {rank} have no parameter in common, and each a buffer {name}. "
+                    f"ranks {first[name]} and {rank} both have a buffer {name}, but no common parameter. "
                     f"{_REMEDY}"
                 )
 

@@ -44,7 +44,7 @@ def target_of(path: str | os.PathLike[str]) -> Path:
     target = Path(path).absolute()
     target = target.resolve() if target.is_symlink() else target
     if not target.name:
-        raise CheckpointError(f"{target} is no place for a checkpoint: name a folder in it")
+        raise CheckpointError(f"{target} cannot be a checkpoint: name a folder inside it")
     return target
 
 
@@ -114,14 +114,14 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
     if os.path.lexists(target) and not _is_empty_folder(target):
         if existing == "refuse":
             raise CheckpointError(
-                f"{target} is not an empty folder: a checkpoint goes into a fresh one, or pass "
-                'existing="replace" to put it in the place of an older checkpoint'
+                f"{target} is not an empty folder: choose another one, or pass "
+                'existing="replace" to replace an older checkpoint'
             )
         if existing == "put aside":
             if not (target / manifest).is_file():
                 put_aside(target, save_id)
         elif not (target / manifest).is_file():
-            raise CheckpointError(f"{target} is no checkpoint of this format, and is not replaced")
+            raise CheckpointError(f"{target} is not a checkpoint in this format, so it is not replaced")
     draft = target.with_name(f".{target.name}.draft-{save_id}")
     draft.mkdir()
     return draft
@@ -246,7 +246,7 @@ def _plain(descriptor: int, path: Path) -> IO[bytes]:
     file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         file.close()
-        raise CheckpointError(f"{path} is no plain file")
+        raise CheckpointError(f"{path} is not a plain file")
     return file
 
 

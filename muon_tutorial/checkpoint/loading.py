@@ -86,8 +86,8 @@ def load_found(
             for rank, each in enumerate(found):
                 if each.digest != found[0].digest:
                     raise CheckpointError(
-                        f"{path} is another checkpoint on rank {rank} than on rank 0: the ranks share no "
-                        "file system, or it was replaced just now; load again"
+                        f"{path} is not the same checkpoint on rank {rank} as on rank 0: either the ranks "
+                        "share no file system, or it was just replaced; load again"
                     )
             unknown = sorted(found[0].saved.difference(*(each.names for each in found)))
             if unknown:
@@ -101,8 +101,8 @@ def load_found(
         if left and meeting.rank == 0:
             warnings.warn(
                 f"{path} holds optimizer state of {left[0]}"
-                f"{f' and {len(left) - 1} others' if left[1:] else ''}, which this optimizer does not step: "
-                "that is not loaded",
+                f"{f' and {len(left) - 1} others' if left[1:] else ''}, which this optimizer does not step; "
+                "this state is not loaded",
                 stacklevel=3,
             )
         extra = meeting.agree_that("read its part", lambda: _read(saved, targets))
@@ -123,7 +123,7 @@ def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
         if damage is None:
             return path
         if meeting.rank == 0:
-            warnings.warn(f"{damage}: taking an older checkpoint, if there is one", stacklevel=4)
+            warnings.warn(f"{damage}; trying an older checkpoint, if there is one", stacklevel=4)
     return paths[0]
 
 
@@ -180,9 +180,10 @@ def open_saved(folder: OpenFolder) -> SavedEntries:
     if manifest.NAME not in sizes:
         if ".metadata" in sizes:
             raise CheckpointError(
-                f"{folder.path} has no {manifest.NAME}: save_checkpoint did not write it, or did so before "
-                "format 2, with pickled objects, which are not read because they can run code; if you trust "
-                "it, torch.distributed.checkpoint.format_utils.dcp_to_torch_save makes one file of it"
+                f"{folder.path} has no {manifest.NAME}: save_checkpoint did not write it, or wrote it "
+                "before format 2, with pickled objects. These are not read, because they can run code. If "
+                "you trust the folder, torch.distributed.checkpoint.format_utils.dcp_to_torch_save converts "
+                "it to one file"
             )
         raise CheckpointError(f"{folder.path} holds no checkpoint: its file {manifest.NAME} is missing")
     with folder.open(manifest.NAME) as file:
@@ -199,11 +200,11 @@ def _check_files(folder: OpenFolder, found: Manifest, sizes: Mapping[str, int]) 
     """Refuse files that are missing, not part of this checkpoint, or of another size."""
     for name in sorted({*sizes, *found.files} - {manifest.NAME}):
         if name not in found.files:
-            raise CheckpointError(f"{folder.path} holds {name}, which is no part of the checkpoint")
+            raise CheckpointError(f"{folder.path} holds {name}, which is not part of the checkpoint")
         if name not in sizes:
             raise CheckpointError(f"{folder.path} lacks its file {name}")
         if sizes[name] < 0:
-            raise CheckpointError(f"{folder.path / name} is no plain file")
+            raise CheckpointError(f"{folder.path / name} is not a plain file")
         if sizes[name] != found.files[name].size:
             raise CheckpointError(
                 f"{folder.path / name} is damaged: it has {sizes[name]} bytes, and had "
@@ -234,7 +235,7 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
         if any(map(_repeats, entry.pieces.values())):
             raise CheckpointError(
-                f"{key} shows one number in several places (expand()), and cannot be filled"
+                f"several elements of {key} share memory (expand()), so it cannot be loaded into"
             )
     blanks = {key: _blank_like(entry) for key, entry in entries.items()}
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
@@ -288,8 +289,8 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
         wrong = [key for key in {*ours, *its} if ours.get(key) != its.get(key)]
         if wrong:
             raise CheckpointError(
-                f"{other} and {item.name} share a group here, and were saved with {wrong[0]} "
-                f"{its.get(wrong[0])!r} and {ours.get(wrong[0])!r}"
+                f"{other} and {item.name} are in one parameter group here, but were saved with different "
+                f"{wrong[0]}: {its.get(wrong[0])!r} and {ours.get(wrong[0])!r}"
             )
 
 
@@ -320,7 +321,7 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
     for each in stepping:
         each.register_step_pre_hook(_refuse_to_step)
     try:
-        meeting.agree_that("take the state over", lambda: optimizer.load_state_dict(whole))
+        meeting.agree_that("load the optimizer's state", lambda: optimizer.load_state_dict(whole))
     except Exception:
         for each, attributes in before:
             vars(each).clear()
@@ -338,7 +339,7 @@ def _fill(targets: LoadTargets) -> None:
 
 
 def _refuse_to_step(*_: object) -> NoReturn:
-    raise CheckpointError("a load was cut off when it had changed a part: load again before stepping")
+    raise CheckpointError("a load was interrupted halfway: load again before stepping")
 
 
 def _let_step(optimizers: Iterable[torch.optim.Optimizer]) -> None:

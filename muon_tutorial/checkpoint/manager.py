@@ -54,7 +54,7 @@ class CheckpointManager:
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         if not isinstance(keep, int) or keep < 1:
-            raise UsageError(f"keep says how many checkpoints to keep, at least 1, not {keep!r}")
+            raise UsageError(f"keep is the number of checkpoints to keep, at least 1, not {keep!r}")
         self.folder = folders.target_of(folder)
         self.keep = keep
         self._staging = StagingMemory()
@@ -143,7 +143,7 @@ class CheckpointManager:
             if damage is None:
                 return step
             aside = folders.put_aside(self._path(step), uuid.uuid4().hex)
-            say(f"{damage}: put aside as {aside.name}")
+            say(f"{damage}; renamed to {aside.name}")
         return None
 
     def _newest_first(self) -> Iterator[int]:

@@ -98,7 +98,7 @@ def from_bytes(data: bytes) -> Manifest:
     body = data[start : len(data) - len(_TAIL)]
     digest = sha256(body).encode()
     if data != _HEAD + digest + _BODY + body + _TAIL:
-        raise CheckpointError("its manifest.json is damaged: the content does not have the hash it states")
+        raise CheckpointError("its manifest.json is damaged: the content does not match its hash")
     try:
         content = json.loads(body)
         if content["format"] != FORMAT:
@@ -108,7 +108,7 @@ def from_bytes(data: bytes) -> Manifest:
         if isinstance(error, CheckpointError):
             raise
         kind = type(error).__name__
-        raise CheckpointError(f"its manifest.json does not say what it should: {kind}: {error}") from error
+        raise CheckpointError(f"its manifest.json has unexpected content: {kind}: {error}") from error
 
 
 def record_to_json(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _file_name(name: str) -> str:
     """Return the name of a file, and refuse one that leads out of the checkpoint's folder."""
     _expect(
         name not in ("", ".", "..", NAME) and not set(name) & set("/\\\0"),
-        f"{name!r} as the name of a file: it leads out of the folder",
+        f"the file name {name!r}, which leads out of the folder",
     )
     return name
 
@@ -174,7 +174,7 @@ def _checked_box(
         first + length <= whole for first, length, whole in zip(box.offset, box.shape, shape, strict=True)
     )
     _expect(fits, f"a box of {key} outside its shape {shape}")
-    _expect(box.file in files, f"a box of {key} in {box.file!r}, which it does not list")
+    _expect(box.file in files, f"a box of {key} in the unlisted file {box.file!r}")
     _expect(
         box.start + box.size <= files[box.file].size and math.prod(box.shape) * dtype.itemsize <= box.size,
         f"a box of {key} of shape {box.shape} in {box.size} bytes of {box.file}, which cannot hold it",
@@ -192,12 +192,12 @@ def _record_from_json(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _count(value: Any) -> int:
-    _expect(type(value) is int and value >= 0, f"{value!r} as a number of bytes or elements")
+    _expect(type(value) is int and value >= 0, f"a wrong number of bytes or elements: {value!r}")
     return int(value)
 
 
 def _counts(values: Any) -> tuple[int, ...]:
-    _expect(isinstance(values, list), f"{values!r} as a shape")
+    _expect(isinstance(values, list), f"a wrong shape: {values!r}")
     return tuple(_count(value) for value in values)
 
 

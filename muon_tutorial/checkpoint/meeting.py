@@ -127,7 +127,7 @@ class Meeting:
             self._give_up(stage, self._absent(stage))
         verdict: bytes = self.store.get(key)
         if verdict == _CLAIMED:
-            return _refused(f"rank 0 {self._too_late(stage)}, as the last one; it may do so yet")
+            return _refused(f"rank 0, which decides last, {self._too_late(stage)}; it may still do so")
         return verdict
 
     def _give_up(self, stage: str, complaint: str) -> None:
@@ -174,10 +174,10 @@ def call_meeting(what: str) -> Meeting:
     try:
         found = gather_objects((fresh, what))
     except RuntimeError as error:
-        raise CheckpointError(f"{what}: not all ranks came to it: {one_line(error)}") from error
+        raise CheckpointError(f"{what}: not all ranks called it: {one_line(error)}") from error
     for rank, (_, its) in enumerate(found):
         if its != found[0][1]:
-            raise CheckpointError(f"rank 0 came to {found[0][1]}, and rank {rank} to {its}")
+            raise CheckpointError(f"rank 0 called {found[0][1]}, but rank {rank} called {its}")
     name = found[0][0]
     c10d = dist.distributed_c10d
     store = dist.PrefixStore(f"muon_tutorial/{name}", c10d._get_default_store())

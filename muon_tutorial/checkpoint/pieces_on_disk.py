@@ -159,7 +159,7 @@ def read(folder: OpenFolder, manifest: Manifest, entries: Mapping[str, TensorInP
                         piece[here] = tensor[both.seen_from(box).slices]
                         left[here] = False
             if any(left.any() for left in missing):
-                raise CheckpointError(f"{folder.path}: boxes of {key} overlap, and leave a part of it out")
+                raise CheckpointError(f"{folder.path}: boxes of {key} overlap, and do not cover all of it")
 
 
 def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.dtype) -> Tensor:
@@ -170,5 +170,5 @@ def _saved_box(folder: OpenFolder, file: IO[bytes], box: SavedBox, dtype: torch.
         raise CheckpointError(f"{folder.path / box.file} cannot be read: {one_line(error)}") from error
     is_plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
     if not is_plain or tensor.shape != box.shape or tensor.dtype != dtype:
-        raise CheckpointError(f"{folder.path / box.file} holds something else than manifest.json says")
+        raise CheckpointError(f"{folder.path / box.file} does not hold what manifest.json says")
     return tensor

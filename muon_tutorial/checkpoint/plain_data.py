@@ -34,7 +34,7 @@ def load_plain(data: bytes) -> Any:
     """Return the value in a file's bytes, with tensors on the CPU; never runs code from them."""
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise CheckpointError("it is compressed, as torch.save leaves nothing")
+            raise CheckpointError("it is compressed, but torch.save does not compress")
     return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 

@@ -94,8 +94,8 @@ class SteppedParameter:
         others = [entry for entry in self.state if entry not in ADAMW_STATE]
         if others:
             raise CheckpointError(
-                f"the optimizer keeps {others[0]!r} of {self.name}, which is not AdamW's and would not be "
-                "saved: save its state_dict() by torch.save"
+                f"the optimizer's state of {self.name} has {others[0]!r}, which AdamW does not have and "
+                "which would not be saved: save its state_dict() with torch.save"
             )
         return {entry: self.state[entry] for entry in ADAMW_STATE if entry in self.state}
 
@@ -140,8 +140,8 @@ def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in named:
         if first.setdefault(name, tensor) is not tensor:
             raise CheckpointError(
-                f"two tensors of the model would be saved as {name}, of which one would be lost: a rename= "
-                "must give each a name of its own"
+                f"two tensors of the model would both be saved as {name}: "
+                "rename= must give them different names"
             )
 
 
@@ -178,7 +178,7 @@ def _check_live(muon: torch.optim.Optimizer | None) -> None:
     if isinstance(world, LocalMesh) and world.grid.world_size > 1:
         raise CheckpointError(
             f"the {world.grid.world_size} ranks of a LocalWorld share one process and cannot save or load "
-            "side by side: launch() real ones"
+            "at the same time: start real ranks with launch()"
         )
 
 
@@ -191,9 +191,10 @@ def _planned_places(step: PlanStep) -> Iterator[tuple[Tensor, HeldBoxes, HeldBox
         runs = None if matrix.part is None else matrix.part.runs
         if shard.flat and runs is not None and runs.dim == len(whole) - 1:
             raise CheckpointError(
-                f"{matrix.name}: its columns alternate with others', and ranks keep slices of its momentum, "
-                "which are no boxes of the parameter: save under a strategy that keeps momentum as the "
-                "parameter lies, as 'owner' does, or keep state_dict() of each rank"
+                f"{matrix.name}: its columns alternate with those of other matrices in one parameter, and "
+                "ranks keep slices of its momentum that are not boxes of the parameter. Save under a "
+                "strategy that cuts momentum as the parameter is cut, such as 'owner', or save each rank's "
+                "state_dict()"
             )
         in_order = sorted(shard.shards, key=lambda held: held.entry.matrix.index)
         boxes = tuple(box for held in in_order for box in parameter_boxes(held, step.at))
@@ -246,6 +247,6 @@ def _stepped_parameters(
         for number, group in enumerate(optimizer.param_groups):
             for label, param in named_params(group, number):
                 if param not in names:
-                    raise CheckpointError(f"the optimizer's {label} is no parameter of the model")
+                    raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
                 state = optimizer.state.get(param, {})
                 yield SteppedParameter(names[param], kind, param, group, state, *places[param])

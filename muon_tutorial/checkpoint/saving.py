@@ -103,7 +103,7 @@ def contents_to_save(
 ) -> ContentsToSave:
     """Find out what this rank has to save; the tensors are the model's own, not copies."""
     if extra is not None and not isinstance(extra, Mapping):
-        raise CheckpointError(f"extra is a dict of what is to be saved beside the model, not {extra!r}")
+        raise CheckpointError(f"extra must be a dict of values to save with the model, not {extra!r}")
     contents = contents_of_rank(model, optimizer, rename)
     _warn_of_extra_state(model)
     tensors = {f"model.{name}": placed for name, placed in contents.tensors.items()}
@@ -124,8 +124,9 @@ def _warn_of_extra_state(model: nn.Module) -> None:
     found = [name for name, it in model.named_modules() if type(it).get_extra_state is not set_by]
     if found:
         warnings.warn(
-            f"what {found[0] or 'the model'} returns from get_extra_state() is not saved"
-            f"{f', nor what {len(found) - 1} others do' if found[1:] else ''}: pass it as extra={{…}}",
+            f"the result of get_extra_state() of {found[0] or 'the model'}"
+            f"{f' (and of {len(found) - 1} others)' if found[1:] else ''} is not saved: "
+            "pass it as extra={…}",
             stacklevel=2,
         )
 

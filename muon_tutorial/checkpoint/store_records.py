@@ -34,7 +34,7 @@ def unpack(data: bytes) -> Any:
             raise ValueError("it is too long, or cut off")
         return from_json(json.loads(text))
     except (ValueError, TypeError, RecursionError, zlib.error) as error:
-        raise CheckpointError(f"the ranks' store holds what no rank wrote: {error}") from error
+        raise CheckpointError(f"the ranks' store holds a value that no rank wrote: {error}") from error
 
 
 def to_json(what: str, value: Any) -> Any:
@@ -55,7 +55,7 @@ def to_json(what: str, value: Any) -> Any:
         if isinstance(value, kind):
             return {name: [to_json(what, part) for part in value]}
     raise CheckpointError(
-        f"{what} is a {type(value).__name__}, which a checkpoint does not take: make it numbers or text"
+        f"{what} is a {type(value).__name__}, which a checkpoint cannot hold: convert it to numbers or text"
     )
 
 

@@ -59,7 +59,7 @@ class Collective:
             raise RequestError(f"axes are a tuple of names, such as ('dp',); got {self.axes!r}")
         if self.send is not None and (self.send.ndim != 1 or self.send.dtype != self.dtype):
             raise RequestError(
-                f"{self}: what is sent must be flat and {self.dtype}; "
+                f"{self}: send must be flat and {self.dtype}; "
                 f"got shape {tuple(self.send.shape)} and {self.send.dtype}"
             )
 

@@ -117,8 +117,8 @@ def drop_replaced(
     gone = old - now
     if now - old and any(has_moved(state.get(param, {})) for param in gone):
         raise UsageError(
-            f"{len(gone)} parameters were replaced by others after they had been stepped, and their momentum "
-            "belongs to the old ones: construct the optimizer over the new parameters, then load its state"
+            f"{len(gone)} parameters were replaced after they had been stepped, and their momentum belongs "
+            "to the old ones: construct the optimizer over the new parameters, then load its state"
         )
     for param in gone:
         if param in state and not has_moved(state[param]):
@@ -150,7 +150,7 @@ def follow_changes(
         else:
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
-                "construct the optimizer anew, over the parameters as they are"
+                "construct a new optimizer over the current parameters"
             )
 
 
@@ -183,8 +183,9 @@ def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, A
             if momentum is not None and momentum.shape != param.shape:
                 whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
                 raise UsageError(
-                    f"{name}: a loaded momentum of shape {tuple(momentum.shape)} does not fit the parameter, "
-                    f"{tuple(param.shape)}: it is {whose}; load_checkpoint() reads what any grid saved"
+                    f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
+                    f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from "
+                    "any grid"
                 )
 
 
@@ -199,8 +200,8 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
             moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
             if moment is not None and tensor_kind(moment) != tensor_kind(param):
                 raise UsageError(
-                    f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: after "
-                    "model.to(…), construct the optimizer anew and load its state_dict()"
+                    f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
+                    "construct a new optimizer after model.to(…), and load the state_dict()"
                 )
 
 

@@ -91,14 +91,14 @@ def compare_replicas(
         if wrong:
             when = f"after {steps_done} steps" if steps_done else "before the first step"
             others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
-            remedy = "load a checkpoint" if steps_done else "seed all alike, or load the same file on all"
+            remedy = "load a checkpoint" if steps_done else "use the same seed or load the same file on all"
             if replicas[wrong[0]].assumed:
                 remedy += (
-                    "; if each rank has its own, such as an expert, that is for another Muon, with "
+                    "; if each rank has its own (such as an expert), give it to another Muon, with "
                     "create_processgroup_config(ep_pg=...) as its distributed_config"
                 )
             raise MismatchError(
-                f"{when} {replicas[wrong[0]].name} is not the same on all ranks that should hold the same of "
+                f"{when} {replicas[wrong[0]].name} is not the same on all ranks that hold copies of "
                 f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
             )
     for mesh in steps:
@@ -270,8 +270,8 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> None:
     wrong = _differing(world, replicas, [replica.name_hash for replica in replicas])
     if wrong:
         raise MismatchError(
-            f"{replicas[wrong[0]].name}, as this rank has it, is another parameter on other ranks: the "
-            "optimizers' parameters must be named alike, in one order, on all of them; nothing was changed"
+            f"{replicas[wrong[0]].name} on this rank is another parameter on other ranks: all ranks must "
+            "name the optimizer's parameters the same, in the same order; nothing was changed"
         )
 
 

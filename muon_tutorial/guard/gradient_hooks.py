@@ -74,7 +74,9 @@ class GradientHooks:
                 "already"
             )
         if not isinstance(mesh.world, LiveWorld):
-            raise StrategyError("overlap_grad_reduce needs a process a rank; a LocalWorld has one for all")
+            raise StrategyError(
+                "overlap_grad_reduce needs one process per rank; a LocalWorld has one for all"
+            )
         if not mesh.step.averages:
             return None
         from ..step.early_reduction import EarlyReduction

@@ -266,7 +266,7 @@ class Guard:
         """
         if self.gradients_ready or self.hooks.have_sent:
             raise UsageError(
-                f"{name}() between ready_gradients() and step() would lose what was readied: "
+                f"{name}() between ready_gradients() and step() would lose the readied gradients: "
                 "call it after step(), or after zero_grad()"
             )
 
@@ -318,7 +318,7 @@ class Guard:
             "the number of zero_grad() calls that dropped gradients of no step": str(self.skipped_gradients),
             "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
             "whether it has stepped or loaded a state": str(not self.is_new),
-            "whether the state was set anew": str(Changed.STATE in changed),
+            "whether the state was replaced": str(Changed.STATE in changed),
             "which Muon of this mesh it is": str(self.number),
             "the call": call,
         }
@@ -359,8 +359,8 @@ class Guard:
         """The error if readied gradients can no longer be used."""
         if changed and not self.steps.alone:
             return UsageError(
-                "parameters, groups or state were set anew between ready_gradients() and step(), which "
-                "loses what was readied: do so after step(), or after zero_grad()"
+                "parameters, groups or state were replaced between ready_gradients() and step(), which "
+                "loses the readied gradients: do it after step(), or after zero_grad()"
             )
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
@@ -370,8 +370,8 @@ class Guard:
             )
         if self.readied.have_changed():
             return GradientError(
-                "gradients have changed since ready_gradients(), and would step otherwise than they were "
-                "averaged and clipped: call it once a step, after the last backward()"
+                "gradients have changed since ready_gradients() averaged and clipped them: "
+                "call it once per step, after the last backward()"
             )
         return None
 
@@ -469,7 +469,7 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
     """
     if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
         raise UsageError(
-            "gradients on several meshes, or behind a config's own functions, are not clipped here: "
+            "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
             "before step(), clip by torch.nn.utils.clip_grad_norm_. That takes one mesh at a time: for "
             "several, take torch.nn.utils.get_total_norm of each one's gradients, the root of the sum of "
             "their squares, and torch.nn.utils.clip_grads_with_norm_"
@@ -496,6 +496,6 @@ def _warn_of_no_gradients(params: Sequence[Tensor]) -> None:
     if trained and not any(param.grad is not None for param in trained):
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
-            "the optimizer was made, make the optimizer afterwards, over the model's parameters of now",
+            "the optimizer was made, make the optimizer afterwards, over the model's current parameters",
             stacklevel=4,
         )

@@ -38,7 +38,8 @@ def run_agent(words: Sequence[str]) -> int:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return _say(f"error: rank {rank} {how}, as the first", 128 - code if code < 0 else code or FAILED)
+        said = f"error: rank {rank} {how}; it was the first to fail"
+        return _say(said, 128 - code if code < 0 else code or FAILED)
     return 0
 
 

@@ -90,9 +90,9 @@ def _requests(text: str) -> dict[int, str]:
 def _headline(rank: WatchedRank, world_size: int, timeout: float, others_left: bool) -> str:
     subject = f"rank {rank.rank} of {world_size}"
     if rank.raised and rank.raised.is_echo and others_left and world_size > 1:
-        return f"{subject} asked for more than the others, which had returned: {_summary(rank.raised)}"
+        return f"{subject} made a request after the other ranks had returned: {_summary(rank.raised)}"
     if rank.raised and rank.raised.is_echo:
-        return f"no rank failed by itself: {subject} waited for the others in vain: {_summary(rank.raised)}"
+        return f"no rank failed by itself: {subject} got no answer from the others: {_summary(rank.raised)}"
     if rank.raised:
         return f"{subject} raised {_summary(rank.raised)}"
     if rank.exit_code is not None:
@@ -101,7 +101,7 @@ def _headline(rank: WatchedRank, world_size: int, timeout: float, others_left: b
         return f"{subject} was stopped (SIGSTOP) and did not go on within {timeout:g} s"
     if rank.returned is not None:
         return f"{subject} returned while the others still waited for it"
-    return f"{subject} did not answer the others within {timeout:g} s"
+    return f"{subject} kept the others waiting for more than {timeout:g} s"
 
 
 def _state_line(rank: WatchedRank) -> str:
@@ -128,7 +128,7 @@ def _death(code: int, after_returning: bool) -> str:
     if code >= 0:
         return f"ended with exit code {code} {when}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
-    cause = " (by hand, or by the kernel when memory ran out)" if name == "SIGKILL" else ""
+    cause = " (by a user, or by the kernel because memory ran out)" if name == "SIGKILL" else ""
     return f"was killed by {name}{cause} {when}"
 
 

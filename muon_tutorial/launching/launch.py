@@ -187,13 +187,13 @@ def _check(fn: object, world_size: object, backend: str, timeout: float, limit: 
 
 def _check_options(args: object, kwargs: object, threads: object, max_lines: object, method: object) -> None:
     if not isinstance(args, tuple | list):
-        raise UsageError(f"args is a tuple of the function's arguments behind the rank, not {args!r:.80}")
+        raise UsageError(f"args is a tuple of the function's arguments after the rank, not {args!r:.80}")
     if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
         raise UsageError(f"kwargs is a dict of the function's arguments by name, not {kwargs!r:.80}")
     if not _is_count(threads):
         raise UsageError(f"a rank needs at least 1 thread, not {threads!r}")
     if not _is_count(max_lines, least=0):
-        raise UsageError(f"max_lines is how many lines of a rank are shown, not {max_lines!r}")
+        raise UsageError(f"max_lines must be an integer of at least 0, not {max_lines!r}")
     if method not in get_args(Method):
         raise UsageError(f'the method is "fork" or "spawn", not {method!r}')
 
@@ -207,7 +207,7 @@ def _working_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise UsageError(
-            "the working directory does not exist any more; change to one that does, then launch"
+            "the working directory no longer exists; change to another one, then launch"
         ) from None
 
 

@@ -87,6 +87,7 @@ def _what_cannot_travel(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
         except Exception as refusal:
             kind, reason = type(value).__name__, str(refusal).strip() or type(refusal).__name__
             return (
-                f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); make it in the function"
+                f"{role} of {name}(), a {kind}, cannot be sent to a rank ({reason}); "
+                "create it inside the function"
             )
     return f"{name}() cannot be sent to a rank: {error}"

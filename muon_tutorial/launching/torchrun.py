@@ -41,7 +41,7 @@ _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether it listens
 RESTARTS_FAIL = (
     f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
-    "or start python -m muon_tutorial torchrun in its place"
+    "or use python -m muon_tutorial torchrun instead of torchrun"
 )
 
 # Whether this process has lost another rank: then it cannot leave its groups in good order.
@@ -81,7 +81,7 @@ class TorchrunEnvironment:
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
-        line = f"rank {self.rank} of {self.world_size} waited in vain for {who}: {in_one_line(str(error))}"
+        line = f"rank {self.rank} of {self.world_size} got no answer from {who}: {in_one_line(str(error))}"
         phase, place = own_phase(), own_line(reversed(list(traceback.walk_tb(error.__traceback__))))
         return line + (f" [in phase: {phase}]" if phase else "") + (f" at {place}" if place else "")
 
@@ -180,7 +180,7 @@ def _seat() -> tuple[int, int, int]:
     rank, local_rank, size, port = map(int, texts.values()) if fit else (0, 0, 0, 0)
     if not (rank < size and local_rank < size and port < 1 << 16):
         raise UsageError(
-            f"torchrun sets these to numbers that fit each other; the environment has {texts!s:.200}"
+            f"torchrun's environment variables are damaged or contradict each other: {texts!s:.200}"
         )
     return rank, local_rank, size
 

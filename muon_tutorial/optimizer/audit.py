@@ -88,12 +88,12 @@ class AuditReport:
         if self.wrong:
             name, wrong = next(iter(self.wrong.items()))
             many = f"{len(self.wrong)} of {len(self.findings)}"
-            return f"Muon is not Muon: the update of {name} is {wrong} ({many} that were seen)"
+            return f"this is not Muon: the update of {name} is {wrong} (wrong in {many} checked parameters)"
         if self.miscounted:
-            return f"Muon is not Muon: {self.miscounted[0]}"
+            return f"this is not Muon: {self.miscounted[0]}"
         calls = sum(made for made, _ in self.calls.values()) if self.calls else 0
         counted = f"; {calls} Newton–Schulz calls, as planned" if self.calls else ""
-        return f"Muon is Muon: {seen} moved by their orthogonalized momentum{counted}"
+        return f"this is Muon: {seen} moved by their orthogonalized momentum{counted}"
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "parts", "by ranks", "size", "singular values", "verdict")
@@ -178,7 +178,7 @@ class Audit:
         sent = {name: held.light if held.is_whole else held for name, held in self._held.items()}
         everybody = _on_all_ranks((self.steps, sent, self._calls, self._planned))
         if not all(steps for steps, *_ in everybody):
-            raise UsageError("an audit reports of a step: call optimizer.step() between audit() and report()")
+            raise UsageError("no step was audited: call optimizer.step() between audit() and report()")
         rank = dist.get_rank() if len(everybody) > 1 else 0
         names = sorted(set().union(*(its for _, its, *_ in everybody)))
         mine = {}
@@ -235,7 +235,7 @@ class Audit:
         if not targets:
             raise UsageError(
                 "no parameter to audit: pass the model, as in audit(optimizer, model), so that "
-                "split_parameters(model) says which matrices Muon is to step"
+                "split_parameters(model) can find the matrices that Muon should step"
             )
         kinds: dict[Any, list[_Target]] = {}
         for it in targets:

@@ -108,10 +108,10 @@ def _read(path: Path, machine: str) -> Calibration:
             return Calibration(machine)
         found = read_calibration(path)
     except OSError as error:
-        warnings.warn(f"{path} cannot be read: {error.strerror}; measuring anew", stacklevel=2)
+        warnings.warn(f"{path} cannot be read: {error.strerror}; measuring again", stacklevel=2)
         return Calibration(machine)
     except UsageError as error:
-        warnings.warn(f"{error}; measuring anew", stacklevel=2)
+        warnings.warn(f"{error}; measuring again", stacklevel=2)
         return Calibration(machine)
     return found if found.machine == machine else Calibration(machine)
 
@@ -179,7 +179,7 @@ def _agreed_choices(
         except TutorialError as error:
             mine = error
         except Exception as error:  # the others wait for an answer
-            mine = UsageError(f'orthogonalize="auto" found nothing out: {type(error).__name__}: {error}')
+            mine = UsageError(f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}')
     found = gather_objects(mine, group)[0]
     if isinstance(found, TutorialError):
         raise found
@@ -209,8 +209,8 @@ def _refuse_apart(mesh: MeshStep, source: Source) -> None:
         return
     which = "without a strategy" if alone else f"on a mesh of {ranks} of {count_processes()} processes"
     raise UsageError(
-        f'orthogonalize="auto" {which} could choose otherwise on some processes than on others: pass a '
-        "strategy with a mesh of all, or the same calibration= object to all, or a recipe's name"
+        f'orthogonalize="auto" {which} could choose different recipes on different processes: pass a '
+        "strategy with a mesh of all processes, or the same calibration= object to all, or a recipe's name"
     )
 
 

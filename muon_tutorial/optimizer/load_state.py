@@ -68,8 +68,8 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
     if moved:
         missing = next(name for name in theirs if name not in ours)
         raise UsageError(
-            f"the saved state holds {moved[0]} in another place, and {missing}, which this optimizer does "
-            "not have: load it into an optimizer over the same parameters, or use load_checkpoint()"
+            f"in the saved state, {moved[0]} is at another position, and {missing} is not in this optimizer: "
+            "load the state into an optimizer over the same parameters, or use load_checkpoint()"
         )
     return saved
 

@@ -168,8 +168,8 @@ def _check_own_memory(strategy: str, groups: Groups) -> None:
             other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
             if other != name:
                 raise StrategyError(
-                    f"{name} and {other} share their memory, and strategy {strategy!r} would lose the update "
-                    "of one: give each its own, or make them one parameter"
+                    f"{name} and {other} share memory, so strategy {strategy!r} would lose one of the two "
+                    "updates: give each its own memory, or make them one parameter"
                 )
 
 

@@ -134,7 +134,7 @@ class Muon(torch.optim.Optimizer):
         guard: Literal["on", "off"] = "on",
     ) -> None:
         if window < 1:
-            raise UsageError(f"window must be at least 1, the bucket at hand; got {window}")
+            raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
         if compare_every is not None and compare_every < 1:
             raise UsageError(f"compare_every must be at least 1, or None for never; got {compare_every}")
         if initial_values not in ("broadcast", "compare"):
@@ -352,7 +352,7 @@ class Muon(torch.optim.Optimizer):
         if not self.guard.steps.alone:
             raise UsageError(
                 "a Muon with a strategy cannot be copied or pickled: its mesh belongs to this process. "
-                "Construct another one and load this one's state_dict()"
+                "Construct another Muon and load this one's state_dict() into it"
             )
         return super().__getstate__()
 

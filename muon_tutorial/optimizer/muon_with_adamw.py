@@ -140,18 +140,18 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """
         if model is None or lr is None:  # Trainer called it to get a class
             raise UsageError(
-                "from_model takes a model and lr=; in transformers' Trainer it wants a lambda before it: "
+                "from_model takes a model and lr=; in transformers' Trainer, wrap it in a lambda: "
                 "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
         if others:
             raise UsageError(
-                f"from_model takes no {', '.join(others)}: pass on what is Muon's by muon={{…}}, what is "
+                f"from_model takes no {', '.join(others)}: pass Muon's arguments by muon={{…}}, "
                 "AdamW's by adamw={…}"
             )
         sort = partial(split_parameters, model, exclude=exclude, heads=heads, parts=parts)
         split = sort(experts=experts, include_frozen=include_frozen)
         if not split.hidden:
-            frozen = "; those that are frozen count with include_frozen=True" if split.left_out_names else ""
+            frozen = ", or include frozen matrices with include_frozen=True" if split.left_out_names else ""
             raise UsageError(
                 f"{type(model).__name__} has no hidden matrix for Muon: use torch.optim.AdamW{frozen}"
             )
@@ -225,8 +225,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._follow_replaced()
         if any(param not in self.verdicts for param in bare):
             raise UsageError(
-                'add the group to .muon or to .adamw, with names: {"params": [(name, parameter), …]}; '
-                "MuonWithAdamW cannot tell whose it is"
+                "MuonWithAdamW cannot tell which of these parameters Muon should step: add the group to "
+                '.muon or to .adamw, with names: {"params": [(name, parameter), …]}'
             )
         split = ParameterSplit(tuple(self.verdicts[param] for param in bare))
         settings = {key: value for key, value in param_group.items() if key != "params"}
@@ -328,8 +328,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self._told = self._told | set(names)
             others = f", and {len(names) - 3} others" if len(names) > 3 else ""
             warnings.warn(
-                f"{', '.join(names[:3])}{others}: frozen when this optimizer was made, and trained now, but "
-                "not stepped by this optimizer: give them to add_param_group(), or make the optimizer by "
+                f"{', '.join(names[:3])}{others}: frozen when this optimizer was made, but trained now, and "
+                "this optimizer does not step them: give them to add_param_group(), or make the optimizer by "
                 "from_model(…, include_frozen=True), unless another optimizer steps them",
                 stacklevel=5,
             )
@@ -388,8 +388,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             raise UsageError(f"the state has {len(groups)} groups, this pair {len(self.param_groups)}")
         if all(_owner_of(group) == "adamw" for group in groups):
             raise UsageError(
-                "this is the state of another optimizer, without a group of Muon's: load the model's weights "
-                "alone, and let this optimizer's state begin anew"
+                "this is the state of another optimizer, without a Muon group: load only the model's "
+                "weights, and start with a new optimizer state"
             )
         return {owner: _state_of(owner, groups, state_dict["state"]) for owner in ("muon", "adamw")}
 
@@ -440,7 +440,7 @@ def _check_disjoint(muon: Muon, adamw: torch.optim.AdamW) -> None:
     shared = [name for param, name in _named(adamw) if param in in_muon]
     if shared:
         raise UsageError(
-            f"parameters given to both Muon and AdamW: {', '.join(shared)}; each needs one owner"
+            f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
         )
 
 

@@ -60,7 +60,7 @@ class MomentumReport:
         text = (
             f"{self.package}: momentum of {len(self.momenta)} matrices, moments of {len(self.moments)} others"
         )
-        return text + (f"; {', '.join(self.anew)} begin anew" if self.anew else "")
+        return text + (f"; {', '.join(self.anew)} start from zero" if self.anew else "")
 
 
 def load_momentum(
@@ -160,12 +160,12 @@ def _taken(
     if missing or (is_muons and its.second in entry):
         whose = "AdamW's" if its.second in entry else "Muon's"
         raise UsageError(
-            f"the state of {name} is {whose}, and not {'Muon' if is_muons else 'AdamW'}'s as here"
+            f"the saved state of {name} is {whose}, but here {'Muon' if is_muons else 'AdamW'} steps it"
         )
     made: dict[str, Any] = {ours: _whole(entry[key]).clone() for key, ours in keys.items()}
     wrong = next((it for it in made.values() if it.shape != param.shape), None)
     if wrong is not None:
-        flat = ": ZeRO flattened it, and what it was cannot be told" if wrong.ndim == 1 != param.ndim else ""
+        flat = ": ZeRO has flattened it, and its shape is lost" if wrong.ndim == 1 != param.ndim else ""
         raise UsageError(f"{name} is {tuple(param.shape)}, and its saved state {tuple(wrong.shape)}{flat}")
     if is_muons:
         return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
@@ -180,8 +180,8 @@ def _given(
     entry = optimizer.state.get(param) or {}
     if "kept" in entry:
         raise UsageError(
-            f"{name}: each rank keeps a slice of its momentum; save_checkpoint(), and load_checkpoint() in "
-            "one process, whose momentum is whole"
+            f"{name}: each rank keeps a slice of its momentum: call save_checkpoint(), then "
+            "load_checkpoint() in one process, which has the whole momentum"
         )
     if "momentum_buffer" in entry:
         yield its.momentum, _whole(entry["momentum_buffer"]) / _share(group, its)

@@ -77,8 +77,8 @@ class PairGroups(list[dict[str, Any]]):
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
-            "this list is made anew whenever param_groups is read, and what is done to it reaches neither "
-            "optimizer: write to its groups, set optimizer.param_groups whole, or call add_param_group()"
+            "param_groups is a new list at each access, and changes to it reach neither optimizer: change "
+            "its groups, assign optimizer.param_groups, or call add_param_group()"
         )
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:

@@ -138,9 +138,10 @@ def unsure_message(split: ParameterSplit) -> str:
         return ""
     shapes = (f"{name} ({_shape(it)})" for name, it in names.items())
     return (
-        f"By their names {', '.join(shapes)} hold several matrices, and the model does not say how; they are "
-        f'taken whole. Say it by parts={{"{next(iter(names))}": …}}: (8, 4, 4) are rows of each, one after '
-        'the other, ("interleaved", 8, 4, 4) the same again and again, head by head, and None is one matrix.'
+        f"The names of {', '.join(shapes)} suggest several matrices, but the model does not state their "
+        f'layout, so they are kept whole. Pass parts={{"{next(iter(names))}": …}}: (8, 4, 4) are the rows of '
+        'each, one after the other; ("interleaved", 8, 4, 4) repeats these runs, head by head; None is one '
+        "matrix."
     )
 
 
@@ -161,7 +162,7 @@ def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
 def _row(verdict: Verdict) -> Row:
     how = [f"parts={verdict.parts!r}"] if verdict.parts is not None else []
     how += ["transposed"] if verdict.transposed else []
-    how += ["fused, taken whole: say how it lies by parts="] if verdict.unsure else []
+    how += ["fused, kept whole: state its layout with parts="] if verdict.unsure else []
     return _pattern(verdict.name), _shape(verdict), verdict.who, ", ".join([verdict.why, *how])
 
 

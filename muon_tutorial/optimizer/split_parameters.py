@@ -410,7 +410,7 @@ def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise UsageError(
-            "FSDP1 flattens matrices away, and Muon needs them: shard the model by FSDP2, "
+            "FSDP1 flattens matrices, but Muon needs their shapes: shard the model with FSDP2, "
             "torch.distributed.fsdp.fully_shard"
         )
     if experts not in (None, "adamw", "muon"):

@@ -39,8 +39,8 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 }
 """How optimizers scale an orthogonalized matrix: Keller Jordan, Moonlight, dion, none, Megatron-LM."""
 
-ADAMW = "divided element by element, as by AdamW, and not orthogonalized"
-SGD = "the momentum or the gradient itself, as of SGD: nothing orthogonalized it"
+ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
+SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
 NO_STEPS = "the momentum, normalized: Newton–Schulz took no steps"
 LOST = "the gradient, orthogonalized: the momentum of earlier steps is lost"
 MICRO = "each micro-batch orthogonalized alone, then summed"
@@ -125,7 +125,7 @@ def judge(seen: SeenUpdate) -> Verdict:
     wrong = _explain(seen, update, least, blur) if least > CLOSE + blur else ""
     wrong = wrong or _lost(seen) or _micro_batches(seen)
     if not wrong and not rules and abs(size - 1) > 0.05 + blur:
-        wrong = f"{size:.2g} times as large as is due"
+        wrong = f"{size:.2g} times the correct size"
     return Verdict(size, values, wrong, rules)
 
 

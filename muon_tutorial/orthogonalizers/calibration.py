@@ -52,7 +52,7 @@ class ShapeTimes:
         unknown = [name for name in self.seconds if name not in CANDIDATES]
         if unknown or not self.seconds or not all(value > 0 for value in self.seconds.values()):
             raise UsageError(
-                f"a calibration holds seconds above zero of some of {', '.join(CANDIDATES)}; "
+                f"a calibration holds positive seconds for some of {', '.join(CANDIDATES)}; "
                 f"got {dict(self.seconds)}"
             )
 
@@ -102,7 +102,7 @@ def read_calibration(path: str | Path) -> Calibration:
     except UsageError as error:
         raise UsageError(f"the calibration {path} does not fit this version: {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(f"{path} is no calibration: {error!r}") from None
+        raise UsageError(f"{path} is not a calibration: {error!r}") from None
 
 
 def _shape_times(held: Any) -> ShapeTimes:

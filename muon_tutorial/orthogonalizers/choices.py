@@ -58,7 +58,8 @@ def read_choices(text: str) -> Mapping[Shape, str]:
         n, _, length = sides.partition("x")
         if name not in CANDIDATES or not (n.isdecimal() and length.isdecimal()):
             raise UsageError(
-                f"orthogonalize={text!r} must say shapes, and which of {', '.join(CANDIDATES)} each takes"
+                f"orthogonalize={text!r} must give a recipe for each shape, as in 'auto 128x128=stock', "
+                f"from {', '.join(CANDIDATES)}"
             )
         choices[shape_of(int(n), int(length))] = name
     return choices
@@ -76,7 +77,7 @@ def name_for(orthogonalize: str, rows: int, columns: int) -> str:
     chosen = read_choices(orthogonalize).get(shape_of(rows, columns))
     if chosen is None:
         raise UsageError(
-            f"orthogonalize={orthogonalize!r} has chosen nothing for a matrix of shape {(rows, columns)}"
+            f"orthogonalize={orthogonalize!r} has no choice for a matrix of shape {(rows, columns)}"
         )
     return chosen
 

@@ -57,13 +57,15 @@ def gram_recipe(group: Mapping[str, Any]) -> Recipe:
         default = RECIPES["gram"]
         return default if coefficients == default.coefficients else _gram_form(coefficients)
     if is_auto(name):
-        raise UsageError('strategy "gram" does not choose: pass orthogonalize="stock", "gram" or "minimax"')
+        raise UsageError(
+            'strategy "gram" does not support orthogonalize="auto": pass "stock", "gram" or "minimax"'
+        )
     recipe = find_recipe(name)
     if recipe.form != "gram":
         known = ", ".join(each.name for each in RECIPES.values() if each.form == "gram")
         raise UsageError(
-            f"a matrix that stays cut is orthogonalized by its Gram matrix: orthogonalize must be {STOCK!r} "
-            f"(for its coefficients) or one of {known}; got {name!r}"
+            f'strategy "gram" orthogonalizes cut matrices by their Gram matrix, so orthogonalize must be '
+            f"{STOCK!r} (for its coefficients) or one of {known}; got {name!r}"
         )
     return recipe
 

@@ -172,7 +172,7 @@ def _orthogonalize_stack(
 ) -> None:
     """Write the orthogonal factors of equal shapes into ``out``, bf16, one run or one matrix at a time."""
     rows, columns = out.shape[-2:]
-    run = run_length(rows, columns, recipe, out.device)
+    run = run_length(rows, columns, recipe, out.device) if len(matrices) > 1 else 1
     if run == 1:
         for place, matrix in enumerate(matrices):
             _orthogonalize(out[place], [matrix], recipe, eps, workspace)

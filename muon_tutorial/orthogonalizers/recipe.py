@@ -66,8 +66,9 @@ class Recipe:
             )
         if not peak(self.coefficients) <= LARGEST:
             raise UsageError(
-                f"{self.name}: its polynomials take a singular value in [0, {MARGIN}] to "
-                f"{peak(self.coefficients):.3g}, beyond {LARGEST}: give them a safety factor (with_safety)"
+                f"{self.name}: its polynomials map a singular value in [0, {MARGIN}] to "
+                f"{peak(self.coefficients):.3g}, which is above {LARGEST}: "
+                "give them a safety factor (with_safety)"
             )
 
     @property

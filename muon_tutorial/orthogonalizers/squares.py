@@ -67,7 +67,8 @@ def completed_squares(polynomial: Coefficients) -> Squares:
     largest = max(map(abs, polynomial))
     if any(abs(x - y) > 1e-9 * largest for x, y in zip(found.polynomial(), polynomial, strict=True)):
         raise UsageError(
-            f"the polynomial {polynomial} of degree {len(polynomial) - 1} is no chain of squares"
+            f"the polynomial {polynomial} of degree {len(polynomial) - 1} cannot be written as a chain of "
+            "squares"
         )
     return found
 

@@ -165,7 +165,8 @@ def _read_dtensor(
             cuts.append((_axis_of(world, index, axis, group), shard))
         elif any(other.dim == shard.dim for _, other in cuts):
             raise ConfigError(
-                f"{index_name(index)} is cut by others before {axis!r}, whose ranks are independent"
+                f"{index_name(index)} is already cut by another axis before {axis!r}, whose ranks are "
+                "independent"
             )
         else:
             shape[shard.dim] = shard.run(shape[shard.dim], dist.get_rank(group), dist.get_world_size(group))[

@@ -38,13 +38,11 @@ def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
     if own is not None:
         return None if own < 0 else own
     if isinstance(tp_dim, Mapping) and index not in tp_dim:
-        raise StrategyError(
-            f"tp_dim says nothing of parameter {index}: give None for one that tp does not cut"
-        )
+        raise StrategyError(f"tp_dim has no entry for parameter {index}: give None if tp does not cut it")
     chosen = tp_dim[index] if isinstance(tp_dim, Mapping) else tp_dim
     dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and dim < 0:
-        raise StrategyError(f"tp_dim gives parameter {index} to dimension {dim}: count from 0, or give None")
+        raise StrategyError(f"tp_dim is {dim} for parameter {index}: count dimensions from 0, or give None")
     return dim
 
 

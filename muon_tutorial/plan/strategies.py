@@ -391,7 +391,7 @@ def _routes_text(bucket: Bucket) -> str:
     ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
     said = (f"{name} {_route_text(route)}" for name, route in ways.items())
     packed = ", tp gathers together" if bucket.tp_gather == "bucket" else ""
-    return f"bucket {bucket.index}, round {bucket.round}, travels so: {', '.join(said)}{packed}"
+    return f"bucket {bucket.index}, round {bucket.round}, routes: {', '.join(said)}{packed}"
 
 
 def _route_text(route: Route) -> str:
@@ -521,8 +521,8 @@ def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
         others = [axis for axis in matrix.axes if axis != "tp"]
         if others:
             raise StrategyError(
-                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} takes parameters that are "
-                "whole along all axes but 'tp'. Strategy \"owner\" takes FSDP2's and any others"
+                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} needs parameters that only "
+                "'tp' cuts. Strategy \"owner\" supports FSDP2 and any other sharding"
             )
 
 
@@ -530,8 +530,8 @@ def _check_only_dp_and_tp(name: str, grid: Grid) -> None:
     others = [axis for axis in grid.axes if axis not in ("dp", "tp") and grid.size(axis) > 1]
     if others:
         raise StrategyError(
-            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp'; nobody would "
-            f"average over {others[0]!r} of the grid {grid}. Name the axes of the mesh 'dp' and 'tp'"
+            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp', but would not "
+            f"average over {others[0]!r} of the grid {grid}. Name the mesh's axes 'dp' and 'tp'"
         )
 
 

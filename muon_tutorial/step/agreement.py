@@ -218,7 +218,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
     guilty = [rank for rank, found in enumerate(columns.pop(_ERROR)) if found != _hash("")]
     if guilty:
         raise MismatchError(
-            f"{_say_ranks(guilty)} cannot take this step, and an error of its own there says why; nothing "
+            f"{_say_ranks(guilty)} cannot take this step, and raised an error that says why; nothing "
             "was changed on any rank"
         )
     found = [
@@ -228,7 +228,8 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
         if len(set(column)) > 1
     ]
     raise MismatchError(
-        f"ranks would step differently: {'; '.join(found)}. Nothing was changed: set it alike on all of them"
+        f"ranks would step differently: {'; '.join(found)}. Nothing was changed: "
+        "set it to the same value on all ranks"
     )
 
 

@@ -105,9 +105,9 @@ class EarlyReduction:
         self.step.take_sent({self.buckets[place].plan.index: it for place, it in self.values.items()})
         if self.error is None and any(self._has_changed(place) for place in range(during_backward)):
             self.error = GradientError(
-                "gradients have changed since they were sent to the other ranks during backward(), and would "
-                "step otherwise than they stand here: clip by ready_gradients(max_norm), scale the loss in "
-                "place of gradients, or leave out overlap_grad_reduce"
+                "gradients have changed since they were sent to the other ranks during backward(): clip with "
+                "ready_gradients(max_norm), scale the loss instead of gradients, or leave out "
+                "overlap_grad_reduce"
             )
         self.finished, self.values = True, {}
         return self.error

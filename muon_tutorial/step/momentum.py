@@ -189,10 +189,10 @@ class MomentumShard:
         theirs = self.parameter.state.get("kept")
         if self.flat and theirs is not None and theirs != self.elements(at):
             raise UsageError(
-                f"{name}: its momentum was kept by another rank, on another grid, or beside other "
-                f"parameters: it holds {_say(theirs)}, where {at} keeps {_say(self.elements(at))}; load each "
-                "rank's own state, or use load_checkpoint(). Parameters cannot come, go or move between "
-                "groups while ranks keep slices of their momentum"
+                f"{name}: this momentum was saved by another rank, on another grid, or with other "
+                f"parameters: it holds {_say(theirs)}, but {at} keeps {_say(self.elements(at))}; load "
+                "each rank's own state, or use load_checkpoint(). Parameters cannot be added, removed or "
+                "moved between groups while ranks keep slices of their momentum"
             )
 
 

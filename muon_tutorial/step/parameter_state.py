@@ -59,8 +59,9 @@ def local_gradient(param: Tensor) -> Tensor | None:
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
-            f"the gradient of a parameter of shape {tuple(param.shape)} lies as {grad.placements} where the "
-            f"parameter lies as {param.placements}: give it p.grad.redistribute(placements=p.placements)"
+            f"the gradient of a parameter of shape {tuple(param.shape)} has placements {grad.placements}, "
+            f"but the parameter has {param.placements}: set p.grad = "
+            "p.grad.redistribute(placements=p.placements)"
         )
     if isinstance(grad, UnreducedGradient):
         return grad.as_subclass(Tensor)

@@ -51,7 +51,7 @@ class UnreducedGradient(Tensor):
         if func in _CLIPPING:
             raise GradientError(
                 "this gradient is this rank's own, and the step averages it: clipping it here would scale it "
-                "by another factor on every rank; call optimizer.ready_gradients(max_norm) in place of "
+                "by a different factor on each rank; call optimizer.ready_gradients(max_norm) instead of "
                 "clip_grad_norm_"
             )
         if func in _NORMS:

@@ -147,7 +147,8 @@ def calibrate(
         byte=costs.byte,
         message=costs.message,
         sources={
-            "all": f"measured here, torch {torch.__version__}, one thread a rank, {computing} at work",
+            "all": f"measured here, torch {torch.__version__}, one thread per rank, "
+            f"{computing} ranks at a time",
             **({"busy": busy} if busy else {}),
         },
     )

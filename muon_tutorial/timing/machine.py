@@ -134,7 +134,7 @@ def read_json(path: str | Path, what: str) -> Any:
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"{what} cannot be read: it is no plain file")
+                raise UsageError(f"{what} cannot be read: it is not a plain file")
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise UsageError(f"{what} cannot be read: {error.strerror}") from None
@@ -143,7 +143,7 @@ def read_json(path: str | Path, what: str) -> Any:
     try:
         return json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # not text, not JSON, too long a number, too deeply nested
-        raise UsageError(f"{what} is no JSON: {error}") from None
+        raise UsageError(f"{what} is not JSON: {error}") from None
 
 
 LEAST, MOST = 1e-6, 1e24
@@ -182,7 +182,7 @@ def machine_from(held: Any) -> Machine:
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
     """A record's fields by name, checked: none that it needs is missing, and none is unknown."""
     if not isinstance(held, dict):
-        raise UsageError(f"{where.rstrip('.') or 'it'} holds no table of numbers by name")
+        raise UsageError(f"{where.rstrip('.') or 'it'} must be a JSON object of numbers by name")
     known = {one.name: one for one in fields(kind)}
     for name in held:
         if name not in known:

@@ -172,7 +172,7 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
     ('layers.*.mlp.down', (8, 32), 2)
     """
     if not isinstance(held, dict):
-        raise UsageError(f"{where} holds no table of keys")
+        raise UsageError(f"{where} is not a JSON object")
     if held.get("model_type") is None:
         raise UsageError(f"{where} lacks 'model_type'")
     model_type, inner = str(held["model_type"]), held.get("text_config")
@@ -232,7 +232,8 @@ def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
     """GPT-2's shape: it has biases and gains everywhere, a table of positions, and a plain MLP."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
-            f"{keys.where}: a GPT-2 with 'add_cross_attention' is not known; module:function takes any model"
+            f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
+            "For other models, use module:function"
         )
     layers, width, heads = keys.size("n_layer"), keys.size("n_embd"), keys.size("n_head")
     _even_head(keys, "n_embd", width, heads)
@@ -378,7 +379,7 @@ def _head(keys: ConfigKeys, architecture: Architecture) -> int:
 def _even_head(keys: ConfigKeys, key: str, width: int, heads: int) -> int:
     """The width of a head if the heads divide the model's width."""
     if width % heads:
-        raise UsageError(f"{keys.where}: {key!r} {width} gives {heads} heads no even width")
+        raise UsageError(f"{keys.where}: {key!r} {width} cannot be divided evenly among {heads} heads")
     return width // heads
 
 
@@ -392,8 +393,8 @@ def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tu
         return ()
     if keys.held.get("moe_layer_freq", 1) != 1:
         raise UsageError(
-            f"{keys.where}: 'moe_layer_freq' is 1 in every model known here; got "
-            f"{keys.held['moe_layer_freq']!r}. module:function takes any model"
+            f"{keys.where}: only 'moe_layer_freq' 1 is supported; got {keys.held['moe_layer_freq']!r}. "
+            "For other models, use module:function"
         )
     first = keys.size("first_k_dense_replace", least=0) if mixture.dense == "first_k_dense_replace" else 0
     if first > layers:

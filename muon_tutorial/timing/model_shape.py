@@ -223,15 +223,15 @@ def _check_tp(shape: ModelShape, tp: int) -> None:
     unknown = [family.name for family in dense if family.cut is None]
     if unknown:
         raise GridError(
-            f"nobody says how tensor parallelism cuts {unknown[0]} of {shape.name}: plan it with tp=1, "
+            f"it is unknown how tensor parallelism cuts {unknown[0]} of {shape.name}: plan it with tp=1, "
             "or give a config.json of a known model_type"
         )
     if shape.heads and shape.heads % tp:
         raise GridError(f"tp={tp} does not divide the {shape.heads} heads of {shape.name}")
     if shape.kv_heads and shape.kv_heads % tp and tp % shape.kv_heads:
         raise GridError(
-            f"tp={tp} neither divides the {shape.kv_heads} heads of keys and values of {shape.name} "
-            "nor is divided by them"
+            f"tp={tp} must divide the {shape.kv_heads} key-value heads of {shape.name}, "
+            "or be a multiple of them"
         )
     for family in dense:
         if isinstance(family.cut, Shard) and family.shape[family.cut.dim] % tp:

@@ -58,7 +58,7 @@ def find_model(name: str) -> ModelShape:
         return _from_function(name)
     raise UsageError(
         f"no model is called {name!r}{meant or '.'} Known are {', '.join(public)}; "
-        "a path to a config.json or module:function will also do"
+        "or give the path of a config.json, or module:function"
     )
 
 
@@ -99,7 +99,7 @@ def _from_function(name: str) -> ModelShape:
     except (Exception, SystemExit) as error:
         raise UsageError(f"{name}() failed: {in_one_line(error)}") from None
     if not isinstance(model, nn.Module):
-        raise UsageError(f"{name}() is to return a torch.nn.Module; it returned {type(model).__name__}")
+        raise UsageError(f"{name}() must return a torch.nn.Module; it returned {type(model).__name__}")
     shape = shape_from_module(model, name, f"{name}()")
     if not shape.families:
         raise UsageError(f"{name}() returned {type(model).__name__}, which has no hidden matrix for Muon")

@@ -30,8 +30,8 @@ def add_recipes(commands: argparse._SubParsersAction) -> None:
     """Add ``recipes`` to a command line."""
     parser = commands.add_parser(
         "recipes",
-        help='show which Newton–Schulz orthogonalize="auto" takes here',
-        description="Measure Newton–Schulz by name on this machine, keep it, and say which is the fastest.",
+        help='show which Newton–Schulz recipe orthogonalize="auto" chooses on this machine',
+        description="Measure the Newton–Schulz recipes on this machine, save the times, show the fastest.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -40,11 +40,15 @@ def add_recipes(commands: argparse._SubParsersAction) -> None:
         "--shapes", default=GPT2_SMALL, metavar="SIZES", help=f"rows x columns, by commas ({GPT2_SMALL})"
     )
     parser.add_argument(
-        "--folder", type=Path, default=None, metavar="FOLDER", help=f"where to keep it ({default_folder()})"
+        "--folder",
+        type=Path,
+        default=None,
+        metavar="FOLDER",
+        help=f"where to save the times ({default_folder()})",
     )
     parser.add_argument("--device", default="cpu", help="what to measure on, such as cuda (cpu)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of a process (torch's default)")
-    parser.add_argument("--again", action="store_true", help="measure anew what is kept")
+    parser.add_argument("--again", action="store_true", help="measure again, even if times are saved")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.set_defaults(run=show_recipes)
 
@@ -76,7 +80,7 @@ def _check_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = "a file stands in its place" if folder.is_file() else error.strerror
+        reason = "there is a file with this name" if folder.is_file() else error.strerror
         raise UsageError(f"--folder {folder} cannot be used: {reason}") from None
     if not os.access(folder, os.W_OK | os.X_OK) and not any(folder.glob("*.json")):
         raise UsageError(f"--folder {folder} cannot be used: no permission to write there")
@@ -113,7 +117,7 @@ def _device(name: str) -> torch.device:
 
 def _table(found: Calibration, shapes: tuple[Shape, ...]) -> Table:
     """Milliseconds by recipe and shape, as a table for a terminal."""
-    title = "milliseconds a matrix; – was not worth timing"
+    title = "milliseconds per matrix; –: too slow to be worth timing"
     table = Table("orthogonalize", *(f"{n} × {length}" for n, length in shapes), title=title)
     times = [found.find(*shape) for shape in shapes]
     for name in CANDIDATES:

@@ -166,7 +166,7 @@ def _label(axes: Axes, found: RegimeMap) -> None:
     speeds = [_say_link(factor, link.bandwidth) for factor in FACTORS]
     axes.set_yticks([y + 0.5 for y in rows], speeds, size=11)
     axes.set_xlabel("ranks (dp changes)", size=11)
-    axes.set_ylabel("GB/s a rank" + (" between nodes" if machine.between else ""), size=11)
+    axes.set_ylabel("GB/s per rank" + (" between nodes" if machine.between else ""), size=11)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     fixed = "".join(f", {axis}={plan.sizes[axis]}" for axis in AXES[1:] if plan.sizes[axis] > 1)
@@ -175,9 +175,9 @@ def _label(axes: Axes, found: RegimeMap) -> None:
 
 def _legend(found: RegimeMap) -> str:
     two = any(one.over_ddp is not None for one in found.regimes)
-    beside = "AdamW's: with ZeRO-1 above, with DDP below" if two else "AdamW's, with FSDP2"
-    cell = f"In a cell: the step beside {beside}. Bold: faster. Framed: the grid asked for."
-    return f"{cell}\nAll links change alike. {PREDICTED}"
+    adamw = "AdamW's, with ZeRO-1 (top) and DDP (bottom)" if two else "AdamW's, with FSDP2"
+    cell = f"In a cell: the step's time relative to {adamw}. Bold: faster than AdamW. Framed: the given grid."
+    return f"{cell}\nAll links change by the same factor. {PREDICTED}"
 
 
 def _say_link(factor: float, bandwidth: float) -> str:

@@ -42,7 +42,10 @@ BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FS
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have: half a minute of planning for a small model."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
-PREDICTED = "Seconds follow from the machine's file; nobody has held them against a clock at this scale."
+PREDICTED = (
+    "Seconds are computed from the machine's file; they have not been checked against measurements at this "
+    "scale."
+)
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """What a search tries: multiples of the given round's bytes, and numbers of rounds in flight."""
 SEARCHED = 3  # strategies that are searched, the most promising ones
@@ -433,14 +436,12 @@ def say_layout(plan: ModelPlan) -> str:
     grid, node = plan.parts[0].grid, plan.machine.ranks_per_node
     axes = [axis for axis in grid.axes if grid.size(axis) > 1]
     inside = [axis for axis in axes if grid.stride(axis) * grid.size(axis) <= node]
-    where = (
-        f"{' and '.join(inside) or 'no axis'} within one" if plan.machine.between else "one is all there is"
-    )
+    where = f"{' and '.join(inside) or 'no axis'} within one" if plan.machine.between else "only one node"
     fastest = f"{axes[-1]} varies fastest, " if len(axes) > 1 else ""
     return (
-        f"Ranks: {' × '.join(axes) or 'one'}; {fastest}{node} ranks a node, {where}. Dtypes: {plan.dtypes}. "
-        f"memory counts {say_bytes(plan.rest)} of embeddings, head and norms with AdamW's state; activations "
-        "and what FSDP2 gathers for forward and backward are left out."
+        f"Ranks: {' × '.join(axes) or 'one'}; {fastest}{node} ranks per node, {where}. "
+        f"Dtypes: {plan.dtypes}. memory includes {say_bytes(plan.rest)} for embeddings, head and norms with "
+        "AdamW's state; activations and what FSDP2 gathers for forward and backward are not included."
     )
 
 
@@ -461,13 +462,13 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
         least = min(plan.estimates, key=plan.memory)
         room, need = say_bytes(plan.machine.memory or 0), say_bytes(plan.memory(least))
         return [
-            f"Nothing fits into {room} a rank: {least.strategy}, which needs least, takes {need} for the "
+            f"Nothing fits into {room} per rank: {least.strategy}, which needs least, takes {need} for the "
             f"model and a step. {_more_room(plan)}"
         ]
     lines = []
     for choice in found[:1]:
         one = choice.estimate
-        cost = f"{say_seconds(one.seconds)} a step, {say_bytes(plan.memory(one))} a rank"
+        cost = f"{say_seconds(one.seconds)} per step, {say_bytes(plan.memory(one))} per rank"
         lines.append(f"Fastest found: {choice.call}: {cost}.")
     if best is not None:
         lines.append(_recommendation(plan, best))
@@ -482,20 +483,21 @@ def _more_room(plan: ModelPlan) -> str:
     if plan.shape.experts > plan.sizes["ep"]:
         axes.append("ep")
     if plan.sizes["dp"] > 1:
-        axes.append("dp_shard (FSDP2, in place of dp)")
+        axes.append("dp_shard (FSDP2, instead of dp)")
     return f"Take more {', '.join(axes[:-1])} or {axes[-1]}."
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
     options = f"With rounds of {say_bytes(plan.round_bytes)} and a window of {plan.window}"
-    line = f"{options}, take {best.strategy}: {say_seconds(best.seconds)} a step"
+    line = f"{options}, take {best.strategy}: {say_seconds(best.seconds)} per step"
     others = [one for one in plan.fitting if one is not best]
     if not others:
         return f"{line}."
     second = others[0]
     if second.seconds <= CLOSE * best.seconds:
         less, more = say_bytes(plan.memory(best)), say_bytes(plan.memory(second))
-        need = f"takes as much memory, {more}" if less == more else f"takes {more} of memory, this one {less}"
+        same = f"takes the same memory, {more}"
+        need = same if less == more else f"takes {more} of memory, this one {less}"
         return f"{line}. {second.strategy} is about as fast and {need}."
     parts = {
         "computes": (best.product + best.copy, second.product + second.copy),
@@ -518,9 +520,10 @@ def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
         if winner.seconds_at(factor) * CLOSE >= best.seconds_at(factor):
             continue
         turns = _turning_point(winner, best, factor)
-        where = f"it turns at {turns:.2g} times the machine's"
-        lines.append(f"With links {word} as fast, {winner.strategy} is ahead; {where}.")
-    return lines or [f"{best.strategy} stays ahead, or as good, with links half and twice as fast."]
+        where = f"both are equal at {turns:.2g} times the machine's speed"
+        lines.append(f"With links {word} as fast, {winner.strategy} is faster; {where}.")
+    stays = f"{best.strategy} stays the fastest, or about as fast, with links half and twice as fast."
+    return lines or [stays]
 
 
 def _turning_point(winner: StepEstimate, best: StepEstimate, factor: float) -> float:
@@ -552,9 +555,12 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
     ranks = plan.sizes["dp"] * plan.sizes[SHARDING]
     if plan.tokens < ranks:
         said = f"A batch of {plan.tokens:,} tokens is less than one for each of dp={ranks:,}"
-        return [f"{said}: --batch counts tokens, those of all ranks together."]
+        return [f"{said}: --batch counts the tokens of all ranks together."]
     if plan.training is None:
-        return [f"Nobody says how many experts of {plan.shape.name} a token meets: no word on the batch."]
+        return [
+            f"It is unknown how many experts of {plan.shape.name} a token uses, so the optimizer's part of a "
+            "batch cannot be computed."
+        ]
     muon, adamw = (100 * seconds / plan.training for seconds in (best.seconds, plan.adamw))
     return [
         f"Forward and backward of {plan.tokens:,} tokens take at least {say_seconds(plan.training)}, all "
@@ -568,25 +574,27 @@ def _warnings(plan: ModelPlan) -> list[str]:
     for one in plan.estimates:
         if room is not None and plan.memory(one) > room:
             found.append(
-                f"{one.strategy} does not fit: {say_bytes(plan.memory(one))} of {say_bytes(room)} a rank."
+                f"{one.strategy} does not fit: {say_bytes(plan.memory(one))} of {say_bytes(room)} per rank."
             )
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
-        found.append("gram is within a stated bound of one process; the others are equal to it, to the bit.")
+        found.append(
+            "gram's results are within a stated bound of one process's; "
+            "all other strategies give the same bits."
+        )
     sliced, whole = named.get("zero1 boundary"), named.get("layerwise")
     if sliced is not None and sliced.fair_shares > 2:
         shares, dp = say_number(sliced.fair_shares), plan.sizes["dp"]
-        larger = "Larger buckets, or layerwise, do" if sliced.buckets > 1 else "layerwise does"
+        remedy = "Larger buckets or layerwise reduce" if sliced.buckets > 1 else "layerwise reduces"
         found.append(
-            f"zero1: so many of dp={dp} ranks share a matrix that the busiest does {shares} fair shares of "
-            f"Newton–Schulz, with buckets of {say_bytes(plan.round_bytes)}. {larger} less."
+            f"zero1: with buckets of {say_bytes(plan.round_bytes)}, many of the dp={dp} ranks share each "
+            f"matrix, so the busiest does {shares} times its even share of Newton–Schulz. {remedy} this."
         )
     if whole is not None and whole.fair_shares > 1.5:
-        line = (
-            f"layerwise: the busiest owner has {say_number(whole.fair_shares)} fair shares of Newton–Schulz"
-        )
+        shares = say_number(whole.fair_shares)
+        line = f"layerwise: the busiest owner has {shares} times its even share of Newton–Schulz"
         if whole.newton_schulz == DEFAULT_STEPS * _largest(plan):
-            found.append(f"{line}: one matrix is the floor, since there are few for so many ranks.")
+            found.append(f"{line}, the least possible: there are too few matrices for so many ranks.")
         else:
             found.append(f"{line}, in {whole.runs} matrices: owners have unequal work.")
     if plan.sizes[SHARDING] > 1:

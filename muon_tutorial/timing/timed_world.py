@@ -352,9 +352,9 @@ class _Clockwork:
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
             if isinstance(request, Call):
-                raise RequestError(f"{rank.at} makes a call of its own: no machine says how long that takes")
+                raise RequestError(f"{rank.at} makes a call (Call) whose time cannot be predicted")
             if not isinstance(request, Idle):
-                raise RequestError(f"{rank.at} asked for {request!r}, which takes no time that is known")
+                raise RequestError(f"{rank.at} requested {request!r}, whose time cannot be predicted")
             rank.answer = request if isinstance(turn, Start) else None
             return False
         rank.label = str(request.label)
@@ -529,7 +529,7 @@ class _Clockwork:
     def _unanswered(self) -> list[str]:
         """Lines on requests that only some members of a group have made."""
         return [
-            f"  rank {rank} asked {words}, and others of its group did not"
+            f"  rank {rank} requested {words}, but others of its group did not"
             for flights in self.queues.values()
             for flight in flights
             for rank, words in flight.asked.items()

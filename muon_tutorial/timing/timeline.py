@@ -256,7 +256,7 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
         flights = [_flight_from(rank, held["kinds"][kind], times) for rank, kind, *times in held["flights"]]
         return StepTimeline(held["source"], (*spans, *transfers(flights)), tuple(flights))
     except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise TraceError(f"this is no timeline of a step: {error!r}") from error
+        raise TraceError(f"this is not a timeline of a step: {error!r}") from error
 
 
 def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankFlight:
@@ -320,7 +320,7 @@ def read_recording(path: str | Path) -> Recording:
         steps = tuple(_step_from(step) for step in held["steps"])
         return Recording(held["about"], held["task"], held["machine"], steps)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TraceError(f"{path} is no recording of steps: {error!r}") from error
+        raise TraceError(f"{path} is not a recording of steps: {error!r}") from error
 
 
 def _step_from(held: Mapping[str, Any]) -> RecordedStep:

@@ -40,12 +40,12 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
     except Exception as error:
         raise UsageError(
             f"{where}: only transformers reads model_type {model_type!r}; the extra 'hosts' brings it "
-            f"({in_one_line(error)}). module:function takes any model"
+            f"({in_one_line(error)}). For other models, use module:function"
         ) from None
     if model_type not in library.CONFIG_MAPPING:
         raise UsageError(
             f"{where}: model_type {model_type!r} is not known, not even to transformers "
-            f"{library.__version__}. module:function takes any model"
+            f"{library.__version__}. For other models, use module:function"
         )
     if deep := [key for key in held if key.endswith(("layers", "layer")) and _too_deep(held[key])]:
         raise UsageError(f"{where}: {deep[0]!r} is at most {MOST_LAYERS:,}; got {held[deep[0]]!r:.40}")

@@ -1,8 +1,8 @@
 """A small byte-level GPT, and the standard way to cut it for tensor parallelism.
 
-The model itself is plain PyTorch and knows nothing about ranks. ``parallelize`` cuts a built model with
-``torch.distributed.tensor.parallel``: q, k, v and the MLP's first matrix column-wise, and the two matrices
-that write to the residual stream row-wise. Embedding, norms and head stay whole on every rank.
+The model itself is plain PyTorch and knows nothing of ranks. ``parallelize`` cuts a built model with
+``torch.distributed.tensor.parallel``: q, k, v and the MLP's first matrix column-wise, the two matrices that
+write back to the residual stream row-wise. Embedding, norms and head stay whole on every rank.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class GPT(nn.Module):
 
 
 def build_gpt(shape: GPTShape, seed: int) -> GPT:
-    """A GPT on the CPU whose first weights depend only on ``seed``: the same on all ranks and grids."""
+    """A GPT, on the CPU, whose first weights follow from ``seed`` alone: every rank and grid starts alike."""
     model = GPT(shape)
     generator = torch.Generator().manual_seed(seed)
     residual_std = INIT_STD / math.sqrt(2 * shape.layers)
@@ -128,7 +128,7 @@ def next_byte_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def parallelize(model: GPT, tp_mesh: DeviceMesh) -> None:
     """Cut the model's hidden matrices over ``tp_mesh``, in place and with no communication.
 
-    Every rank must hold the same full model, and keeps its slice of it. With one tp rank nothing changes.
+    Every rank must hold the same full model, and keeps its own slice of it. With one tp rank nothing changes.
     """
     if tp_mesh.size() == 1:
         return
@@ -137,7 +137,7 @@ def parallelize(model: GPT, tp_mesh: DeviceMesh) -> None:
 
 
 def _block_plan() -> dict[str, ParallelStyle]:
-    # The input is marked once per module, so its gradient takes one sum over tp, not one each for q, k and v.
+    # Marking the input once per module makes its gradient one sum over tp, not one for each of q, k and v.
     return {
         "attention": PrepareModuleInput(
             input_layouts=(Replicate(), None), desired_input_layouts=(Replicate(), None)
@@ -159,7 +159,7 @@ def rotary_turns(context: int, head_width: int) -> Tensor:
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate the two halves of ``x`` [batch, heads, time, head_width] by the angles of each position."""
+    """Turn the halves of ``x`` [batch, heads, time, head_width] by the angles of each position."""
     cos, sin = turns[0], turns[1]
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, left * sin + right * cos), dim=-1)

@@ -116,7 +116,7 @@ def _earlier_records(
         folder.rewrite(name, [asdict(record) for record in kept])
     if len(kept) < begin:
         console.print(
-            f"{name} has the records of {len(kept)} of the {begin} steps that the checkpoint is past; "
+            f"{name} has the records of only {len(kept)} of the {begin} steps before the checkpoint; "
             "the others are lost, and missing from the picture",
             highlight=False,
         )

@@ -261,7 +261,7 @@ def _check_text(began_with: str | None, text: Text) -> None:
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "
-            f"{began_with[:12]}); put that back, or start another run"
+            f"{began_with[:12]}); restore that text, or start another run"
         )
 
 

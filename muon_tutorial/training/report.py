@@ -21,7 +21,7 @@ def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
     table.add_row(
         "text", f"{result.text.source}, {result.text.size:,} bytes, SHA-256 {result.text.sha256[:16]}…"
     )
-    table.add_row("model", f"{result.parameters:,} parameters; {s.tokens_per_step:,} bytes of text a step")
+    table.add_row("model", f"{result.parameters:,} parameters; {s.tokens_per_step:,} bytes of text per step")
     table.add_row(
         "held-out loss", f"{result.loss_before:.3f} before, {result.loss_after:.3f} after (nats per byte)"
     )
@@ -80,7 +80,8 @@ def _of_cut(verdict: CheckVerdict) -> str:
     """The part of the sentence about matrices that stay cut; empty if there are none."""
     if not verdict.cut_error:
         return ""
-    return f", but those that stay cut: within {verdict.cut_error:.2g} of their bound from the Gram form"
+    bound = f"{verdict.cut_error:.2g} of their bound from the Gram form"
+    return f", except those that stay cut, which are within {bound}"
 
 
 def size(count: float) -> str:
@@ -101,4 +102,4 @@ def _state(result: RunResult) -> str:
     low, high = min(result.state_bytes), max(result.state_bytes)
     each = size(high) if low == high else f"{size(low)} to {size(high)}"
     whole = result.adamw_state_bytes
-    return f"{each} a rank: {high / whole:.0%} of the {size(whole)} that replicated AdamW keeps"
+    return f"{each} per rank: {high / whole:.0%} of the {size(whole)} that replicated AdamW keeps"

@@ -70,8 +70,8 @@ def resumed_settings(
     for name in given:
         if name in own and name not in MAY_CHANGE and _differs(name, options[name], own[name]):
             raise UsageError(
-                f"--{name} {options[name]} is not the run's {own[name]}: a run goes on with its own settings "
-                f"(but for {', '.join(MAY_CHANGE)}); leave it out, or start another run"
+                f"--{name} {options[name]} differs from the run's {own[name]}: a resumed run keeps its "
+                f"settings (except {', '.join(MAY_CHANGE)}); leave it out, or start another run"
             )
     return TrainSettings(**{**own, **{name: options[name] for name in given if name in MAY_CHANGE}})
 

@@ -67,7 +67,7 @@ class RunFolder:
         except (OSError, ValueError, RecursionError):
             settings = None
         if not isinstance(settings, dict):
-            raise RunFolderError(f"{path} is no run folder: it has no settings.json that can be read")
+            raise RunFolderError(f"{path} is not a run folder: it has no readable settings.json")
         return cls(path), settings
 
     def held(self) -> AbstractContextManager[None]:
@@ -133,6 +133,6 @@ def _unwritable(path: Path) -> Iterator[None]:
     try:
         yield
     except (FileExistsError, NotADirectoryError):
-        raise RunFolderError(f"cannot make the run folder {path}: a file stands in its place") from None
+        raise RunFolderError(f"cannot make the run folder {path}: there is a file with this name") from None
     except OSError as error:
         raise RunFolderError(f"cannot write the run folder {path}: {error.strerror or error}") from None

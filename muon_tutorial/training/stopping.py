@@ -32,7 +32,7 @@ GRACE = 25.0
 """Seconds for the current step and the save: Kubernetes, SLURM and torchrun kill after 30."""
 ECHO = 1.0
 """Seconds in which the same request may arrive twice: from the terminal or scheduler, and from torchrun."""
-LATE = "not saved within {:g} s (--grace); older checkpoints are whole"
+LATE = "not saved within {:g} s (--grace); older checkpoints are intact"
 
 
 class EndedBySignal(BaseException):
@@ -53,7 +53,10 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
         name, _, act = word.partition("=")
         if name not in acts or act not in get_args(Act):
             kinds, names = ", ".join(get_args(Act)), ", ".join(acts)
-            raise UsageError(f"--on-signal takes NAME=ACT, of {names} and {kinds}; not {word!r:.40}")
+            raise UsageError(
+                f"--on-signal takes NAME=ACT, where NAME is one of {names} and ACT one of {kinds}; "
+                f"not {word!r:.40}"
+            )
         acts[name] = act  # type: ignore[assignment]
     return {name: act for name, act in acts.items() if _is_heeded(f"SIG{name}")}
 

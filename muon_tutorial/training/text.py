@@ -69,7 +69,7 @@ def load_text(path: str | None, context: int) -> Text:
 def read_file(path: str) -> bytes:
     """The first ``TEXT_LIMIT`` bytes of a UTF-8 text file."""
     if os.path.exists(path) and not os.path.isfile(path):
-        raise TextError(f"the text {path} is not a regular file, and every rank reads it anew")
+        raise TextError(f"the text {path} is not a regular file, but every rank must read it")
     try:
         with open(path, "rb") as file:
             data = file.read(TEXT_LIMIT)
@@ -95,7 +95,7 @@ def read_standard_library() -> bytes:
         if size >= TEXT_LIMIT:
             break
     if not size:
-        raise TextError("this Python keeps no sources of its standard library; pass a text file with --text")
+        raise TextError("this Python has no sources of its standard library; pass a text file with --text")
     return b"".join(pieces)[:TEXT_LIMIT]
 
 

@@ -14,7 +14,7 @@ def check_lines(found: Mapping[int, Sequence[str]]) -> None:
     Raises:
         PlanMismatchError: it shows the first line that differs, and which ranks have which version of it.
     """
-    for row in zip_longest(*found.values(), fillvalue="nothing more"):
+    for row in zip_longest(*found.values(), fillvalue="<end of plan>"):
         if len(set(row)) > 1:
             ranks = list(found)
             said = {

@@ -61,9 +61,7 @@ def build_mesh(
         UsageError: the timeout is not a positive number of seconds.
     """
     if not dist.is_initialized():
-        raise GridError(
-            "build_mesh needs processes that know each other: call init_process_group, or launch()"
-        )
+        raise GridError("build_mesh needs an initialized process group: call init_process_group, or launch()")
     timeout = group_timeout(dist.distributed_c10d._get_default_group()) if timeout is None else timeout
     check_timeout(timeout)
     device_type = _device_type_of_group() if device_type is None else device_type
@@ -368,7 +366,7 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
 
 def refuse(request: Collective, async_op: bool) -> _Ticket:
     """The ``issue`` of ``drive`` for walks that may only make calls: it refuses collectives."""
-    raise RequestError(f"there is no mesh to answer {request}")
+    raise RequestError(f"no mesh can answer {request}")
 
 
 def _call_backend(
@@ -404,7 +402,7 @@ def _call_backend(
             return dist.scatter(received, pieces, group_src=root, **how)
         case "all_to_all":
             if send is None or request.packed != send.numel():
-                raise RequestError(f"{request}: what is sent does not end where the last parcel does")
+                raise RequestError(f"{request}: send must end with the last parcel")
             leaving = [send[parcel] for parcel in request.parcels]
             coming = list(received.split(request.receives or (0,) * len(leaving)))
             backend = group._get_backend(received.device).name()

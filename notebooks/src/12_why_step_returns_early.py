@@ -7,7 +7,7 @@
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
 import importlib.util, pathlib, subprocess, sys
-if importlib.util.find_spec("muon_tutorial") is None:  # look here and at the repository's root, and leave torch alone
+if importlib.util.find_spec("muon_tutorial") is None:  # look here and in the repository's root; do not touch the installed torch
     here, root = pathlib.Path.cwd(), pathlib.Path.cwd().parent / "pyproject.toml"
     ours = here.name == "notebooks" and root.is_file() and 'name = "muon-tutorial"' in root.read_text(encoding="utf-8")
     places = [here, root.parent] if ours else [here]

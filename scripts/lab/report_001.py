@@ -101,7 +101,9 @@ def summarize(trace: Trace) -> TraceSummary:
 def _only(events: Sequence[TraceEvent], *names: str) -> NameSum:
     found = [row for row in sums_by_name(events, names) if row.name in names]
     if len(found) != 1:
-        raise TraceError(f"expected annotations of one name among {', '.join(names)}; found {len(found)}")
+        raise TraceError(
+            f"expected annotations with exactly one of the names {', '.join(names)}; found {len(found)}"
+        )
     return found[0]
 
 
@@ -281,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, and return the exit code; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m scripts.lab.report_001")
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
-    parser.add_argument("--write", type=Path, help="also keep what was read from them, as JSON")
+    parser.add_argument("--write", type=Path, help="also write their data to this JSON file")
     chosen = parser.parse_args(arguments)
     try:
         summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()

@@ -72,7 +72,7 @@ class TorchCollectives(TorchDispatchMode):
             return NotImplemented  # let DTensor turn it into its ranks' operations, which are seen instead
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
-                raise RequestError(f"{func} moves data, and TorchCollectives does not know how to count it")
+                raise RequestError(f"{func} moves data, but TorchCollectives cannot count it")
             self.requests += _READ[func._opname](self, *args)
         return func(*args, **(kwargs or {}))
 

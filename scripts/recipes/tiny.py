@@ -110,12 +110,12 @@ def arguments(description: str | None) -> Arguments:
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps in an epoch")
     parser.add_argument(
-        "--batch", type=int, default=8, help="sequences in a micro-batch, of all ranks together"
+        "--batch", type=int, default=8, help="sequences in a micro-batch, over all ranks together"
     )
     parser.add_argument("--accumulate", type=int, default=2, help="micro-batches in a step")
     parser.add_argument("--max-norm", type=float, default=0.1, help="clip gradients to this norm")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16")
     own = Path("runs") / Path(sys.argv[0]).stem
     parser.add_argument("--save", type=Path, default=own, help="write epoch-N into this folder")
-    parser.add_argument("--resume", type=Path, help="the epoch-N to go on from")
+    parser.add_argument("--resume", type=Path, help="resume from this epoch-N folder")
     return parser.parse_args(namespace=Arguments())

@@ -22,7 +22,9 @@ def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     (tmp_path / "file").write_text("years")
     for name in ("mine", "file"):
-        with pytest.raises(CheckpointError, match="is no checkpoint of this format, and is not replaced"):
+        with pytest.raises(
+            CheckpointError, match="is not a checkpoint in this format, so it is not replaced"
+        ):
             save_checkpoint(tmp_path / name, *trained(1), existing="replace")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
     assert sorted(os.listdir(tmp_path)) == ["file", "mine"]

@@ -227,7 +227,7 @@ def by_adamw(*lrs: float) -> tuple[nn.Module, torch.optim.AdamW]:
         (
             by_adamw(0.1, 0.2),
             by_adamw(),
-            r"w and b share a group here, and were saved with lr 0\.1 and 0\.2",
+            r"w and b are in one parameter group here, but were saved with different lr: 0\.1 and 0\.2",
         ),
     ],
     ids=["shape", "dtype", "one more", "one less", "other optimizer", "one group of two"],
@@ -244,7 +244,7 @@ def test_what_does_not_fit_is_named_and_nothing_changes(
 
 
 def test_a_parameter_from_elsewhere_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="the optimizer's w is no parameter of the model"):
+    with pytest.raises(CheckpointError, match="the optimizer's w is not a parameter of the model"):
         save_checkpoint(tmp_path / "a", Fit(), fitted(Fit())[1])
 
 
@@ -252,7 +252,7 @@ def test_only_a_fresh_folder_is_written_to(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a", *fitted(Fit()))
     (tmp_path / "file").touch()
     for taken in ("a", "file"):
-        with pytest.raises(CheckpointError, match="a checkpoint goes into a fresh one"):
+        with pytest.raises(CheckpointError, match="is not an empty folder: choose another one"):
             save_checkpoint(tmp_path / taken, *fitted(Fit()))
     (tmp_path / "empty").mkdir()
     save_checkpoint(tmp_path / "empty", *fitted(Fit()))
@@ -267,7 +267,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         "missing": "there is no checkpoint folder",
         "unfinished": "holds no checkpoint: its file manifest.json is missing",
         "torn": "its manifest.json is damaged",
-        "foreign": "save_checkpoint did not write it, or did so before format 2",
+        "foreign": "save_checkpoint did not write it, or wrote it before format 2",
     }
     for name, complaint in complaints.items():
         with pytest.raises(CheckpointError, match=complaint):
@@ -286,7 +286,7 @@ def test_a_lost_file_is_one_named_error(tmp_path: Path) -> None:
 def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
     model = Fit()
     muon = Muon([model.get_parameter("w")], strategy="zero1", mesh=LocalWorld(Grid.of(dp=2)).mesh(0))
-    with pytest.raises(CheckpointError, match=r"launch\(\) real ones"):
+    with pytest.raises(CheckpointError, match=r"start real ranks with launch\(\)"):
         save_checkpoint(tmp_path / "a", model, muon)
 
 

@@ -97,7 +97,7 @@ def test_a_file_more_or_less_is_found(saved: Path, pair: Pair, tmp_path: Path) -
         shutil.rmtree(tmp_path / "less")
     shutil.copytree(saved, tmp_path / "more")
     (tmp_path / "more" / "__1_0.distcp").write_bytes(b"")
-    assert "holds __1_0.distcp, which is no part of the checkpoint" in refusal(tmp_path / "more", pair)
+    assert "holds __1_0.distcp, which is not part of the checkpoint" in refusal(tmp_path / "more", pair)
 
 
 def test_files_in_each_others_place_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:

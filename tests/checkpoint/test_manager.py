@@ -69,7 +69,7 @@ def test_without_a_true_pointer_the_newest_that_is_complete_is_found(
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="keep says how many checkpoints to keep, at least 1, not 0"):
+    with pytest.raises(UsageError, match="keep is the number of checkpoints to keep, at least 1, not 0"):
         CheckpointManager(tmp_path, keep=0)
     manager = CheckpointManager(tmp_path)
     with pytest.raises(UsageError, match="a step is a whole number from 0 on, not -1"):
@@ -141,7 +141,7 @@ def test_an_older_checkpoint_is_loaded_where_the_newest_is_damaged(tmp_path: Pat
     said: list[str] = []
     assert manager.whole_step(said.append) == 1
     assert len(said) == 1
-    assert "put aside as damaged-step-00000002-" in said[0]
+    assert "renamed to damaged-step-00000002-" in said[0]
     manager.save(2, *pairs[2])
     assert manager.latest_step() == manager.whole_step(said.append) == 2
     assert len(list(tmp_path.glob("damaged-step-00000002-*"))) == 1

@@ -157,7 +157,9 @@ def test_a_rank_0_that_is_lost_while_it_decides_is_named() -> None:
             let_go.set()
 
     found = together(meetings(2, timeout=0.3), act)
-    assert str(found[1]) == "rank 0 did not write within 0.3 s (a test), as the last one; it may do so yet"
+    assert (
+        str(found[1]) == "rank 0, which decides last, did not write within 0.3 s (a test); it may still do so"
+    )
 
 
 def test_a_store_that_fails_is_a_named_error(tmp_path: Path) -> None:

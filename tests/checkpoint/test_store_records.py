@@ -38,10 +38,10 @@ class Planted:
     ],
 )
 def test_what_no_rank_wrote_is_one_error(data: bytes) -> None:
-    with pytest.raises(CheckpointError, match="the ranks' store holds what no rank wrote"):
+    with pytest.raises(CheckpointError, match="the ranks' store holds a value that no rank wrote"):
         unpack(data)
 
 
 def test_what_is_not_read_is_not_written() -> None:
-    with pytest.raises(CheckpointError, match="is a Planted, which a checkpoint does not take"):
+    with pytest.raises(CheckpointError, match="is a Planted, which a checkpoint cannot hold"):
         pack([Planted()])

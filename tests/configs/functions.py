@@ -130,7 +130,7 @@ BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
     "everywhere": (
         "gather",
         lambda _, momentum, state: momentum,
-        "must return None off rank 0, got a Tensor",
+        "must return None on every rank except 0, got a Tensor",
     ),
     "work": ("gather_later", lambda handle, *_: handle.work, "a bare Work"),
     "wrapped": (
@@ -149,7 +149,7 @@ BROKEN: Mapping[str, tuple[str, Callable[..., Any], str]] = {
     "update wrapped": (
         "redistribute",
         lambda mine, _, state: wrapped(mine, state),
-        "got a DTensor that lies as",
+        "got a DTensor with placements",
     ),
 }
 

@@ -143,7 +143,7 @@ def test_a_config_is_checked_when_it_is_made() -> None:
 
     with pytest.raises(ConfigError, match="assign_fn must be a function"):
         DistributedConfig(None, fn, fn)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="prefetch_count must be a whole number from 0 on, got -1"):
+    with pytest.raises(ConfigError, match="prefetch_count must be an integer of at least 0, got -1"):
         DistributedConfig(fn, fn, fn, prefetch_count=-1)
     with pytest.raises(ConfigError, match="state must be a dict, got list"):
         DistributedConfig(fn, fn, fn, state=[])  # type: ignore[arg-type]

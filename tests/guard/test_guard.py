@@ -223,7 +223,7 @@ def test_a_state_is_loaded_by_names_where_both_sides_have_them() -> None:
 def test_names_that_are_partly_others_are_refused_and_a_prefix_is_not() -> None:
     saver = Muon([("q", square()), ("k", square())])
     saver.step()
-    with pytest.raises(UsageError, match="holds k in another place, and q, which this optimizer does not"):
+    with pytest.raises(UsageError, match="k is at another position, and q is not in this optimizer"):
         Muon([("k", square()), ("v", square())]).load_state_dict(saver.state_dict())
     Muon([("module.q", square()), ("module.k", square())]).load_state_dict(saver.state_dict())
 

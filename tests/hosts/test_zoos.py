@@ -123,7 +123,7 @@ LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 def hidden(name: str, model: nn.Module) -> list[Verdict]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="By their names")  # no layout is left to the user
+        warnings.filterwarnings("error", message="The names of")  # no layout is left to the user
         return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
 
 

@@ -164,9 +164,9 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"threads": "2"}, "at least 1 thread"),
         ({"threads": None}, "at least 1 thread"),
         ({"threads": 1.5}, "at least 1 thread"),
-        ({"max_lines": None}, "how many lines"),
-        ({"max_lines": "3"}, "how many lines"),
-        ({"max_lines": -1}, "how many lines"),
+        ({"max_lines": None}, "max_lines must be an integer of at least 0"),
+        ({"max_lines": "3"}, "max_lines must be an integer of at least 0"),
+        ({"max_lines": -1}, "max_lines must be an integer of at least 0"),
         ({"args": "ab"}, "args is a tuple"),
         ({"kwargs": [1]}, "kwargs is a dict"),
         ({"kwargs": {1: 2}}, "kwargs is a dict"),
@@ -188,7 +188,7 @@ def test_a_working_directory_that_is_gone_is_refused(tmp_path, monkeypatch) -> N
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(UsageError, match="working directory does not exist any more"):
+    with pytest.raises(UsageError, match="working directory no longer exists"):
         launch(ranks.total, 1)
 
 

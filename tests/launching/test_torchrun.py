@@ -75,7 +75,7 @@ def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
     with started("stop", 1.0) as agent:
         pids = pids_of(agent)
         said, _ = agent.communicate(timeout=100)
-    assert "error: rank 0 of 2 waited in vain for rank 1, which is stopped (SIGSTOP): " in said
+    assert "error: rank 0 of 2 got no answer from rank 1, which is stopped (SIGSTOP): " in said
     assert "SIGKILL" not in said  # torchrun sends it after 30 seconds
     assert not still_running(pids, WITHIN)
 
@@ -122,7 +122,7 @@ SEAT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "local
 def test_an_environment_that_is_not_torchruns_is_one_line(name, value, monkeypatch, capsys) -> None:
     for key, own in {**SEAT, name: value}.items():
         monkeypatch.setenv(key, own)
-    says = "torchrun sets these to numbers that fit each other; the environment has {'RANK': '"
+    says = "torchrun's environment variables are damaged or contradict each other: {'RANK': '"
     with pytest.raises(UsageError, match=says):
         torchrun.join_torchrun()
     assert cli.main(["train"]) == cli.BAD_INPUT
@@ -184,7 +184,7 @@ def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, mon
     assert not joined.report_lost_rank(RuntimeError("a bug"))
     assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
     assert capfd.readouterr().err == (
-        "error: rank 0 of 2 waited in vain for rank 1, which has ended: Connection closed by peer [::1]:5\n"
+        "error: rank 0 of 2 got no answer from rank 1, which has ended: Connection closed by peer [::1]:5\n"
     )
 
 

@@ -114,7 +114,7 @@ def test_the_solution_and_the_reference_pass(ranks: int) -> None:
         (made(more_rounds=1), "sends piece 1 to rank 1, who holds it already"),
         (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
         (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
-        (lambda *given: solution(*given)[::-1], "at place 0. Pieces stand in the order of ranks"),
+        (lambda *given: solution(*given)[::-1], "at place 0. Pieces are in the order of ranks"),
         (lambda *given: torch.cat(solution(*given)), "pieces; rank 0 returned Tensor"),
         (one_buffer, "what came last has overwritten the rest"),
         (torchs_own, "no message was seen. Send them yourself"),
@@ -134,7 +134,7 @@ def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
 
 
 def test_ranks_that_wait_for_each_other_are_told() -> None:
-    assert "all are in send(), and nobody receives" in says(sends_first, 3, timeout=1.5)
+    assert "all are in send(), and none receives" in says(sends_first, 3, timeout=1.5)
     assert "rank 0 waits to receive from rank 2" in says(receives_first, 3, timeout=1.5)
 
 
@@ -255,7 +255,7 @@ def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(
 
 def test_a_sum_that_waits_in_a_circle_is_told() -> None:
     exercise = collectives.check_reduce_scatter(3, timeout=1.5)
-    assert "all are in send(), and nobody receives" in message_of_wrong(exercise, sends_sum_first)
+    assert "all are in send(), and none receives" in message_of_wrong(exercise, sends_sum_first)
 
 
 def formula(collective: str, entries: int, itemsize: int, ranks: int) -> float:

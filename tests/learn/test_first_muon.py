@@ -133,10 +133,13 @@ def test_the_guess_knows_right_from_wrong(ranks: int) -> None:
         (owner, float("nan"), "no part of a whole"),
         (owner, 0.37, "Look at one place"),
     ]
-    wrong += [(11 % ranks, zeros, "as long as nobody joins")] if 11 % ranks != owner else []
+    wrong += [(11 % ranks, zeros, "only with the current number of ranks")] if 11 % ranks != owner else []
     wrong += [(12 % more, zeros, "numbers begin at 0")] if 12 % more not in (owner, 11 % ranks) else []
     if ranks > 1:
-        wrong += [(owner, 1 / more, "the part that is filled"), (owner, 1 - 1 / ranks, "nobody joins")]
+        wrong += [
+            (owner, 1 / more, "the part that is filled"),
+            (owner, 1 - 1 / ranks, "only with the current number"),
+        ]
     for case in wrong:
         assert_wrong(guess, *case)
 
@@ -149,7 +152,7 @@ def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
     odd: list[Any] = ["up1", ["W"], 5, None, [["q1"]], [0]]
     wrong: list[tuple[Any, str]] = [(answer, "list of names") for answer in odd]
     wrong += [([*right, "q1"], "q1 comes out as it should. Its owner puts it in its place")]
-    wrong += [([*right, "k1"], "Nobody has an update for it")] if ranks > 1 else []
+    wrong += [([*right, "k1"], "No rank has an update for it")] if ranks > 1 else []
     wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
     for case in wrong:
         assert_wrong(lesson.predict(ranks), *case)

@@ -44,7 +44,11 @@ def test_the_lines_that_change_are_known() -> None:
         ([1, 2], [4, 11], "line 1 stays. fully_shard"),
         ([2, 8], [4, 11], "line 8 stays. One optimizer, one step"),
         ([], [4, 11], "for_muon: 0 found, and another line has to change. Hint: What in the loop knows"),
-        ([2], [4], "to_survive: 1 found, and another line has to change. Hint: What does a new process"),
+        (
+            [2],
+            [4],
+            "to_survive: 1 found, and another line has to change. Hint: Which facts does a new process",
+        ),
         ([2], [2, 4, 11], "to_survive: line 2 stays."),
         ([2], [3, 4, 11], "to_survive: line 3 stays. Its count has to come back"),
         ([2, 3], [4, 11], "for_muon: line 3 stays. MuonWithAdamW is a torch Optimizer"),
@@ -55,7 +59,7 @@ def test_the_lines_that_change_are_known() -> None:
     ]
     for case in wrong:
         assert_wrong(lesson.check_lines(), *case)
-    for missing, says in (([4], "Under FSDP2, rank 0 holds a part"), ([11], "After a restart")):
+    for missing, says in (([4], "Under FSDP2, rank 0 holds only a part"), ([11], "After a restart")):
         exercise = lesson.check_lines()
         message_of_wrong(exercise, [2], missing)
         assert_wrong(exercise, [2], missing, says)
@@ -68,7 +72,7 @@ PREPARED = {
     ports.made_too_early: "made over the old parameters: embedding.weight",
     ports.not_cut: "The model was not cut",
     ports.adamw_alone: "prepare returned a AdamW. Muon is for the hidden matrices",
-    ports.nothing_made: "is to return the optimizer; it returned a NoneType",
+    ports.nothing_made: "must return the optimizer, but it returned a NoneType",
     ports.one_rate: "embedding.weight has the learning rate 0.02, not 0.003",
     ports.torchs_decay: "embedding.weight has the weight decay 0.01, not 0.1",
     ports.less_for_muon: "layers.0.up.weight is stepped by adamw",
@@ -77,7 +81,7 @@ UPDATED = {
     ports.own_shard_clipped: "each rank has clipped its own shard",
     ports.not_clipped: "it was not clipped before",
     ports.clipped_afterwards: "it was not clipped before",
-    ports.clipped_too_short: "it is to be clipped to 0.25",
+    ports.clipped_too_short: "it must be clipped to 0.25",
     ports.stepped_twice: "stepped 2 times, not once",
     ports.scheduler_first: "the scheduler had moved before the optimizer stepped",
     ports.scheduler_forgotten: "Does the scheduler step, once?",
@@ -111,7 +115,7 @@ def test_the_port_is_checked_on_real_ranks_and_a_stub_is_open() -> None:
     assert lesson.check_port(2, 1, 0).check(port.prepare, port.update)
     assert lesson.check_port(2, 1, 0).check(..., port.update).passed is None
     assert lesson.check_port(2, 1, 0).check(ports.stub, ports.stub).passed is None
-    assert_wrong(lesson.check_port(2, 1, 0), 5, port.update, "prepare is to be a function")
+    assert_wrong(lesson.check_port(2, 1, 0), 5, port.update, "prepare must be a function")
     exercise = lesson.check_port(2, 1, 0)
     first = message_of_wrong(exercise, ports.made_too_early, port.update)
     assert first.endswith("Hint: Which of your two lines comes first?")
@@ -239,7 +243,7 @@ def test_ranks_that_do_not_save_together_are_told_so() -> None:
     assert_wrong(
         exercise, port.save, ports.nothing_asked, "there nothing has been saved. Hint: manager.latest_step()"
     )
-    assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the step")
+    assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the next")
 
 
 @pytest.mark.live

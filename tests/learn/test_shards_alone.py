@@ -168,7 +168,7 @@ WRONG: list[tuple[Callable, str]] = [
     (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
     (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
     (lambda *given: along(lambda dim: 0)(*given).view(shards_alone.SHAPE), "right, but at row 0, column"),
-    (backwards, "the shape is right, but at row 0, column 0 stands the entry of row 0, column"),
+    (backwards, "the shape is right, but at row 0, column 0 is the entry of row 0, column"),
     (lambda piece, dim, group: torch.stack(gathered(piece, group), dim=dim), "without a new dimension"),
     (lambda piece, dim, group: piece, "nothing was put together"),
     (lambda piece, dim, group: torch.full(shards_alone.SHAPE, -1.0), "was never filled"),
@@ -301,7 +301,7 @@ WRONG_UPDATES: list[tuple[Callable, str]] = [
     (in_double, "is it float64"),
     (in_half, "The real matrix: "),
     (by_broadcast, "dist.broadcast is not counted here"),
-    (lambda shard, group: torch.cat(gathered(shard, group), dim=1), "That is everybody's"),
+    (lambda shard, group: torch.cat(gathered(shard, group), dim=1), "That is the whole update"),
     (lambda shard, group: [shard], "return a matrix, not list"),
 ]
 
@@ -319,6 +319,6 @@ def test_an_update_that_does_not_survive_is_told_why(
 def test_a_wrong_update_is_shown_in_the_directions_of_the_gradient() -> None:
     verdict = shards_alone.check_survival(2, 2).check(of_everybody)
     assert "singular values are near 0.7" in verdict.message
-    assert "group=group was left out" in verdict.message
+    assert "group=group is missing" in verdict.message
     assert verdict.picture is not None
     assert verdict.picture.alt.startswith("Your update of the real matrix: cosine 1.00.")

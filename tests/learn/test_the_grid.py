@@ -72,7 +72,7 @@ COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
         (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
         (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
         (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
-        (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank stands in it twice"),
+        (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank is in it twice"),
         (made([*COLUMNS, []], ROWS), "a dp group is empty"),
         (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
         (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
@@ -323,7 +323,7 @@ def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skip
         assert isinstance(each, str) == (rank in last.waits)
         assert isinstance(each, str) or set(each) == last.heard[rank]
     lines = lesson.say_calls(found).splitlines()
-    assert all(("waited in vain in its" in line) == (rank in last.waits) for rank, line in enumerate(lines))
+    assert all(("timed out in its" in line) == (rank in last.waits) for rank, line in enumerate(lines))
 
 
 def _from_number_1(rank: int) -> Any:

@@ -70,7 +70,7 @@ WAYS_BACK = [
     (travel, "Take the hop the other way"),
     (without_return, "return x"),
     (slicing_alone, "raised IndexError"),
-    (lambda x, route, at, label: x, "It asks nobody"),
+    (lambda x, route, at, label: x, "way_back makes no request"),
     (3, "Give a function"),
 ]
 SHAPES = [
@@ -149,11 +149,11 @@ WRONG_STEPS = [
     (step_with(unpack=upside_down), "of o: the first at 0, the last at 511 of 512"),
     (step_with(unpack=from_the_start), "phase 3 (tp gather) is the first to differ"),
     (step_with(unpack=flat_of), "On dp=2 × tp=1, phase 4 (Newton–Schulz) is the first to differ"),
-    (step_with(phase=5), "Due was all_gather"),
+    (step_with(phase=5), "The correct request: all_gather"),
     (step_with(upto=6), "never asks for all_gather"),
     (step_with(write=False), "its new weights are not those of the step"),
     (step_with(way_back=travel), "It stopped with"),
-    (lambda job, bucket, at: None, "It asks nobody"),
+    (lambda job, bucket, at: None, "The step makes no request"),
     ("my_step", "Give a function"),
 ]
 

@@ -115,11 +115,11 @@ WRONG_STEPS: list[tuple[Callable[..., object], str]] = [
     (_slipped(factor="missing"), "size factor is missing"),
     (_slipped(factor="below 1"), "It is at least 1"),
     (_slipped(factor="turned"), "upside down"),
-    (_slipped(sign="up"), "You climb"),
+    (_slipped(sign="up"), "The sign is wrong"),
     (_slipped(momentum="sum"), "sum of gradients"),
     (rebound, "W has not changed"),
     (lambda W, G, buffer, lr: W.mul_(2), "The buffer has not changed"),
-    (rounded_elsewhere, "Right but for the last bits"),
+    (rounded_elsewhere, "Right except for the last bits"),
     (lambda W, G, buffer, lr: W.add_(1) + buffer.add_(1), "W is off by up to"),
     (lambda W: W, "TypeError"),
 ]

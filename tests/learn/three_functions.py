@@ -201,24 +201,27 @@ GATHERED: dict[str, tuple[Callable, str]] = {
     "with padding": (with_padding, "That is with padding"),
     "owner alone": (
         owner_alone,
-        "which had returned without calling anybody. Only the owner gets the matrix",
+        "which had returned without making the call. Only the owner gets the matrix",
     ),
-    "everybody gets it": (everybody_gets_it, "it is not the owner, and is to return None"),
+    "everybody gets it": (everybody_gets_it, "it is not the owner, so it must return None"),
     "own shard": (own_shard, "That is one rank's rows"),
-    "upside down": (upside_down, "where row 0 of the matrix belongs stands row 4"),
-    "not filled": (not_filled, "no row of it, as if nobody had filled it"),
+    "upside down": (upside_down, "in the place of row 0 of the matrix is row 4"),
+    "not filled": (not_filled, "no row of it, as if it was never filled"),
     "flat": (flat, "it returned (30,). All its entries are there"),
-    "nothing": (lambda *given: None, "the owner is to return the whole matrix"),
+    "nothing": (lambda *given: None, "the owner must return the whole matrix"),
     "to a place": (to_a_place, "gather raised on rank"),
     "plain gather": (plain_gather, "gather"),
 }
 GIVEN_BACK: dict[str, tuple[Callable, str]] = {
     "keeps all": (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
     "nothing without update": (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
-    "no answer": (no_answer, "everybody gets its part; it returned None"),
-    "first rows": (first_rows, "due are rows 3 to 4 of the update, and it has [0, 1]"),
+    "no answer": (no_answer, "every rank must return its part, but it returned None"),
+    "first rows": (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
     "raises": (redistribute_raises, "redistribute raised on rank 2 for matrix 0"),
-    "needs an update": (redistribute_raises, "no attribute 'flatten' Hint: Off the owner there is no update"),
+    "needs an update": (
+        redistribute_raises,
+        "no attribute 'flatten' Hint: On other ranks the update is None",
+    ),
 }
 
 

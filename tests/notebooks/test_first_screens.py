@@ -61,9 +61,12 @@ hero()
         (
             "A long story.\n#\n# " * 40,
             300,
-            ["the question is not on it", "half of the hero picture is below it"],
+            [
+                "the question is not on the first screen",
+                "more than half of the hero picture is below the screen",
+            ],
         ),
-        ("", 3000, ["half of the hero picture is below it"]),
+        ("", 3000, ["more than half of the hero picture is below the screen"]),
         ("", None, ["there is no hero picture"]),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_copy_that_was_run_is_made_anew_and_one_with_answers_or_a_committed_no
     nbformat.write(copy, path)
     for work in (path.read_bytes(), (FOLDER / FIRST.file).read_bytes()):
         path.write_bytes(work)
-        assert "may hold somebody's work" in refusal("pack", "00", "--out", path.parent)
+        assert "may hold edits" in refusal("pack", "00", "--out", path.parent)
         assert path.read_bytes() == work
 
 

@@ -82,7 +82,7 @@ def text_of(lesson: series.Lesson) -> str:
 @pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
     each = series.lesson("05")
-    with pytest.raises(UsageError, match="lesson 05 lacks"):
+    with pytest.raises(UsageError, match="lesson 05 has no list of links"):
         with_series(text_of(each).replace(lost, "lost"), each)
 
 

@@ -63,7 +63,7 @@ def test_a_site_with_somebodys_work_among_its_copies_is_refused(
     mine.parent.mkdir()
     mine.write_text("my notes")
     assert website.main(["--still", "--out", str(tmp_path)]) == 2
-    assert "may hold somebody's work" in capsys.readouterr().err
+    assert "may hold edits" in capsys.readouterr().err
     assert [path.name for path in tmp_path.rglob("*")] == [website.COPIES, mine.name]
 
 

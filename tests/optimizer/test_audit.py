@@ -40,7 +40,7 @@ SAID = {
     "on a fused pair": "its 3 matrices orthogonalized as one",
     "on each micro-batch": update_verdict.MICRO,
     "zero steps": update_verdict.NO_STEPS,
-    "a wrong scale": "0.3 times as large as is due",
+    "a wrong scale": "0.3 times the correct size",
     "momentum lost": update_verdict.LOST,
 }
 
@@ -148,7 +148,7 @@ def check(found: dict[str, AuditReport]) -> None:
         fused = ["0.qkv.weight"] if name == "on a fused pair" else NAMES
         expected = {} if name == "none" else dict.fromkeys(fused, SAID[name])
         assert report.wrong == expected, (name, str(report))
-        assert report.line.startswith("Muon is not Muon" if expected else "Muon is Muon"), name
+        assert report.line.startswith("this is not Muon" if expected else "this is Muon"), name
 
 
 EVERY = ["none", *SAID]
@@ -225,7 +225,7 @@ def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> 
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
     assert not optimizer._optimizer_step_pre_hooks
     seen = optimizer.audit()
-    with pytest.raises(UsageError, match="an audit reports of a step"):
+    with pytest.raises(UsageError, match="no step was audited"):
         seen.report()
     trained(0, model, optimizer)
     assert not optimizer._optimizer_step_pre_hooks
@@ -251,7 +251,7 @@ def test_more_calls_than_planned_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, parts=PARTS)
     report = audit(optimizer, step=lambda: trained(0, model, optimizer))
     assert report.miscounted[0] == "6 Newton–Schulz calls at 24 × 24, where 3 are planned"
-    assert report.line == f"Muon is not Muon: {report.miscounted[0]}"
+    assert report.line == f"this is not Muon: {report.miscounted[0]}"
 
 
 def test_what_does_not_say_its_matrices_asks_for_the_model() -> None:

@@ -119,7 +119,9 @@ def test_real_ranks_take_what_the_first_one_found_and_fail_with_it(tmp_path: Pat
         assert heard["text"] == TEXT
         assert heard["equal"]
         assert heard["lacking"] == "the calibration of 'empty' holds nothing for matrices of (6, 10)"
-        assert heard["alone"].startswith('orthogonalize="auto" without a strategy could choose otherwise')
+        assert heard["alone"].startswith(
+            'orthogonalize="auto" without a strategy could choose different recipes'
+        )
 
 
 def test_a_choice_is_saved_and_a_loaded_one_stays_whatever_this_machine_finds() -> None:
@@ -191,7 +193,7 @@ def test_a_damaged_file_is_measured_anew_with_a_warning(
 ) -> None:
     path = calibration_path(tmp_path, f"{describe_processor(CPU)}, timings {TIMINGS}")
     path.write_text("{", encoding="utf-8")
-    with pytest.warns(UserWarning, match="is no calibration.*measuring anew"):
+    with pytest.warns(UserWarning, match="is not a calibration.*measuring again"):
         kept_calibration(tmp_path, CPU, ((3, 3),))
     kept_calibration.cache_clear()
     with warnings.catch_warnings():
@@ -223,7 +225,7 @@ def test_processes_that_have_yet_to_meet_are_counted_by_their_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="could choose otherwise on some processes"):
+    with pytest.raises(UsageError, match="could choose different recipes on different processes"):
         Muon(weights(), orthogonalize="auto", calibration="nowhere")
     assert Muon(weights(), orthogonalize="auto", calibration=MIXED)
 
@@ -236,7 +238,7 @@ def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch:
     before = [param.detach().clone() for param in params]
     for param in params:
         param.grad = torch.ones_like(param)
-    with pytest.raises(UsageError, match="could choose otherwise on some processes"):
+    with pytest.raises(UsageError, match="could choose different recipes on different processes"):
         muon.step()
     assert all(torch.equal(*both) for both in zip(params, before, strict=True))
 

@@ -380,5 +380,5 @@ def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> Non
 
 def test_without_the_lambda_that_the_trainer_wants_one_line_says_so() -> None:
     """Trainer calls the first of ``optimizer_cls_and_kwargs`` without arguments."""
-    with pytest.raises(UsageError, match="a lambda before it"):
+    with pytest.raises(UsageError, match="wrap it in a lambda"):
         MuonWithAdamW.from_model()

@@ -225,7 +225,7 @@ def wide_gradients(rank: int) -> list[Tensor]:
 
 REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
     added_and_other_on_each_rank: (MismatchError, "three.weight is not the same on all ranks"),
-    clipped_once_unfrozen: (GradientError, "clipping it here would scale it by another factor"),
+    clipped_once_unfrozen: (GradientError, "clipping it here would scale it by a different factor"),
     adamws_in_another_order: (MismatchError, "is another parameter on other ranks"),
     equal_shapes_readied_in_another_order: (MismatchError, "parameter 0 of the rest is not the same"),
     other_shapes_readied_in_another_order: (MismatchError, "what is averaged beside the matrices"),

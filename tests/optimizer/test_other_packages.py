@@ -174,7 +174,7 @@ def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> No
             ["o.weight"],
             r"and its saved state \(3, 3\)",
         ),
-        ({"momentum_buffer": torch.ones(144)}, ["o.weight"], "ZeRO flattened it"),
+        ({"momentum_buffer": torch.ones(144)}, ["o.weight"], "ZeRO has flattened it"),
         (
             {"momentum_buffer": torch.ones(12, 12)},
             ["x"],

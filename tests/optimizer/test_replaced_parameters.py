@@ -49,7 +49,7 @@ def test_parameters_put_in_later_are_refused_since_their_momentum_would_be_lost(
     give(params)
     muon.step()
     muon.param_groups[0]["params"] = [nn.Parameter(param.detach().clone()) for param in params]
-    with pytest.raises(UsageError, match="2 parameters were replaced by others after they had been stepped"):
+    with pytest.raises(UsageError, match="2 parameters were replaced after they had been stepped"):
         muon.step()
 
 

@@ -86,7 +86,7 @@ def test_decay_and_betas_are_passed_on_as_adamw_had_them() -> None:
 
 
 def test_an_argument_that_is_not_known_is_sent_to_the_one_whose_it_is() -> None:
-    with pytest.raises(UsageError, match=r"from_model takes no eps: pass on what is Muon's by muon=\{…\}"):
+    with pytest.raises(UsageError, match=r"from_model takes no eps: pass Muon's arguments by muon=\{…\}"):
         MuonWithAdamW.from_model(network(), lr=0.1, eps=1e-8)
     both = MuonWithAdamW.from_model(network(), lr=0.1, adamw={"eps": 1e-6})
     assert both.adamw.param_groups[0]["eps"] == 1e-6
@@ -96,7 +96,7 @@ def test_a_model_whose_matrices_are_frozen_is_told_so() -> None:
     model = network()
     model[0].requires_grad_(False)
     model[2].requires_grad_(False)
-    with pytest.raises(UsageError, match="those that are frozen count with include_frozen=True"):
+    with pytest.raises(UsageError, match="or include frozen matrices with include_frozen=True"):
         MuonWithAdamW.from_model(model, lr=0.1)
 
 
@@ -219,7 +219,7 @@ def backward_after_readying(rank: int) -> str:
 def test_gradients_that_changed_after_they_were_readied_are_refused() -> None:
     """Matrices would step by the old gradients, and AdamW's parameters by sums that differ between ranks."""
     for said in launch(backward_after_readying, 2):
-        assert "call it once a step, after the last backward()" in said
+        assert "call it once per step, after the last backward()" in said
 
 
 @pytest.mark.live

@@ -521,7 +521,7 @@ class FullyShardedDataParallel(nn.Module):
 
 
 def test_a_model_flattened_by_fsdp1_is_refused_with_the_remedy() -> None:
-    with pytest.raises(UsageError, match=r"FSDP1 flattens matrices away.*fully_shard"):
+    with pytest.raises(UsageError, match=r"FSDP1 flattens matrices.*fully_shard"):
         split_parameters(nn.Sequential(FullyShardedDataParallel()))
 
 
@@ -545,12 +545,12 @@ QKV_NAME = "layers.0.attn.qkv.weight"
 
 def test_where_it_is_not_certain_a_warning_says_what_to_write() -> None:
     name = r"layers\.\*\.attn\.qkv\.weight"
-    said = rf'By their names {name} \(12 × 4\) .*parts=\{{"{name}": …\}}'
+    said = rf'The names of {name} \(12 × 4\) .*parts=\{{"{name}": …\}}'
     with pytest.warns(UserWarning, match=said) as caught:
         split = split_parameters(unknown())
     assert caught[0].filename == __file__
     assert "parts" not in split.hidden[0]
-    assert "fused, taken whole: say how it lies by parts=" in str(split)
+    assert "fused, kept whole: state its layout with parts=" in str(split)
 
 
 @pytest.mark.parametrize("parts", [(4, 4, 4), ("interleaved", 2, 2), 4, None], ids=str)

@@ -117,7 +117,7 @@ def test_a_groups_coefficients_are_taken_and_what_could_explode_or_has_no_gram_f
             UsageError, match=r"orthogonalize must be 'stock' .* or one of gram, minimax, three_steps; got"
         ):
             gram_recipe({**STOCK, "orthogonalize": name})
-    with pytest.raises(UsageError, match="ns_coefficients: its polynomials take a singular value"):
+    with pytest.raises(UsageError, match="ns_coefficients: its polynomials map a singular value"):
         gram_recipe({**STOCK, "ns_coefficients": POLAR_EXPRESS})
     safe = {**STOCK, "ns_coefficients": SAFE_POLAR_EXPRESS}
     assert gram_recipe(safe).coefficients == SAFE_POLAR_EXPRESS

@@ -34,5 +34,5 @@ def test_evaluating_a_chain_is_evaluating_its_polynomial(chain: Squares, sides: 
 
 
 def test_of_degree_eight_only_some_are_chains_of_squares() -> None:
-    with pytest.raises(UsageError, match="of degree 8 is no chain of squares"):
+    with pytest.raises(UsageError, match="of degree 8 cannot be written as a chain of squares"):
         completed_squares((1.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0))

@@ -259,7 +259,7 @@ def check_partial_gradient(mesh: DeviceMesh) -> None:
     (x @ param.T).sum().backward()
     assert isinstance(param.grad, DTensor)
     assert param.grad.placements[0].is_partial()
-    said = "shape (4, 3) lies as (Partial(sum),) where the parameter lies as (Replicate(),)"
+    said = "shape (4, 3) has placements (Partial(sum),), but the parameter has (Replicate(),)"
     with pytest.raises(GradientError, match=re.escape(said)):
         muon.step()
     param.grad = param.grad.redistribute(placements=[Replicate()])
@@ -300,8 +300,8 @@ def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single
 @pytest.mark.parametrize(
     ("tp_dim", "says"),
     [
-        ({0: 1}, "says nothing of parameter 1"),
-        (-1, "to dimension -1"),
+        ({0: 1}, "tp_dim has no entry for parameter 1"),
+        (-1, "tp_dim is -1 for parameter 0"),
         (2, "parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"),
     ],
 )

@@ -250,7 +250,7 @@ def test_recipes_without_a_gram_form_are_refused_at_construction_where_a_matrix_
     for name in ("turbo", "float32"):
         with pytest.raises(UsageError, match=f"orthogonalize must be 'stock' .* got '{name}'"):
             make(orthogonalize=name)
-    with pytest.raises(UsageError, match="take a singular value"):
+    with pytest.raises(UsageError, match="map a singular value"):
         make(ns_coefficients=(8.0, -20.0, 20.0))
     make(orthogonalize="minimax")
     seated(Grid.of(dp=2), SMALL, UNEVEN, orthogonalize="turbo")  # nothing is cut

@@ -392,7 +392,7 @@ def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> 
     sizes = [[momentum(muon, param).shape for param in params] for params, muon in pairs(ranks)]
     assert sizes[giver] == sizes[1]
     state, before = ranks.muons[1].state, copy.deepcopy(ranks.muons[1].state_dict())
-    with pytest.raises(UsageError, match=r"parameter 0: its momentum was kept by another rank.*rank 1"):
+    with pytest.raises(UsageError, match=r"parameter 0: this momentum was saved by another rank.*rank 1"):
         ranks.muons[1].load_state_dict(saved(ranks.muons[giver]))
     assert ranks.muons[1].state is state
     now = ranks.muons[1].state_dict()
@@ -522,7 +522,9 @@ def test_a_copy_that_would_step_alone_is_refused(make_copy: Callable[[Muon], obj
 
 @pytest.mark.parametrize("window", [0, -1])
 def test_a_window_of_nothing_is_refused(window: int) -> None:
-    with pytest.raises(UsageError, match=f"window must be at least 1, the bucket at hand; got {window}"):
+    with pytest.raises(
+        UsageError, match=f"window counts rounds in flight, and must be at least 1; got {window}"
+    ):
         seated(DP2, window=window)
 
 

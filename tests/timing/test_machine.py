@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no rates": ({"copy": []}, "copy holds no rate"),
     "no pairs": ({"copy": [5]}, "copy is a list of pairs [size, rate]"),
     "a letter for a size": ({"copy": [["s", 1]]}, "copy[0][0] is a number above zero; got 's'"),
-    "a list for a link": ({"inside": [1]}, "inside holds no table of numbers by name"),
+    "a list for a link": ({"inside": [1]}, "inside must be a JSON object of numbers by name"),
     "unsorted": ({"copy": [[5, 1], [4, 1]]}, "copy is sorted by size"),
     "no fp32": ({"gemm": {"bfloat16": [[64, 1e9]]}}, "gemm.float32 is missing"),
     "no bf16": ({"gemm": {"float32": [[64, 1e9]]}}, "gemm.bfloat16 is missing"),
@@ -100,7 +100,7 @@ def test_a_bad_number_is_named_on_one_line(wrong: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", "is no JSON"), ("[1]", "no table of numbers")])
+@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[1]", "a JSON object of numbers")])
 def test_what_is_no_machine_is_refused(text: str, says: str, tmp_path: Path) -> None:
     (path := tmp_path / "machine.json").write_text(text)
     with pytest.raises(UsageError, match=says):
@@ -122,8 +122,12 @@ def test_only_plain_files_of_a_sane_size_are_read(read: Any, tmp_path: Path) -> 
     os.mkfifo(tmp_path / "pipe.json")
     with open(tmp_path / "large.json", "wb") as file:
         file.truncate(LARGEST + 1)
-    refused = {tmp_path / "pipe.json": "no plain file", tmp_path / "large.json": "larger than 64,000,000"}
-    for path, said in {**refused, Path("/dev/full"): "no plain file", Path("/dev/zero"): "no plain"}.items():
+    refused = {tmp_path / "pipe.json": "not a plain file", tmp_path / "large.json": "larger than 64,000,000"}
+    for path, said in {
+        **refused,
+        Path("/dev/full"): "not a plain file",
+        Path("/dev/zero"): "not a plain",
+    }.items():
         with pytest.raises(UsageError, match=said) as raised:
             read(path)
         assert "\n" not in str(raised.value)

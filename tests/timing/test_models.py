@@ -517,8 +517,8 @@ LLAMA = {"model_type": "llama", **GROUPED}
 UNRANKED = {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
 
 CONFIGS = {
-    "not json": ("{", "is no JSON"),
-    "no table": ("[1]", "holds no table of keys"),
+    "not json": ("{", "is not JSON"),
+    "no table": ("[1]", "is not a JSON object"),
     "no type": ('{"n_layer": 2}', "lacks 'model_type'"),
     "another type": ('{"model_type": "none"}', "model_type 'none' is not known, not even to transformers 5"),
     "what transformers cannot build": (
@@ -556,11 +556,11 @@ CONFIGS = {
     ),
     "uneven heads": (
         json.dumps({"model_type": "llama", **HEADLESS, "num_attention_heads": 5, "num_key_value_heads": 5}),
-        "gives 5 heads no even width",
+        "cannot be divided evenly among 5 heads",
     ),
     "uneven heads of GPT-2": (
         json.dumps({"model_type": "gpt2", **GPT2, "n_embd": 65, "n_head": 4}),
-        "'n_embd' 65 gives 4 heads no even width",
+        "'n_embd' 65 cannot be divided evenly among 4 heads",
     ),
     "no experts": (json.dumps({**LLAMA, "model_type": "mixtral"}), "'num_experts' or 'num_local_experts'"),
     "a word": (
@@ -569,19 +569,19 @@ CONFIGS = {
     ),
     "nought": (json.dumps({**LLAMA, "num_hidden_layers": 0}), "at least 1; got 0"),
     "wider than torch can count": (json.dumps({**LLAMA, "hidden_size": 10**12}), "is at most 100,000,000"),
-    "more digits than Python reads": ('{"model_type": ' + "9" * 5000 + "}", "is no JSON"),
-    "deeper than Python reads": ("[" * 100_000, "is no JSON"),
+    "more digits than Python reads": ('{"model_type": ' + "9" * 5000 + "}", "is not JSON"),
+    "deeper than Python reads": ("[" * 100_000, "is not JSON"),
     "more experts met than there are": (
         json.dumps({"model_type": "qwen3_moe", **MIXED, "num_experts_per_tok": 999}),
         "'num_experts_per_tok' is 999, of",
     ),
     "every other layer": (
         json.dumps({**LATENT, "model_type": "deepseek_v3", "moe_layer_freq": 2}),
-        "'moe_layer_freq' is 1",
+        "only 'moe_layer_freq' 1 is supported; got 2",
     ),
     "attention to an encoder": (
         json.dumps({"model_type": "gpt2", **GPT2, "add_cross_attention": True}),
-        "a GPT-2 with 'add_cross_attention' is not known; module:function takes any model",
+        "a GPT-2 with 'add_cross_attention' is not supported. For other models, use module:function",
     ),
 }
 
@@ -601,7 +601,7 @@ def test_a_config_that_cannot_be_used_says_why(case: str, tmp_path: Path) -> Non
 def test_a_file_that_is_no_text_says_so(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="is no JSON"):
+    with pytest.raises(UsageError, match="is not JSON"):
         find_model(str(path))
 
 
@@ -617,7 +617,7 @@ NAMES = {
     "{}:nobody": "has no function 'nobody'",
     "{}:number": "has no function 'number'",
     "{}:": "has no function ''",
-    "{}:nothing": "is to return a torch.nn.Module; it returned NoneType",
+    "{}:nothing": "must return a torch.nn.Module; it returned NoneType",
     "{}:embedding": "returned Embedding, which has no hidden matrix",
     "{}:needs": "failed: TypeError: needs() missing 1 required positional argument",
     "{}_broken:model": "cannot be imported: ZeroDivisionError",
@@ -645,7 +645,11 @@ def test_a_folder_without_a_config_says_so(tmp_path: Path) -> None:
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gpt2-xl", {"tp": 2}, "tp=2 does not divide the 25 heads of gpt2-xl"),
     ("llama-3.1-8b", {"tp": 3}, "tp=3 does not divide the 32 heads"),
-    ("glm-4.5-air", {"tp": 12}, "tp=12 neither divides the 8 heads of keys and values of glm-4.5-air"),
+    (
+        "glm-4.5-air",
+        {"tp": 12},
+        "tp=12 must divide the 8 key-value heads of glm-4.5-air, or be a multiple of them",
+    ),
     ("qwen2.5-7b", {"tp": 28}, "tp=28 does not divide the 512 rows of layers.*.attention.k"),
     ("mixtral-8x7b", {"ep": 3}, "ep=3 does not divide the 8 experts"),
     ("gpt2", {"ep": 2}, "gpt2 has no experts for ep=2"),
@@ -665,7 +669,7 @@ def test_a_grid_that_does_not_fit_says_why(name: str, grid: dict[str, Any], said
 
 
 def test_a_module_is_not_cut_since_nobody_says_how(my_module: str) -> None:
-    with pytest.raises(GridError, match=r"nobody says how tensor parallelism cuts stem\.weight"):
+    with pytest.raises(GridError, match=r"it is unknown how tensor parallelism cuts stem\.weight"):
         stage_matrices(find_model(f"{my_module}:model"), tp=2)
 
 

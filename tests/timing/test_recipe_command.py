@@ -41,7 +41,7 @@ def test_the_command_measures_keeps_and_prints(tmp_path: Path, capsys: pytest.Ca
     [
         (["--threads", "0"], "--threads is at least 1"),
         (["--device", "abacus"], "--device abacus: "),
-        (["--folder", __file__], "a file stands in its place"),
+        (["--folder", __file__], "there is a file with this name"),
         (["--folder", f"{__file__}/below"], "cannot be used: Not a directory"),
     ],
 )

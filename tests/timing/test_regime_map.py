@@ -72,7 +72,7 @@ def test_the_picture_is_the_maps_alone_and_has_each_number(found: RegimeMap) -> 
             assert number is not None
             assert regime_map._say(number) in texts
     assert {"4", "1,024", *found.winners} <= set(texts)
-    assert "nobody has held them against a clock" in drawn
+    assert "they have not been checked against measurements" in drawn
 
 
 def test_grids_that_cannot_share_the_experts_are_left_out() -> None:

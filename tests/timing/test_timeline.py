@@ -183,10 +183,10 @@ def test_a_recording_is_written_and_read(tmp_path: Path) -> None:
 def test_what_is_no_recording_is_said_in_one_line(tmp_path: Path, held: str) -> None:
     path = tmp_path / "steps.json"
     path.write_text(held, encoding="utf-8")
-    with pytest.raises(TraceError, match=r"steps\.json is no recording of steps") as error:
+    with pytest.raises(TraceError, match=r"steps\.json is not a recording of steps") as error:
         read_recording(path)
     assert "\n" not in str(error.value)
-    with pytest.raises(TraceError, match="is no timeline of a step"):
+    with pytest.raises(TraceError, match="is not a timeline of a step"):
         from_data({"spans": [[0, 1]], "labels": [], "kinds": [], "flights": [], "source": "recorded"})
 
 

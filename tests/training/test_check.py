@@ -85,7 +85,7 @@ def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts(grid: tuple[int
     for verdict in verdicts[0]:
         assert verdict.passed
         assert 0 < verdict.cut_error < 1
-        assert "but those that stay cut: within" in describe_verdict(verdict, grid[0])
+        assert "except those that stay cut, which are within" in describe_verdict(verdict, grid[0])
         assert not replace(verdict, cut_error=1.1).passed
 
 

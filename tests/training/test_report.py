@@ -64,7 +64,7 @@ def test_the_tables_hold_the_figures_and_sum_the_traffic() -> None:
     text = printed(summary_table(RESULT, OneProcessRun(replace(RESULT, loss_after=2.4), 0.02)))
     for words in ("dp=2 × tp=2, 4 processes", "5.500 before, 2.500 after", "2.400 after", "0.020", "25%"):
         assert words in text
-    assert "100 B to 200 B a rank: 25% of the 800 B" in text
+    assert "100 B to 200 B per rank: 25% of the 800 B" in text
     assert "1.50 kB" in printed(traffic_table(RESULT))
 
 

@@ -157,7 +157,7 @@ def test_records_that_a_dead_machine_lost_are_said_and_the_run_goes_on(tmp_path:
     said = Console(record=True, width=200)
     assert _earlier_records(folder, Saving(folder.path, begin=4), "metrics.jsonl", said) == records
     assert said.export_text() == (
-        "metrics.jsonl has the records of 2 of the 4 steps that the checkpoint is past; "
+        "metrics.jsonl has the records of only 2 of the 4 steps before the checkpoint; "
         "the others are lost, and missing from the picture\n"
     )
     assert folder.records("metrics.jsonl") == [asdict(record) for record in records]
@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_another_folder_with_the_text_that_it_was_given(
     said = asdict(replace(SETTINGS, text="a.txt"))
     options = {**asdict(SETTINGS), "text": str(tmp_path / "a.txt")}
     assert resume.resumed_settings(said, options, {"text"}).text == "a.txt"
-    with pytest.raises(UsageError, match="is not the run's"):
+    with pytest.raises(UsageError, match="differs from the run's"):
         resume.resumed_settings(said, {**options, "text": str(tmp_path / "b.txt")}, {"text"})
 
 
@@ -274,7 +274,7 @@ def test_a_run_goes_on_from_the_older_checkpoint_when_the_newest_is_damaged(
     capsys.readouterr()
     assert cli.main(["train", f"--resume={folder}"]) == 0
     said = capsys.readouterr().err.splitlines()
-    assert re.search(r"step-00000005/.* is damaged: .*: put aside as damaged-step-00000005-\w+$", said[0])
+    assert re.search(r"step-00000005/.* is damaged: .*; renamed to damaged-step-00000005-\w+$", said[0])
     assert said[1] == f"going on after step 4 of 5, in {folder}"
     assert Saving(folder).whole_step(print) == 5
 

@@ -67,5 +67,5 @@ def test_settings_are_a_plain_file_of_a_sane_size(kind: str, tmp_path: Path) -> 
         path.symlink_to("/dev/zero")
     else:
         path.write_text("{}" + " " * (1 << 20))
-    with pytest.raises(RunFolderError, match=r"has no settings\.json that can be read"):
+    with pytest.raises(RunFolderError, match=r"has no readable settings\.json"):
         RunFolder.reopen(tmp_path)

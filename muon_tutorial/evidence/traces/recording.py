@@ -48,7 +48,7 @@ from .time_split import Flight, RankTimes, Timeline, TimeSplit, split, split_mar
 from .timeline_picture import draw_timeline
 
 SPAN = "recorded"
-UNASKED = "not asked of a world"
+UNASKED = "not requested from a world"
 MERGED = "trace.json.gz"
 ITEM_BYTES = {"Float": 4, "Double": 8, "Half": 2, "BFloat16": 2, "Int": 4, "Long": 8, "Byte": 1, "Char": 1}
 
@@ -153,7 +153,7 @@ class RankRecorder:
         seen = [event for event in document["traceEvents"] if event.get("ph") == "X"]
         late = [nanoseconds(e["ts"]) - self._stamps[e["name"]] for e in seen if e["name"] in self._stamps]
         if not late:
-            raise TraceError(f"the profiler on rank {self.rank} recorded none of our labels")
+            raise TraceError(f"the profiler on rank {self.rank} recorded no label of the recorder")
         return min(late)
 
 

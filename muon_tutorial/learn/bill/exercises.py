@@ -53,7 +53,7 @@ def runs_exercise(dp: int, tp: int) -> Exercise:
         ("round_robin", right["round_robin"], position),
         ("zero1", right["zero1"], lies),
         ("owner", right["owner"], "An owner is one rank of the whole grid."),
-        praise="Where several ranks do the same work, nobody has to send the answer.",
+        praise="If several ranks do the same work, no rank has to send the answer.",
     )
 
 
@@ -124,9 +124,9 @@ def sends_exercise() -> Exercise:
 
     hints = (
         "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
-        "A place that holds nothing of the matrix neither sends nor receives. Nobody sends to itself.",
+        "A place that holds nothing of the matrix neither sends nor receives. No place sends to itself.",
     )
-    return Exercise(judge, hints, "Every holder gets what it lacks, and nobody else gets anything.")
+    return Exercise(judge, hints, "Every holder gets what it lacks, and no other place gets anything.")
 
 
 def _judge_sends(function: Any, matrix: tuple[int, int], length: int, place: int, dp: int) -> str | None:

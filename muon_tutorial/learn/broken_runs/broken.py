@@ -55,7 +55,7 @@ PATIENTS = {
     ),
     "B": Patient(
         ((_AVERAGE, _SKIPS + _AVERAGE),),
-        "A call must not depend on a rank's own numbers: one rank had nothing to say, so its group waited.",
+        "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
     ),
     "C": Patient(
         (("rescale(SHAPES[name])", "rescale(tuple(self.mine[name].shape))"),),
@@ -81,7 +81,7 @@ PATIENTS = {
             ),
             ("group_src=place", "group_src=0"),
         ),
-        "Each rank packed by its own norms, and behind that, place 0 shared everybody's matrices.",
+        "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
     ),
 }
 LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)

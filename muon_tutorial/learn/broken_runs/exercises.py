@@ -26,13 +26,13 @@ SPOILERS = {
 
 HANG_HINTS = (
     "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
-    "Hold say_calls(run, step) against the order in take_step, rank by rank, for the first step that stops.",
+    "Compare say_calls(run, step) with the order in take_step, rank by rank, for the first step that stops.",
     "Now read the file from where the silent rank last made the right call to the call that it left out.",
 )
 LADDER_HINTS = (
-    "Find the first red rung of draw_ladder(run). What comes after it has inherited its mistake.",
-    "Read the method that makes this rung, with say_numbers(run, step, rung) beside it. Is it a factor, which"
-    " leaves the cosine at 1, or are these other numbers altogether? Do all ranks have them, or some?",
+    "Find the first red rung of draw_ladder(run). The rungs after it inherit its mistake.",
+    "Read the method that makes this rung, next to say_numbers(run, step, rung). Is the error a factor, which"
+    " leaves the cosine at 1, or are the numbers completely different? On all ranks, or on some?",
     "If the method is right, ask what it is given, and in which order.",
 )
 
@@ -158,7 +158,7 @@ def judge(run: TrainingRun) -> Diagnosis | None:
     if run.hangs:
         each = waits(run)[0]
         where = f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
-        return Diagnosis(f"These ranks still stand still: {where}.", HANG_HINTS)
+        return Diagnosis(f"Ranks still hang: {where}.", HANG_HINTS)
     spot = first_difference(run)
     if spot is None or spot.is_rounding:
         return None
@@ -212,6 +212,6 @@ def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
         (
             "step",
             spot.step if spot else 0,
-            "In which step of the lying run's ladder does the first red rung stand?",
+            "In which step of the lying run's ladder is the first red rung?",
         ),
     )

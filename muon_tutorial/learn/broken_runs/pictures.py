@@ -72,7 +72,9 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         for each in edges
     ]
     blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
-    return finish(figure, name, f"{title}. Who waits for whom: {'; '.join(said) or 'no rank waits'}.{blame}")
+    return finish(
+        figure, name, f"{title}. Which rank waits for which: {'; '.join(said) or 'no rank waits'}.{blame}"
+    )
 
 
 def _draw_edge(

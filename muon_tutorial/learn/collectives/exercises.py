@@ -96,7 +96,10 @@ def guess_stuck() -> Exercise:
         free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
         told = why(
             (not isinstance(stuck, int), "Give a whole number."),
-            (stuck == 1, "1 is too few: everybody sending first is one. What else can all do alike?"),
+            (
+                stuck == 1,
+                "1 is too few. In one, all ranks send first. What else can all do at the same time?",
+            ),
             (stuck != 2, free),
         )
         return told or None
@@ -194,7 +197,7 @@ def _judge_ends(run: CollectiveRun) -> Iterator[Found]:
         yield "The sums are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
     for message in run.messages:
         if message.stop is None:
-            yield f"Round {message.round}: {message}, and nobody receives it."
+            yield f"Round {message.round}: {message}, and no rank receives it."
     yield from _judge_waits(run)
 
 
@@ -211,10 +214,10 @@ def _say_stuck(run: CollectiveRun, stuck: Sequence[int]) -> Iterator[str]:
         yield f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
     last = {rank: report.notes[-1] for rank, report in enumerate(run.reports) if report.notes}
     if len(last) == run.ranks and all(note.verb == "sent" and note.stop is None for note in last.values()):
-        yield "The ranks wait for each other: all are in send(), and nobody receives. isend() does not wait."
+        yield "The ranks wait for each other: all are in send(), and none receives. isend() does not wait."
     if len(last) == run.ranks and all(note.verb == "received" for note in last.values()):
         yield f"The ranks wait for each other: {_say_waiting(last)}."
-    yield f"Rank {stuck[0]} waited in vain: {_say_waiting({stuck[0]: last[stuck[0]]})}."
+    yield f"Rank {stuck[0]} timed out: {_say_waiting({stuck[0]: last[stuck[0]]})}."
 
 
 def _say_waiting(last: Mapping[int, MessageNote]) -> str:
@@ -239,7 +242,7 @@ def _judge_returned(run: CollectiveRun) -> Iterator[Found]:
 def _judge_messages(run: CollectiveRun) -> Iterator[Found]:
     for message in run.messages:
         if message.stop is None:
-            yield f"Round {message.round}: {message}, and nobody receives it."
+            yield f"Round {message.round}: {message}, and no rank receives it."
     if wrong := messages.first_repeat(run.start, run.messages):
         if wrong.content is None:
             yield f"Round {wrong.round}: rank {wrong.sender} sends a buffer that holds no piece yet."
@@ -254,7 +257,7 @@ def _judge_pieces(run: CollectiveRun) -> Iterator[Found]:
             if content is None:
                 yield f"Rank {rank} returned no piece at place {place}: that buffer was never filled."
             elif content.piece != place:
-                advice = "Pieces stand in the order of ranks, and each needs a tensor of its own."
+                advice = "Pieces are in the order of ranks, and each needs its own tensor."
                 yield f"Rank {rank} returned piece {content.piece} at place {place}. {advice}"
 
 

@@ -88,7 +88,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
         verb = _VERBS[original.__name__]
         peer = next((place for place in (dst, src, group_dst, group_src) if place is not None), None)
         if peer is None or group is not None or tag:
-            raise ValueError("in this lesson, say only what travels and the rank at the other end")
+            raise ValueError("in this lesson, pass only the tensor and the other rank (no group or tag)")
         if not 0 <= peer < ranks:
             raise ValueError(f"there is no rank {peer}: ranks go from 0 to {ranks - 1}. Take it % {ranks}.")
         number, content = len(notes), content_of(tensor, ranks) if verb == "sent" else None

@@ -161,7 +161,7 @@ def _describe(run: MessageLog, heading: tuple[str, str], last: int) -> str:
 
 def _say(message: Message, sums: bool) -> str:
     parts = f", {len(message.content.ranks)} summed" if sums and message.content else ""
-    return f"{message}{parts}{', and nobody receives it' if message.stop is None else ''}"
+    return f"{message}{parts}{', and no rank receives it' if message.stop is None else ''}"
 
 
 def picture_of_gather(run: CollectiveRun, name: str = "collectives-gather") -> Picture:

@@ -282,7 +282,7 @@ def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
             yield f"{fused.name(row)} is on {there}; it belongs on one."
     for head in fused.torn():
         ranks = " and ".join(map(str, fused.ranks_of(head)))
-        yield f"head {head} is torn between ranks {ranks}. Give away whole heads, of q, k and v alike."
+        yield f"head {head} is torn between ranks {ranks}. Give each rank whole heads of q, k and v alike."
     third = fused.heads * fused.size
     for tp_rank, rows in enumerate(fused.held):
         of_part = [[row % third for row in rows if row // third == part] for part in range(3)]

@@ -84,7 +84,7 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
         )
         hints = (
             "Ask for matrix a only when a < i + window.",
-            "Ask first, then wait and work: a gather that is asked for before work(i) counts beside i.",
+            "Ask first, then wait and work: a gather asked for before work(i) is held at the same time as i.",
         )
         return Diagnosis(said, hints, picture())
     if mine.milliseconds > due.milliseconds:
@@ -132,7 +132,7 @@ def wait_exercise(ranks: int) -> Exercise:
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
-    return Exercise(judge, (), "Nobody writes what somebody may still read.")
+    return Exercise(judge, (), "No buffer is written while a share may still read it.")
 
 
 def draw_schedules(ranks: int) -> Picture:
@@ -149,7 +149,7 @@ def broken_program(ranks: int) -> Picture:
 def quiz(ranks: int) -> Exercise:
     """Numbers that the notebook measured, or can measure in one line."""
     two, three, all_at_once = (time_loop(prefetch, QUICK, window, ranks) for window in (2, 3, COUNT))
-    ahead = "A window of three holds what is worked on, and what was asked for ahead."
+    ahead = "A window of three holds the matrix being worked on and those asked for ahead."
     endless = "Once the link is never waited for but at the start, a larger window gains nothing."
     return numbers(
         ("endless", all_at_once.milliseconds, endless),

@@ -52,7 +52,7 @@ def guess(ranks: int) -> Exercise:
                     not 0 <= said <= ranks,
                     f"there is no rank {said}; with one more, ranks go from 0 to {ranks}.",
                 ),
-                (said == PLACES[-1].owner(ranks), f"{said} owns it as long as nobody joins."),
+                (said == PLACES[-1].owner(ranks), f"{said} owns it only with the current number of ranks."),
                 (
                     said == (last + 1) % more,
                     f"numbers begin at 0, so the last of {last + 1} has number {last}.",
@@ -65,7 +65,10 @@ def guess(ranks: int) -> Exercise:
         told = why(
             (not 0 <= part <= 1, f"{part:g} is no part of a whole: give a number between 0 and 1."),
             (abs(part - 1 / more) < 0.005, f"{part:g} is the part that is filled."),
-            (abs(part - (ranks - 1) / ranks) < 0.005, f"{part:g} it is as long as nobody joins."),
+            (
+                abs(part - (ranks - 1) / ranks) < 0.005,
+                f"{part:g} is the part only with the current number of ranks.",
+            ),
             otherwise=f"{part:g} is not it. Look at one place: on how many ranks is it zero?",
         )
         return f"zeros: {told}"
@@ -87,19 +90,21 @@ def predict(ranks: int) -> Exercise:
         if said is None:
             return 'Give a list of names, such as ["q1", "v2"].'
         if extra := [name for name in said if name not in right]:
-            why = "Its owner puts it in its place, and nobody else writes there."
+            why = "Its owner puts it in its place, and no other rank writes there."
             if extra[0] == LACKING:
-                why = "Nobody has an update for it, so its place stays zero, and nobody changes it."
+                why = "No rank has an update for it, so its place stays zero, and its weight does not change."
             return f"{extra[0]} comes out as it should. {why}"
         if missing := [name for name in right if name not in said]:
             return f"{missing[0]} comes out wrong, too. {_why_wrong(missing[0], ranks, lacking)}"
         return None
 
     hints = (
-        "From k1 on, where does its owner believe to be in the buffer? Too early, by the size of k1.",
-        "Two kinds are wrong: what its owner puts elsewhere, and what it is put upon.",
+        "After k1, at which offset does k1's owner write? Too early, by the size of k1.",
+        "Two kinds are wrong: updates in the wrong place, and updates that they overwrite.",
     )
-    return Exercise(judge, hints, "What is put elsewhere is wrong, and so is what it is put upon.")
+    return Exercise(
+        judge, hints, "Updates in the wrong place are wrong, and so are the ones that they overwrite."
+    )
 
 
 def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
@@ -155,7 +160,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     hints = (
         "Rank r owns parameters[r::ranks]. How many entries is that, for each r? Fill up to the longest.",
         "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
-        "For matrix i: from segment i % ranks take the next p.numel() entries that nobody has taken yet.",
+        "For matrix i: from segment i % ranks take the next p.numel() entries.",
     )
     praise = "Every rank has every update, and no zero has travelled."
     scored = Par("bytes", par, lambda _: sent[-1])

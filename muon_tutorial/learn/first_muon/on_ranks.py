@@ -338,7 +338,7 @@ def _check_alike(brought: str) -> None:
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
-        raise MismatchError(f"all ranks must hand alike buffers to a collective. Handed over: {said}.")
+        raise MismatchError(f"all ranks must pass equally many entries of one dtype; here {said}.")
 
 
 TIMED = gpt_shapes(layers=2, width=384)

@@ -48,7 +48,7 @@ def write_step() -> Exercise:
         return first(_judge_step(X / X.norm(), function, abc) for X, abc in drawn)
 
     hints = (
-        "a * X is the first part. What stands before X in the other two can be added up first.",
+        "a * X is the first part. Add up the factors of X in the other two parts first.",
         "A² is A @ A, not A * A. Then (b * A + c * A @ A) @ X.",
     )
     X = torch.eye(3, 5, dtype=torch.float64)

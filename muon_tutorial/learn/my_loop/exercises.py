@@ -53,11 +53,11 @@ def line_of(text: str) -> int:
 def check_lines() -> Exercise:
     """The exercise: which lines of the plain loop change for Muon, and which to survive a kill."""
     right = {
-        "for_muon": {line_of("AdamW("): "It makes an AdamW of everything, hidden matrices too."},
+        "for_muon": {line_of("AdamW("): "It gives every parameter to AdamW, hidden matrices included."},
         "to_survive": {
-            line_of("for step"): "After a restart, range(steps) begins at 0: what had been seen comes again.",
-            line_of("torch.save"): "Under FSDP2, rank 0 holds a part of each matrix only, and so would the "
-            "file. It would be without momentum, too, and would come when all is over.",
+            line_of("for step"): "After a restart, range(steps) begins at 0, so the run repeats data.",
+            line_of("torch.save"): "Under FSDP2, rank 0 holds only a part of each matrix, so the file would, "
+            "too. It would lack the momentum, and it would be written only at the end.",
         },
     }
 
@@ -74,13 +74,16 @@ def check_lines() -> Exercise:
                 return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
-    praise = "One line for Muon. To survive, where the loop begins and how it saves; and a line that loads."
+    praise = (
+        "One line changes for Muon. To survive a kill, two change, where the loop begins and how it saves, "
+        "and a line that loads is new."
+    )
     return Exercise(judge, praise=praise)
 
 
 _LOOK = {
     "for_muon": "What in the loop knows which optimizer it is? Everything else sees an Optimizer.",
-    "to_survive": "What does a new process not know? Where in the data to go on, and what was saved.",
+    "to_survive": "Which facts does a new process lack? Its place in the data, and the saved state.",
 }
 
 
@@ -121,7 +124,7 @@ def _check_callable(**functions: object) -> None:
         raise OpenAnswerError
     for name, function in functions.items():
         if not callable(function):
-            raise MistakeError(f"{name} is to be a function.")
+            raise MistakeError(f"{name} must be a function.")
 
 
 def explain_port(report: PortReport) -> Diagnosis | None:
@@ -154,7 +157,7 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
     if not made.is_cut:
         return Diagnosis("The model was not cut.", ("Line 1 of the plain loop does it.", "shard(model)"))
     if made.kind != "MuonWithAdamW":
-        what = f"prepare is to return the optimizer; it returned a {made.kind}."
+        what = f"prepare must return the optimizer, but it returned a {made.kind}."
         return Diagnosis(what, ("Is there a return in front of it?", _MAKE))
     for name, (who, lr, decay) in expected_settings().items():
         found_who, found_lr, found_decay = made.settings[name]
@@ -167,7 +170,7 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
             return Diagnosis(
                 f"{name} has the learning rate {found_lr:g}, not {lr:g}.",
                 (
-                    "With lr alone, one rate serves both, and Muon's updates are scaled to AdamW's size.",
+                    "With only lr, both parts use one rate, and Muon's updates are scaled to AdamW's size.",
                     _MAKE,
                 ),
             )
@@ -192,7 +195,7 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
         what = f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}: it was not clipped before."
         return Diagnosis(what, ("torch.nn.utils.clip_grad_norm_(model.parameters(), …)", _ORDER))
     if norm < MAX_NORM * 0.999:
-        what = f"the gradient's norm was {norm:.3f} at the step: it is to be clipped to {MAX_NORM:g}."
+        what = f"the gradient's norm was {norm:.3f} at the step: it must be clipped to {MAX_NORM:g}."
         return Diagnosis(what, ("Is it clipped once, and to the right norm?", _ORDER))
     if not math.isclose(update.rate, rate):
         what = "the scheduler had moved before the optimizer stepped."
@@ -239,7 +242,9 @@ def _explain_failure(error: RankFailedError) -> Diagnosis:
     said = str(error)
     if "save of step" in said:
         what = "The ranks waited for each other in a save: some of them never called it."
-        return Diagnosis(what, ("Each rank holds a part of every matrix. Who is to call manager.save?",))
+        return Diagnosis(
+            what, ("Each rank holds a part of every matrix. Which ranks must call manager.save?",)
+        )
     if "holds no complete checkpoint" in said:
         what = "load runs first in a new run, too, and there nothing has been saved."
         return Diagnosis(what, ("manager.latest_step() is None there: return 0.",))
@@ -263,7 +268,7 @@ def explain_life(life: RunLife) -> Diagnosis | None:
             f"The model is that of step {every}, but the loop went on with step {last.begin}: the data's "
             f"position was not restored as it was, and {batches}."
         )
-        return Diagnosis(what, ("load is to return the step to go on with.", "Save it in extra."))
+        return Diagnosis(what, ("load must return the next step.", "Save it in extra."))
     for step, rate in last.rates.items():
         due = LR * factor_of(step, life.job.steps)
         if not math.isclose(rate, due, rel_tol=1e-6):

@@ -145,7 +145,7 @@ def train(
     if first is ...:
         return False
     if not isinstance(first, int):
-        raise UsageError(f"load returned {first!r}; the loop needs the step to go on with, a whole number")
+        raise UsageError(f"load returned {first!r}; the loop needs the next step, an int")
     diary.note("begin", grid=grid, step=first)
     if echo:
         save(CheckpointManager(folder / ECHO), first, model, optimizer, scheduler)

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 REFERENCE = Path(__file__).with_name("reference.py")
-HEAD = '''"""My distributed Muon: my answers from the course, a block each. It needs torch alone."""
+HEAD = '''"""My distributed Muon: my answers from the course, one block per answer. It needs only torch."""
 
 import math
 

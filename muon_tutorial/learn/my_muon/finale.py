@@ -88,7 +88,7 @@ def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
         runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
     except TutorialError as error:
         trouble = first_line(error)
-        print(f"{FILE} failed: {trouble}\nFrom here on, the reference is used alone.")
+        print(f"{FILE} failed: {trouble}\nFrom here on, only the reference is used.")
         path = REFERENCE
         runs = [run_on(path, grid, steps, seed) for grid in GRIDS]
     with measure.one_thread():

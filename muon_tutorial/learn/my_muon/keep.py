@@ -112,7 +112,7 @@ def source_with_helpers(name: str, function: Any) -> str:
             value = each.__globals__.get(used, ...)
             own = isinstance(value, types.FunctionType) and value.__module__ == "__main__"
             if own and used in known and used not in reference()[1]:
-                raise NotKeptError(f"the file has a {used} of its own: give your helper another name")
+                raise NotKeptError(f"the file already defines {used}: rename your helper")
             if used in parts or used in known or value is ...:
                 continue
             if own:
@@ -150,7 +150,8 @@ def _line_for(name: str, value: Any) -> str:
         return f"{name} = {value!r}"
     what = "the lesson's own tools" if name == "lesson" else f"{name!r} of the notebook"
     raise NotKeptError(
-        f"it uses {what}, which a file that needs torch alone lacks; pass what it needs, or write it out"
+        f"it uses {what}, which a file that needs only torch lacks; pass it as an argument, "
+        "or write out its code"
     )
 
 

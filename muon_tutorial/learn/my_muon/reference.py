@@ -421,7 +421,7 @@ class DistributedMuon:
     def step(self) -> None:
         """Take one step, together with all other ranks."""
         for _ in my_step(self, self.bucket, self):
-            raise RuntimeError("torch.distributed has answered everything; what is this yield for?")
+            raise RuntimeError("my_step yielded, but torch.distributed answers at once: remove the yield")
 
     def expected_bytes(self) -> dict[str, int]:
         """The bytes that one rank sends in a step, by the bill of lesson 10."""

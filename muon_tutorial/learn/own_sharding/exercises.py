@@ -40,7 +40,7 @@ from .three_functions import ThreeFunctions, rows_of
 SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
 """Patterns that would give the notebook's predictions away."""
 
-ALL_CALL = "Only the owner gets the matrix, yet everybody calls"
+ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 
 
 def guess(ranks: int) -> Exercise:
@@ -95,7 +95,7 @@ def check_gather(
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
         "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
     )
-    praise = "Each owner has the whole matrix, to the bit; everybody else has None."
+    praise = "Each owner has the whole matrix, to the bit; every other rank has None."
     return Exercise(judge, hints, praise, keeps=("gather",))
 
 
@@ -161,7 +161,7 @@ def _judge_run(
     try:
         run = run_functions(dp, tp, seed, functions, until, backend, timeout)
     except RankFailedError as error:
-        hint = "Gloo ends a process where sizes differ: what one rank sends, the other has to take."
+        hint = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
         return Diagnosis(say_failure(error), (hint,))
     if is_stub(run):
         raise OpenAnswerError
@@ -233,13 +233,13 @@ def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -
     those = ", ".join(map(str, silent))
     what = (
         f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for rank {those}, "
-        f"which had returned without calling anybody. {ALL_CALL}."
+        f"which had returned without making the call. {ALL_CALL}."
     )
     return Diagnosis(what, ("Ask for dist.get_rank() == owner after the collective, not before.",))
 
 
 def _hints_for(note: TrialNote) -> tuple[str, ...]:
-    none = "Off the owner there is no update, it is None: make an empty tensor, and call all the same."
+    none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
     uneven = "Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is."
     hint = why(
         ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
@@ -264,10 +264,10 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
     if trial.owners[note.index] != rank:
         if note.value is not None:
-            yield Diagnosis(f"{where} it is not the owner, and is to return None.", (f"{ALL_CALL}.",))
+            yield Diagnosis(f"{where} it is not the owner, so it must return None.", (f"{ALL_CALL}.",))
         return
     if not isinstance(note.value, Tensor):
-        yield f"{where} the owner is to return the whole matrix; it returned {note.value or 'None'}."
+        yield f"{where} the owner must return the whole matrix, but it returned {note.value or 'None'}."
     elif note.value.shape != due.shape:
         yield Diagnosis(f"{where} {_wrong_shape(note.value, due, run.dp)}", _SHAPE_HINTS)
     elif not note.value.equal(due):
@@ -304,13 +304,14 @@ def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     begin = sum(lengths[:place])
     due = whole[begin : begin + lengths[place]]
     if not isinstance(note.value, Tensor):
-        what = f"{where} everybody gets its part; it returned {note.value or 'None'}."
+        what = f"{where} every rank must return its part, but it returned {note.value or 'None'}."
         yield Diagnosis(what, (f"{ALL_CALL}.",))
     elif note.value.shape != due.shape:
         yield f"{where} its part has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
     elif not note.value.equal(due):
         found = source_rows(note.value, whole)
-        what = f"{where} due are rows {begin} to {begin + len(due) - 1} of the update, and it has {found}."
+        rows = f"rows {begin} to {begin + len(due) - 1}"
+        what = f"{where} it must return {rows} of the update, but it has {found}."
         hint = "Each rank's run starts where the last one's ends."
         yield Diagnosis(what.replace("None", "no row of it"), (hint,))
 
@@ -325,8 +326,8 @@ def _say_rows(found: Sequence[int | None]) -> str:
     if all(row is None for row in found):
         return "the shape is right, and no row is one of the matrix."
     place, row = next((place, row) for place, row in enumerate(found) if row != place)
-    there = "no row of it, as if nobody had filled it" if row is None else f"row {row}"
-    return f"where row {place} of the matrix belongs stands {there}."
+    there = "no row of it, as if it was never filled" if row is None else f"row {row}"
+    return f"in the place of row {place} of the matrix is {there}."
 
 
 def _wrong_steps(run: FunctionsRun) -> Iterator[str]:

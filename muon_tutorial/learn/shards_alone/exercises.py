@@ -91,7 +91,7 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
     if value is None:
         return f"{cut}: the place at row {row}, column {column} was never filled."
     there = f"row {value // SHAPE[1]}, column {value % SHAPE[1]}"
-    return f"{cut}: the shape is right, but at row {row}, column {column} stands the entry of {there}."
+    return f"{cut}: the shape is right, but at row {row}, column {column} is the entry of {there}."
 
 
 def _why_shape(run: GatherRun, dim: int, result: Tensor) -> str:
@@ -115,7 +115,7 @@ def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
 
     play = partial(run_survival, dp=dp, tp=tp, backend=backend)
     play_it = judge_on_ranks(play, judge, lambda error: say_failure(error).partition("\nThe other")[0])
-    praise = "Shards, and yet the update of the whole. Where the long side is cut, a sum of GGᵀ is enough."
+    praise = "The whole's update, from shards. If the long side is cut, a sum of GGᵀ is enough."
     return Exercise(play_it, HINTS, praise, Par("bytes", budget(tp), lambda _: sent[-1]))
 
 
@@ -134,7 +134,11 @@ def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
             if not isinstance(result, Tensor):
                 return f"Rank {rank}: return a matrix, not {type(result).__name__}."
             if tuple(result.shape) != mine:
-                whole = " That is everybody's; keep your own columns." if tuple(result.shape) == SHAPE else ""
+                whole = (
+                    " That is the whole update; keep only your own columns."
+                    if tuple(result.shape) == SHAPE
+                    else ""
+                )
                 return f"Rank {rank}: your columns are {mine}, and this is {tuple(result.shape)}.{whole}"
     for name in JUDGED:
         for begin in range(0, len(run.results), run.tp):
@@ -165,7 +169,7 @@ def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tu
         return "no rank has sent anything, so none can know of the others' columns.", HINTS
     if result.cosine > 0.99:
         size = sum(result.values) / len(result.values)
-        hint = "A mean where a sum is due? Or a sum over all ranks, where group=group was left out?"
+        hint = "Is it a mean instead of a sum? Or a sum over all ranks, because group=group is missing?"
         return f"it points the right way, and its singular values are near {size:.3g}, not 1.", (hint,)
     u, values, vt = torch.linalg.svd(gradient, full_matrices=False)
     for power in (-2, -1, 1, 2, 3):

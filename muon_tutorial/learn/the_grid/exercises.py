@@ -51,7 +51,7 @@ def predict(dp: int, tp: int) -> Exercise:
         return None
 
     hints = ("Press its button above the picture.",)
-    return Exercise(judge, hints, "One row, one column, and it stands where they cross.")
+    return Exercise(judge, hints, "One row and one column, and the rank is where they cross.")
 
 
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:
@@ -65,7 +65,7 @@ def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None
         other, found = "tp" if axis == "dp" else "dp", at.grid.at(stranger)
         return f"{name}: {found} and {at} differ in {other}; in a {axis} group only {axis} does."
     if len(set(said)) < len(said):
-        return f"{name}: a rank stands in it twice."
+        return f"{name}: a rank is in it twice."
     missing = [rank for rank in right if rank not in said]
     line = {"dp": "column", "tp": "row"}[axis]
     return f"{name}: {at.grid.at(missing[0])} is missing; it stands in the same {line}." if missing else None
@@ -152,9 +152,9 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         if left is not None:
             what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it."
             hint = "new_group is for all ranks, members or not. Is yours under the if?"
-            yield Diagnosis(f"{say_ranks(stuck).capitalize()} waited in vain. {what}", (hint,))
-    inside = "Does every member of a group call all_gather_object in it, and nobody else?"
-    yield f"{say_ranks(stuck).capitalize()} waited in vain: {run.reports[stuck[0]].stuck}. {inside}"
+            yield Diagnosis(f"{say_ranks(stuck).capitalize()} timed out. {what}", (hint,))
+    inside = "Does every member of a group call all_gather_object in it, and no other rank?"
+    yield f"{say_ranks(stuck).capitalize()} timed out: {run.reports[stuck[0]].stuck}. {inside}"
 
 
 def _passed_over(run: AnswerRun, report: AnswerReport) -> list[tuple[int, ...]]:

@@ -259,7 +259,7 @@ def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) ->
         returned = [rank for rank in grid.ranks if rank not in now.waits]
         return f"{say_ranks(returned).capitalize()} returned, and noticed nothing. The rest wait."
     if moment == LAST:
-        return "Everybody has heard of everybody."
+        return "Each rank has heard of all ranks."
     waiting = f"Waiting: {say_ranks(sorted(now.waits))}." if now.waits else ""
     return f"{skipped}{waiting}"
 

@@ -81,7 +81,9 @@ class StepDifference:
 def _say_phase(marks: Sequence[Mark]) -> str:
     sent = [mark for mark in marks if mark.what]
     return (
-        f"{len(sent)} requests, the same bits" if sent else "nothing is sent; what is held has the same bits"
+        f"{len(sent)} requests, the same bits"
+        if sent
+        else "nothing is sent, and what ranks hold has the same bits"
     )
 
 
@@ -115,7 +117,7 @@ def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
 def _wrong(rank: int, due: Collective, came: Collective) -> str:
     """How a message differs from the right one: rank, matrix and interval."""
     if str(due) != str(came):
-        return f"rank {rank} asks for {came}. Due was {due}."
+        return f"rank {rank} asks for {came}. The correct request: {due}."
     one, other, subject = due.send, came.send, came.label.subject
     if one is None or other is None or torch.equal(one, other):
         return ""

@@ -86,7 +86,9 @@ def mirror_exercise(plan: Plan) -> Exercise:
         "After which phase does no rank have any more what it had before, not even all ranks together?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
-    praise = "On the way out ranks ask each other. On the way back they only drop what is not theirs."
+    praise = (
+        "On the way out ranks ask each other. On the way back they only drop the rows and columns of others."
+    )
     return Exercise(judge, hints, praise)
 
 
@@ -149,7 +151,7 @@ def _judge_way_back(way_back: Callable[..., Walk], case: tuple[Grid, Route, bool
         whole = yield from travel(mine, route, at, Label("the way out"))
         back = value_of(way_back, whole, route, at, Label("the way back"))
         if not inspect.isgenerator(back):
-            raise MistakeError("It asks nobody: each hop has to be taken with yield from take(…).")
+            raise MistakeError("way_back makes no request: take each hop with yield from take(…).")
         return mine, (yield from back)
 
     world, raised = LocalWorld(grid), ""
@@ -254,7 +256,7 @@ def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
     job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
     walk = value_of(step, job, job.step.plan.buckets[0], job.step.at)
     if not inspect.isgenerator(walk):
-        raise MistakeError("It asks nobody: phases that send need yield from travel(…).")
+        raise MistakeError("The step makes no request: phases that send need yield from travel(…).")
     walk.close()
 
 

@@ -47,7 +47,10 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The whole gradients on the text that one dp position reads."""
+    """The whole gradients on the text that one dp position reads.
+
+    The text is the source of ``gpt.py``: to change a word there changes what lessons print.
+    """
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)

@@ -125,7 +125,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
     ahead = G.lerp(average, MOMENTUM)
     no_lookahead = "Nesterov looks ahead: average G with the new buffer once more, and orthogonalize that."
     yield (
-        "This is U Vᵀ of G alone: momentum is missing.",
+        "This is U Vᵀ of only G: momentum is missing.",
         ("Average G into the buffer first.",),
         svd_muon(G),
         zero,
@@ -138,12 +138,12 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
     )
     yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average
     yield (
-        "You climb: the sign is turned round.",
+        "The sign is wrong: this update increases the loss.",
         ("W - lr * update does the minus.",),
         -svd_muon(ahead),
         average,
     )
-    yield "This is the average itself, its singular values as they were.", ("Leave S out.",), ahead, average
+    yield "This is the average itself, with unchanged singular values.", ("Leave S out.",), ahead, average
     yield (
         "The buffer is a sum of gradients, not their average: 20 times too large.",
         ("The old buffer counts 0.95, the new gradient 1 - 0.95.",),
@@ -213,7 +213,7 @@ _SLIPS = (
         _slipped(factor="missing"),
     ),
     _Slip(
-        "The size factor is upside down: rows are outputs, and they stand on top.",
+        "The size factor is upside down: rows are outputs, so their number is the numerator.",
         "W.shape[0] / W.shape[1]",
         _slipped(factor="turned"),
     ),
@@ -222,7 +222,7 @@ _SLIPS = (
         "max(1, rows / columns), then the root.",
         _slipped(factor="below 1"),
     ),
-    _Slip("You climb: the sign is turned round.", "alpha=-lr * factor", _slipped(sign="up")),
+    _Slip("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", _slipped(sign="up")),
 )
 
 
@@ -301,8 +301,8 @@ def _judge_step(
     if off < 0.03 * LR:
         which, most = ("W", off) if off else ("the buffer", far)
         return Diagnosis(
-            f"Right but for the last bits: {which} is off by at most {most:.0e}. Other operations round in "
-            "other places.",
+            f"Right except for the last bits: {which} is off by at most {most:.0e}. Other operations round "
+            "in other places.",
             ("lerp_ and lerp for the averages, alpha= for the last line.",),
         )
     return f"In step {number} of a {say_size(W)} matrix, W is off by up to {off:.2g}."

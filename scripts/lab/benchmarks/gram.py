@@ -205,7 +205,7 @@ def bytes_table(command: str) -> Table:
             }
         )
     return Table(
-        "Bytes a rank sends",
+        "Bytes that a rank sends",
         tuple(rows),
         command,
         ("On a ring, the mean over ranks; the agreement on which gradients exist is left out.",),

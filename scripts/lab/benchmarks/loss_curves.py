@@ -90,7 +90,7 @@ def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
         }
         for curve in curves
     )
-    return Table("Every run", rows, command, ("Nats a byte; above zero is worse than stock.",))
+    return Table("Every run", rows, command, ("Nats per byte; above zero is worse than stock.",))
 
 
 def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
@@ -115,9 +115,9 @@ def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
             }
         rows.append(row)
     notes = (
-        "Nats a byte; above zero is worse than stock. Differences are taken seed by seed, between runs that "
-        "began with the same weights and saw the same batches, and then averaged. `Seeds lie apart` is the "
-        "largest minus the smallest over seeds.",
+        "Nats per byte; above zero is worse than stock. Differences are taken seed by seed, between runs "
+        "that began with the same weights and saw the same batches, and then averaged. `Seeds lie apart` is "
+        "the largest minus the smallest over seeds.",
     )
     return Table("Over seeds", tuple(rows), command, notes)
 

@@ -254,9 +254,9 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
     rows = tuple(_memory_row(name, matrices, grid, round_bytes, peaks) for name in VARIANTS)
     notes = (
         f"Bytes, at the rank that holds most, buckets of at most {round_bytes:,} bytes of gradients, five "
-        "Newton–Schulz steps. Momentum is one number an element where AdamW keeps two in fp32; `zero1` cuts "
-        "it over dp. The peak is what a step adds to that, one bucket at a time. Predicted by walking the "
-        "step over the meta device; a backend may keep a buffer a moment longer.",
+        "Newton–Schulz steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` "
+        "cuts it over dp. The peak is what a step adds to that, one bucket at a time. Predicted by walking "
+        "the step over the meta device; a backend may keep a buffer a moment longer.",
     )
     title = f"Memory of the strategies: {grid}, buckets of {round_bytes / 1e6:g} MB"
     return Table(title, rows, command, notes)
@@ -322,9 +322,9 @@ def counters_table(counters: InterfaceFit, command: str) -> Table:
         for one, off in zip(counters.steps, errors(counters), strict=True)
     )
     notes = (
-        "All four ranks and three steps, loopback in a network namespace of its own. Overhead fitted on "
+        "All four ranks and three steps, loopback in a network namespace of its own. Overhead fitted to "
         f"all_reduces of {', '.join(f'{size:,}' for size in FIT_SIZES)} elements on 2 and 4 ranks, then "
-        f"fixed: {a:.4f} × TCP bytes + {b:.1f} bytes a message or notice (headers and acknowledgements).",
+        f"fixed: {a:.4f} × TCP bytes + {b:.1f} bytes per message or notice (headers and acknowledgements).",
     )
     return Table("Interface counters", rows, command, notes)
 

@@ -182,8 +182,8 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
         command,
         (
             f"Medians of {len(found.seconds[TORCH])} rounds. Highest rate of a plain product in this "
-            f"run, GFLOP/s: {note}. The floor is what a recipe's own operations take at that rate, symmetric "
-            "products computed once." + (f" Here auto took {chosen}." if chosen else ""),
+            f"run, GFLOP/s: {note}. The floor is the time of a recipe's operations at that rate if symmetric "
+            "products compute each element once." + (f" Here auto took {chosen}." if chosen else ""),
         ),
     )
 

@@ -54,12 +54,12 @@ REAL_NOTES = (
 )
 NOTES = (
     "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
-    "of their own, and matrices are small, so that messages cost little. *a round*: one matrix an owner, as "
-    " where every matrix is larger than the limit, or as many as the default limit takes. Messages are "
+    "of their own, and matrices are small, so that messages cost little. *a round*: one matrix per owner, as "
+    "if every matrix were larger than the limit, or as many as the default limit allows. Messages are "
     "real. *best*: the fair share of the sleep, or the longest one; for equal matrices, as many as the "
     "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
     "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
-    "step held beside parameters, gradients and momentum, measured without sleep, and predicted by the same "
+    "step held besides parameters, gradients and momentum, measured without sleep, and predicted by the same "
     "step on tensors without data.",
 )
 
@@ -138,8 +138,9 @@ def _one(rank: int, case: SleepCase, name: str, mesh: Any) -> tuple[float, ...]:
     assert muon.plan is not None
     with _naps(replace(case, seconds=0.0)):
         without = _fastest(muon, 4)
+        _give_gradients(muon)
         with PeakMemory() as seen:
-            _timed(muon)
+            muon.step()
     with _naps(case):
         return _fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without
 
@@ -159,14 +160,18 @@ def _muon(shapes: Sequence[tuple[int, int]], **options: Any) -> Muon:
     return Muon(params, initial_values="compare", compare_every=None, **options)
 
 
+def _give_gradients(muon: Muon) -> None:
+    for param in muon.param_groups[0]["params"]:
+        param.grad = torch.ones_like(param)
+
+
 def _fastest(muon: Muon, times: int) -> float:
     return min(_timed(muon) for _ in range(times))
 
 
 def _timed(muon: Muon) -> float:
     """Seconds of a step, from when all ranks are ready until all have finished."""
-    for param in muon.param_groups[0]["params"]:
-        param.grad = torch.ones_like(param)
+    _give_gradients(muon)
     dist.barrier()
     start = time.perf_counter()
     muon.step()

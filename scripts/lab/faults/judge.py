@@ -33,7 +33,7 @@ def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
     if seen.orphans:
         yield "orphan", f"still running: {', '.join(seen.orphans)}"
     if seen.signals:
-        yield "abort", f"ended by {', '.join(seen.signals)}: {seen.message or 'without a word'}"
+        yield "abort", f"ended by {', '.join(seen.signals)}: {seen.message or 'without a message'}"
     if seen.seconds > seen.limit:
         yield "hang", f"{seen.seconds:.1f} s after the fault, {seen.limit:g} allowed: {' / '.join(said)}"
     if seen.half_loaded:
@@ -69,7 +69,7 @@ def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, s
         yield "traceback", seen.message[seen.message.index("Traceback") :]
     quiet = [record.rank for record in seen.records if not record.error]
     if seen.records and quiet and not seen.message:
-        yield "unnamed", f"ranks {quiet} were told nothing: {said[0]}"
+        yield "unnamed", f"ranks {quiet} got no error: {said[0]}"
     if case.rank is None:
         yield "named", said[0]
         return

@@ -145,7 +145,7 @@ def wait_for_a_step(run: Path, agents: Sequence[subprocess.Popen[str]], wanted: 
     while len(losses(run)) < wanted:
         if time.monotonic() > deadline or all(agent.poll() is not None for agent in agents):
             said = {log.name: log.read_text()[-1500:] for log in run.parent.glob("*.log")}
-            raise TimeoutError(f"{len(losses(run))} of {wanted} steps came: {said}")
+            raise TimeoutError(f"only {len(losses(run))} of {wanted} steps were recorded: {said}")
         time.sleep(0.02)
 
 
@@ -189,7 +189,7 @@ class Job:
         # Resumed ranks write a new file; but a link may be back before any rank misses it.
         while file.stat().st_ino == before and not (kind == "link" and len(losses(self.run)) > seen):
             if time.monotonic() > lost + PATIENCE:
-                raise TimeoutError("it did not go on")
+                raise TimeoutError("the job did not resume")
             time.sleep(0.02)
         wait_for_a_step(self.run, self.agents, min(self.steps, len(losses(self.run)) + 1))
         self.seconds.append(time.monotonic() - lost)
@@ -237,7 +237,7 @@ def main() -> int:
         ended = "as it should" if is_good else "WRONG"
         print(f"job {number}, at least {least} nodes: {', '.join(kinds)}: {ended}", flush=True)
         seconds, good = seconds + took, good + is_good
-    print(f"{good} of {asked.jobs} jobs ended as they should, after {len(seconds)} losses; ", end="")
+    print(f"{good} of {asked.jobs} jobs ended correctly, after {len(seconds)} losses; ", end="")
     print(f"median {statistics.median(seconds):.1f} s to go on, at most {max(seconds):.1f} s")
     return int(good < asked.jobs)
 

@@ -118,7 +118,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             seen.append(trial(Random(f"{asked.seed}/{number}"), under, ranks, number, Path(folder)))
         print(seen[-1] if not seen[-1].is_good else replace(seen[-1], words=""), flush=True)
-    print(f"{sum(each.is_good for each in seen)} of {len(seen)} ended as they should")
+    print(f"{sum(each.is_good for each in seen)} of {len(seen)} ended correctly")
     return int(not all(each.is_good for each in seen))
 
 

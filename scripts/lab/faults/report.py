@@ -50,7 +50,8 @@ def as_markdown(outcomes: Sequence[Outcome], facts: Mapping[str, Any], size: int
         "Written by `scripts/faults.py`; do not edit. Every fault was put into a real run, on purpose.",
         "",
         *(f"- {name}: {value}" for name, value in facts.items()),
-        f"- the rank at fault was named in {100 * share_named(outcomes):.1f} % of the refusals of one rank's",
+        f"- the rank at fault was named in {100 * share_named(outcomes):.1f} % of the refusals of one rank's "
+        "fault",
         "",
     ]
     rows = [("**all**", totals(outcomes)), *counts(outcomes).items()]
@@ -68,7 +69,7 @@ def _how_they_end() -> list[str]:
     return [
         "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
         "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole. "
-        "*not guarded*: nothing looks for it yet, and it was not run.",
+        "*not guarded*: not run, because nothing detects it yet.",
         "",
     ]
 

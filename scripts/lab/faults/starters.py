@@ -25,7 +25,7 @@ STARTING, LATE = 90.0, 4.0
 """Seconds that a starter may take to start on a busy machine, and that it is watched beyond the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
-_NAMED_BY_A_RANK = re.compile(r"waited in vain for rank (\d+)")
+_NAMED_BY_A_RANK = re.compile(r"got no answer from rank (\d+)")
 """A rank's own message. torchrun blames the rank that ended first, and a stopped rank does not end."""
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
@@ -149,7 +149,7 @@ def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
     own = [
         line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
     ]
-    blamed = f"rank {found[1]} is named first" if found else "nobody is named"
+    blamed = f"rank {found[1]} is named first" if found else "no rank is named"
     return " / ".join([*own[:1], blamed])
 
 
@@ -246,7 +246,7 @@ newest = pathlib.Path(sorted(glob.glob("run/checkpoints/step-*/*.distcp"))[-1])
 data = bytearray(newest.read_bytes())
 data[len(data) // 2] ^= 1
 newest.write_bytes(data)
-ended(train("--resume", "run", "--max-seconds", "2"), 0, "put aside as damaged-")
+ended(train("--resume", "run", "--max-seconds", "2"), 0, "renamed to damaged-")
 """
 _PLANTED = """
 import pathlib, subprocess, sys
@@ -267,7 +267,7 @@ if seat.rank == 1:
 try:
     save_checkpoint("saved", model, MuonWithAdamW.from_model(model, lr=0.1))
 except CheckpointError as error:
-    assert "the ranks' store holds what no rank wrote" in str(error), error
+    assert "the ranks' store holds a value that no rank wrote" in str(error), error
 else:
     raise AssertionError("saved")
 ''')

@@ -162,7 +162,7 @@ def test_collectives_of_others_are_matched_where_their_group_is_told(
     recording = record(beside_torch, 2, tmp_path, output="quiet")
     for times in recording.timeline.ranks:
         assert [(f.phase, f.group, f.turn) for f in times.flights] == [
-            ("ours" if turn % 3 < 2 else "not asked of a world", (0, 1), turn) for turn in range(9)
+            ("ours" if turn % 3 < 2 else "not requested from a world", (0, 1), turn) for turn in range(9)
         ]
     assert [row.unsplit for row in recording.splits] == [0, 0]
     assert sum(row.waiting for row in recording.splits) > 0

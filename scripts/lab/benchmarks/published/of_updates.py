@@ -68,27 +68,27 @@ GATED = ("Megatron-LM, pull request 6688", "https://github.com/NVIDIA/Megatron-L
 
 CLAIMS: Sequence[Claim] = (
     computed(
-        "how far the update is off where each of two tensor-parallel shards is orthogonalized alone",
+        "the update's relative error if each of two tensor-parallel shards is orthogonalized alone",
         0.5273, "%", *TENSOR_PARALLEL, "all",
         "A random 256 × 256 gradient, as there, halved by rows. On the gradient of a small Llama, the issue "
         "measured 39 %.",
         sharded_off, above=0.01,
     ),
     computed(
-        "how far the update is off where gate and up are fused into one matrix",
+        "the update's relative error if gate and up are fused into one matrix",
         None, "%", *GATED, "some",
         "No figure was published, only that this \"couples those projections\" and has \"the wrong matrix "
         "geometry\". Ours is (688 + 688) × 256, Gaussian, relative to the fused update.",
         fused_off, said="wrong geometry", above=0.01,
     ),
     computed(
-        "the same: the norm of both updates apart over the fused one's",
+        "the same: norm of the two separate updates over the fused one's",
         None, "×", *GATED, "some",
         "As above. One tall matrix has 256 singular values near 1, and two have 512: hence √2.",
         lambda: 1 / part_of_norm(1.0, slice(None)), said="wrong geometry", above=1.01,
     ),
     computed(
-        "the same: up's norm over its due, where gate's gradient is five times as large as up's",
+        "the same: up's norm over its correct norm if gate's gradient is five times as large as up's",
         None, "×", *GATED, "some", "As above. The larger gradient takes nearly all of the update.",
         partial(part_of_norm, 5.0, slice(688, None)), said="coupled", below=0.99,
     ),
