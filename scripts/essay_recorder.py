@@ -29,7 +29,7 @@ from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_he
 from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
 from muon_tutorial.plan.bucket import matrix_boxes
 from muon_tutorial.plan.grid import Coordinate
-from muon_tutorial.timing import planner
+from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.timeline import StepTimeline
@@ -66,7 +66,7 @@ def record() -> dict[str, Any]:
 def grid_data(dp: int, tp: int) -> dict[str, Any]:
     """The step on one grid: what each rank holds under each strategy, the phases, and where entries lie."""
     run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
-    plans = {name: planner.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
+    plans = {name: step_cost.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
     return {
         "weights": {name: boxes(weight_holdings(plan, index)) for index, name in enumerate(MATRICES)},
         "strategies": {name: strategy_data(name, each) for name, each in plans.items()},
@@ -243,7 +243,7 @@ def scale_data() -> dict[str, Any]:
         found[name] = []
         for ranks in RANKS:
             grid = Grid.of(dp=ranks // MODEL_TP, tp=MODEL_TP)
-            each = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine, walks=walks)
+            each = step_cost.estimate(name, step_cost.STRATEGIES[name], matrices, grid, machine, walks=walks)
             counted = {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs}
             held = {"held": each.held, "momentum": each.momentum, "memory": each.memory}
             times = {"seconds": each.seconds, "compute": each.product + each.copy, "waiting": each.waiting}

@@ -42,7 +42,7 @@ RANKS_IMPORT = (
     "muon_tutorial.evidence.ledger",
     "muon_tutorial.learn.exercises.judge",
     "muon_tutorial.learn.widgets.shell",
-    "muon_tutorial.timing.planner",
+    "muon_tutorial.timing.step_cost",
     "muon_tutorial.training",
 )
 """Modules that the warm server imports once. A rank imports the file whose function it runs, and without the

@@ -34,7 +34,7 @@ either, even after ``ready_gradients()``: save after ``step()``.
 errors name the damage; nothing in a file is executed; all ranks learn within the timeout which rank failed,
 and why.
 
-``rank_contents`` finds out what a rank holds and where it lies, and ``pieces_on_disk`` writes and reads it.
+``rank_contents`` finds out what a rank holds and where it lies, and ``piece_files`` writes and reads it.
 ``compare_ranks`` compares ranks. ``manifest`` and ``plain_data`` define the content of files, and ``folders``
 moves them into place. Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these,
 and ``manager`` keeps the newest checkpoints.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import CheckpointError
 
 if TYPE_CHECKING:
-    from .pieces_on_disk import TensorInPieces
+    from .piece_files import TensorInPieces
 
 Offset = tuple[int, ...]
 

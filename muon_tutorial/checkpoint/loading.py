@@ -20,7 +20,7 @@ from . import manifest
 from .folders import OpenFolder, opened
 from .manifest import Manifest
 from .meeting import Meeting, call_meeting, one_line
-from .pieces_on_disk import TensorInPieces, read
+from .piece_files import TensorInPieces, read
 from .plain_data import load_plain
 from .rank_contents import (
     RankContents,

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
+from .json_records import from_json, to_json
 from .rank_contents import ADAMW_STATE
-from .store_records import from_json, to_json
 
 NAME = "manifest.json"
 FORMAT = {"name": "muon_tutorial", "version": 2}

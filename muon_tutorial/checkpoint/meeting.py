@@ -22,7 +22,7 @@ from ..errors import CheckpointError, TutorialError
 from ..launching.phase import report_phase
 from ..launching.timeouts import group_timeout
 from ..worlds.live import gather_objects
-from .store_records import pack, unpack
+from .json_records import pack, unpack
 
 K = TypeVar("K")
 T = TypeVar("T")

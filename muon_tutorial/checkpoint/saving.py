@@ -21,7 +21,7 @@ from . import folders, manifest
 from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting import Meeting, call_meeting, one_line
-from .pieces_on_disk import (
+from .piece_files import (
     Place,
     TensorInPieces,
     Written,

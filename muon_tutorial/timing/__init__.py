@@ -8,8 +8,8 @@ holds.
 ``work`` adds up what a walk computes. ``timed_world`` walks the package's own step for all ranks without
 data, and keeps a clock for each.
 
-``planner`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind, and ``clocks``
-keeps a clock for all that differ. ``report`` compares strategies, and searches for better options.
+``step_cost`` estimates a step on thousands of ranks: ``rank_walks`` walks one rank of each kind, and
+``clocks`` keeps a clock for all that differ. ``recommend`` compares strategies and chooses one.
 
 ``timeline`` holds a step that a timed world predicted or ``step_recorder`` recorded; ``timeline_cases``
 defines the steps for which both are made.

@@ -17,7 +17,7 @@ from ..plan.strategies import ROUND_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
 from .models import find_model, public_names
-from .report import PREDICTED, Dtypes, as_data, plan_model, read_sizes, say, say_layout, search, tables_of
+from .recommend import PREDICTED, Dtypes, as_data, plan_model, read_sizes, say, say_layout, search, tables_of
 
 MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6

@@ -16,7 +16,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from ..errors import GridError
 from ..evidence.svg import svg_document, svg_style
-from .report import AXES, PREDICTED, ModelPlan, plan_model
+from .recommend import AXES, PREDICTED, ModelPlan, plan_model
 
 MOST_RANKS, APART = 16384, 4
 """The largest grid of a map, and the ratio of ranks between neighbouring columns."""

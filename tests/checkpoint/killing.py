@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from muon_tutorial.checkpoint import folders, pieces_on_disk
+from muon_tutorial.checkpoint import folders, piece_files
 from muon_tutorial.errors import CheckpointError
 
 SAVED, REFUSED, BROKEN = 0, 3, 4
@@ -51,15 +51,15 @@ def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
             file.write(part)
             file.flush()
 
-    real_write = pieces_on_disk.write_to
+    real_write = piece_files.write_to
     before = [(where, name, getattr(where, name)) for where, name in _CALLS]
     try:
         for where, name, real in before:
             setattr(where, name, counting(name, real))
-        pieces_on_disk.write_to = write_to
+        piece_files.write_to = write_to
         yield passed
     finally:
-        pieces_on_disk.write_to = real_write
+        piece_files.write_to = real_write
         for where, name, real in before:
             setattr(where, name, real)
 

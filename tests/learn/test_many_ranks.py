@@ -11,8 +11,8 @@ import torch
 from muon_tutorial import launch
 from muon_tutorial.learn import many_ranks as lesson
 from muon_tutorial.learn.many_ranks import balance, exercises, on_ranks, scaling
-from muon_tutorial.timing.planner import estimate
-from muon_tutorial.timing.report import plan_model
+from muon_tutorial.timing.recommend import plan_model
+from muon_tutorial.timing.step_cost import estimate
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 

@@ -26,7 +26,7 @@ from muon_tutorial.learn.the_mirror.network import Network
 from muon_tutorial.learn.the_mirror.recording import PHASES, assemble
 from muon_tutorial.learn.zero1_buffer.ranges import locate
 from muon_tutorial.plan.matrix import held_box
-from muon_tutorial.timing import planner
+from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens
 
 from . import lab
@@ -104,7 +104,7 @@ def test_each_strategy_keeps_the_momentum_and_has_the_workers_that_are_shown(
     data: dict[str, Any], dp: int, tp: int
 ) -> None:
     for name, shown in data["grids"][f"{dp}x{tp}"]["strategies"].items():
-        plan = planner.STRATEGIES[name](essay_recorder.small_matrices(), Grid.of(dp=dp, tp=tp))
+        plan = step_cost.STRATEGIES[name](essay_recorder.small_matrices(), Grid.of(dp=dp, tp=tp))
         assert shown["state"] == plan_memory(plan, plan.grid.at(0)).momentum
         for index, matrix in enumerate(data["shapes"]):
             found = shown["matrices"][matrix]
@@ -207,7 +207,7 @@ def test_costs_are_the_planners_and_follow_what_the_text_says(data: dict[str, An
     matrices = matrices_of(data["scale"]["model"], data["scale"]["tp"])
     for ranks, each in list(zip(data["scale"]["ranks"], shown, strict=True))[:2]:
         grid = Grid.of(dp=ranks // 8, tp=8)
-        found = planner.estimate(name, planner.STRATEGIES[name], matrices, grid, machine)
+        found = step_cost.estimate(name, step_cost.STRATEGIES[name], matrices, grid, machine)
         assert (each["sent"], each["work"], each["memory"]) == (found.sent, found.newton_schulz, found.memory)
         assert each["seconds"] == pytest.approx(found.seconds)
     works = [each["work"] for each in shown]

@@ -12,14 +12,14 @@ import torch
 from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
-from muon_tutorial.timing import planner, rank_walks
+from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Machine
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.planner import GATHER_ALL, SHARDED, STRATEGIES
 from muon_tutorial.timing.rank_walks import RankWalks
-from muon_tutorial.timing.report import Dtypes, read_sizes, stage_parts, strategies_on
+from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
+from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 
 H100 = find_machine("h100-infiniband")
@@ -61,13 +61,13 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     plan = builder(matrices(sizes), Grid.of(**sizes), round_bytes=limit)
     walks = RankWalks(H100, beside=7)
     for window in (1, 2):
-        ran, found = walk_all(plan, window), planner.estimate_plan(name, plan, walks, window)
+        ran, found = walk_all(plan, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
         # Rounds of zero1 and round_robin overlap in chains of messages; clocks treat their collectives as one
         # after the other.
         among_others = 0.25 if name.startswith(("zero1", "round_robin")) else 0.025
         assert mine == pytest.approx(ran.seconds, rel=0.005 if window == 1 else among_others)
-        busiest = planner.busiest(plan).rank
+        busiest = step_cost.busiest(plan).rank
         assert found.product == pytest.approx(ran.total("product", busiest), rel=1e-6)
 
 
@@ -75,7 +75,7 @@ def test_a_round_costs_what_its_slowest_rank_takes() -> None:
     """Owners of one matrix after the other wait for each other; in one round they work at once."""
     given = [Matrix(i, f"m{i}", (2048, 2048), dtype=torch.bfloat16) for i in range(4)]
     plan, walks = owner(given, Grid.of(dp=4)), RankWalks(H100, 3)
-    apart, at_once = (planner.estimate_plan("owner", it, walks, 1) for it in (one_by_one(plan), plan))
+    apart, at_once = (step_cost.estimate_plan("owner", it, walks, 1) for it in (one_by_one(plan), plan))
     assert apart.product == pytest.approx(at_once.product)
     assert 3 * apart.product <= apart.others <= 3 * (apart.product + apart.copy)
     assert at_once.others < 0.05 * at_once.product
@@ -85,7 +85,7 @@ def test_a_round_costs_what_its_slowest_rank_takes() -> None:
 def test_what_a_step_takes_is_the_sum_of_its_parts() -> None:
     for name, builder in STRATEGIES.items():
         sizes = {"dp": 4, "tp": 2}
-        one = planner.estimate(name, builder, matrices(sizes), Grid.of(**sizes), H100, round_bytes=SOME)
+        one = step_cost.estimate(name, builder, matrices(sizes), Grid.of(**sizes), H100, round_bytes=SOME)
         assert one.own == pytest.approx(one.product + one.copy + one.others + one.exposed)
         assert one.seconds == pytest.approx(one.own + one.reduction)
         assert min(one.product, one.copy, one.others, one.exposed, one.reduction) >= 0
@@ -153,7 +153,7 @@ def assert_as_all_ranks(model: str, grid: str, limit: str) -> None:
     for part in stage_parts(find_model(model), sizes, 0, H100, Dtypes()):
         for name, builder in strategies_on(sizes).items() if part.matrices else ():
             plan = builder(part.matrices, part.grid, round_bytes=LIMITS[limit])
-            found = planner.estimate_plan(name, plan, part.walks, 1)
+            found = step_cost.estimate_plan(name, plan, part.walks, 1)
             mine = found.seconds if plan.expects == "local" else found.own
             assert mine == pytest.approx(walk_all(plan, 1, part.machine).seconds, rel=0.02), name
 

@@ -25,7 +25,7 @@ from muon_tutorial.timing.model_configs import MODEL_TYPES, SAME_AS, shape_from_
 from muon_tutorial.timing.model_shape import ModelShape, stage_layers, stage_matrices
 from muon_tutorial.timing.models import PUBLIC_MODELS, find_model, public_names
 from muon_tutorial.timing.module_shapes import shape_from_module
-from muon_tutorial.timing.report import plan_model, read_sizes
+from muon_tutorial.timing.recommend import plan_model, read_sizes
 
 H100 = find_machine("h100-infiniband")
 PUBLIC: dict[str, Any] = json.loads(PUBLIC_MODELS.read_text(encoding="utf-8"))

@@ -21,20 +21,12 @@ from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.exchange import Exchange, Parcels
 from muon_tutorial.plan.strategies import Builder, layerwise, owner
-from muon_tutorial.timing import planner
+from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.calibrate import calibrate
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link
 from muon_tutorial.timing.models import find_model, public_names
-from muon_tutorial.timing.planner import (
-    SHARDED,
-    STRATEGIES,
-    adamw_zero1,
-    busiest,
-    estimate,
-    estimate_adamw,
-)
-from muon_tutorial.timing.report import (
+from muon_tutorial.timing.recommend import (
     Dtypes,
     ModelPlan,
     busiest_stage,
@@ -44,6 +36,14 @@ from muon_tutorial.timing.report import (
     say_billions,
     say_layout,
     search,
+)
+from muon_tutorial.timing.step_cost import (
+    SHARDED,
+    STRATEGIES,
+    adamw_zero1,
+    busiest,
+    estimate,
+    estimate_adamw,
 )
 
 H100, LAPTOP = find_machine("h100-infiniband"), find_machine("laptop")
@@ -412,7 +412,7 @@ def test_a_search_prints_the_call_of_what_is_faster_than_any_row() -> None:
     assert first.estimate.seconds <= min(one.seconds for one in found.estimates)
     assert all(first.estimate.seconds <= other.estimate.seconds for other in others)
     assert first.call.startswith("Muon(params, strategy=partial(")
-    options = {planner.ROUND_LIMIT: first.round_bytes, "window": first.window}
+    options = {step_cost.ROUND_LIMIT: first.round_bytes, "window": first.window}
     for name, number in options.items():
         assert f"{name}={number:_}" in first.call
     again = planned("gpt2", "dp=8,pp=2", round_bytes=first.round_bytes, window=first.window)
@@ -518,7 +518,7 @@ def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
     whether it beats owners, also on tp."""
     even = replace(LAPTOP, gemm=dict.fromkeys(("float32", "bfloat16"), ((1.0, 100000000000.0),)), cores=64)
 
-    def found(name: str, aspect: int, tp: int) -> planner.StepEstimate:
+    def found(name: str, aspect: int, tp: int) -> step_cost.StepEstimate:
         cut = (("tp", Shard(1)),)
         given = [Matrix(i, f"m{i}", (512, 512 * aspect), cut) for i in range(8)]
         return estimate(name, STRATEGIES[name], given, Grid.of(dp=1, tp=tp), even)

@@ -20,7 +20,7 @@ from ...timing.commands import find_machine
 from ...timing.machine import Machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
-from ...timing.planner import StepEstimate, estimate, estimate_adamw
+from ...timing.step_cost import StepEstimate, estimate, estimate_adamw
 from ..bill.costs import DTYPES
 
 MODEL, MACHINE, RANKS = "llama-3.2-1b", "h100-infiniband", 8

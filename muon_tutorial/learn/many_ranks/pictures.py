@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from ...timing.commands import find_machine
-from ...timing.report import say_seconds
+from ...timing.recommend import say_seconds
 from ..pictures.colours import EMPTY, FAINT, INK, MARKED, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, card, finish
 from ..widgets.shell import Shell, choice, play

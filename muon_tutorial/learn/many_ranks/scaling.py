@@ -16,8 +16,8 @@ from ...plan.strategies import layerwise, work_by_position
 from ...timing.commands import find_machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
-from ...timing.planner import StepEstimate, estimate
-from ...timing.report import say_bytes, say_seconds
+from ...timing.recommend import say_bytes, say_seconds
+from ...timing.step_cost import StepEstimate, estimate
 
 MODEL, UNSEEN, EXPERTS = "llama-3.1-70b", "llama-3.1-8b", "kimi-k2"
 MACHINE = "h100-infiniband"

@@ -25,7 +25,7 @@ from muon_tutorial.plan.strategies import STRATEGIES, Plan, gram
 from muon_tutorial.step.parameter_state import ParameterState
 from muon_tutorial.step.step import PlanStep
 from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.planner import estimate
+from muon_tutorial.timing.step_cost import estimate
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 

@@ -20,7 +20,7 @@ from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.report import ModelPlan, plan_model, read_sizes
+from muon_tutorial.timing.recommend import ModelPlan, plan_model, read_sizes
 from muon_tutorial.timing.timed_world import TimedWorld
 
 from .claim import TOLERANCE, Claim, seconds, shown

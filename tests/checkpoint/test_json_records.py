@@ -8,7 +8,7 @@ import zlib
 import pytest
 
 from muon_tutorial.checkpoint.compare_ranks import TensorOutline
-from muon_tutorial.checkpoint.store_records import pack, unpack
+from muon_tutorial.checkpoint.json_records import pack, unpack
 from muon_tutorial.errors import CheckpointError
 
 

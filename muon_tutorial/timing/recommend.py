@@ -22,7 +22,8 @@ from ..plan.matrix import Matrix
 from ..plan.strategies import ROUND_BYTES, Builder, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
-from .planner import (
+from .rank_walks import RankWalks
+from .step_cost import (
     GATHER_ALL,
     ROUND_LIMIT,
     SHARDED,
@@ -35,7 +36,6 @@ from .planner import (
     estimate_adamw,
     together,
 )
-from .rank_walks import RankWalks
 
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
