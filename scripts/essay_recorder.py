@@ -267,7 +267,7 @@ def timeline_data() -> dict[str, Any]:
 
 
 def spans(timeline: StepTimeline) -> list[list[int]]:
-    """Rank, doing, begin and end of each span that lasts at least a thousandth of the step."""
+    """For each span of at least a thousandth of the step: rank, index in ``DOINGS``, begin and end (µs)."""
     least = timeline.seconds / 1000
     return [
         [span.rank, DOINGS.index(span.doing), round(span.begin * _MICRO), round(span.end * _MICRO)]

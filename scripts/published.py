@@ -2,9 +2,9 @@
 
     python scripts/published.py
 
-writes results/published.md (Markdown) and results/published.json: a row for each figure, with its source,
-what was assumed, whether both agree, and the reason if they differ. Nothing is measured or downloaded; the
-same version always writes the same files.
+writes results/published.md (Markdown) and results/published.json: a row for each published figure, with its
+source, our own figure, what was assumed, whether the two agree, and the reason if they differ. Nothing is
+measured or downloaded; the same version always writes the same files.
 """
 
 from __future__ import annotations

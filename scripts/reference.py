@@ -70,7 +70,7 @@ def link_table(module: Module) -> None:
 
 
 def describe_variables(surface: Module, modules: Iterable[Module]) -> None:
-    """Give variables of the public surface the docstrings from their definitions."""
+    """Copy docstrings from variables' definitions to the public surface, where it has none for them."""
     for name, member in surface.members.items():
         others = [module.members[name] for module in modules if name in module.members]
         if isinstance(member, Variable) and not member.docstring:

@@ -2,9 +2,9 @@
 
     python scripts/rounds.py
 
-writes results/rounds.md and rounds.json: seconds of a step on 4, 8 and 16 real ranks over the lower bound for
-whole matrices, and the most bytes that a rank held, measured and predicted; then steps with real work,
-compared with ranks that share it and exchange nothing. It takes five minutes.
+writes results/rounds.md and rounds.json: the seconds of a step on 4, 8 and 16 real ranks, divided by the
+lower bound for whole matrices, and the most bytes that a rank held, measured and predicted; then steps with
+real work, compared with ranks that share it and exchange nothing. It takes five minutes.
 """
 
 from __future__ import annotations

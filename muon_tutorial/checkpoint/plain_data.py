@@ -50,7 +50,7 @@ def _dumped(value: Any) -> bytes | None:
 
 
 def _culprit(name: str, value: Any) -> tuple[str, Any]:
-    """Where the innermost part that cannot be saved is, and the part itself."""
+    """The path to the innermost part that cannot be saved, and that part."""
     parts: list[tuple[str, Any]] = []
     if isinstance(value, Mapping):
         parts = [(f"{name}[{key!r}]", part) for key, part in value.items()]

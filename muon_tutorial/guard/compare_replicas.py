@@ -148,7 +148,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 def broadcast_parameters(
     steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named = ()
 ) -> None:
-    """Give all ranks that hold copies of a parameter the first rank's values, as DDP does at construction.
+    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does at construction.
 
     This includes frozen parameters. Only those that differ are sent. Three kinds are skipped: parameters on
     the meta device, parameters without names, which cannot be matched across ranks, and plain parameters

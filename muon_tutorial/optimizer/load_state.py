@@ -35,7 +35,7 @@ def _hidden(entry: Any) -> Any:
 
 
 def show_tensors(state: Mapping[Any, Any]) -> None:
-    """Replace each hidden tensor by a copy on its parameter's device that is at least as precise."""
+    """Replace each ``_Hidden`` by a copy of its tensor: on the parameter's device, and no less precise."""
     for param, entry in state.items():
         for key, value in entry.items() if isinstance(entry, dict) else ():
             entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value

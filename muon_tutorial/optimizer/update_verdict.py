@@ -292,7 +292,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """The sum of the micro-batches' updates, with a momentum from one to the next (``rate`` 0: without)."""
+    """The sum of the micro-batches' updates; momentum carries over between them, unless ``rate`` is 0."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()

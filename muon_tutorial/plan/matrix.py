@@ -267,8 +267,8 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
     through = [(axis, cut.dim) for axis, cut in whole.cuts if flat and cut.dim > 1]
     if through:
         raise StrategyError(
-            f"{whole.name} is cut along dimension {through[0][1]} by {through[0][0]!r}: where dimensions 1 "
-            "and on are columns together, only dimensions 0 and 1 can be cut"
+            f"{whole.name} is cut along dimension {through[0][1]} by {through[0][0]!r}: its dimensions from "
+            "1 on are merged into the columns, so only dimensions 0 and 1 can be cut"
         )
     return [
         replace(

@@ -192,9 +192,9 @@ def zero1(
         gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
             ``"boundary"`` gathers only the matrices that cross a slice boundary, on the ranks that keep a
             part of them.
-        round_bytes: most bytes of one owner's gradients that a rank holds in the ``rounds.IN_FLIGHT`` (3)
-            rounds in flight, or three of the largest matrices if those are more. A round's buckets travel one
-            after the other. For ``cut="bucket"``, the size of a bucket.
+        round_bytes: the most bytes of one owner's gradients that a rank may hold in all rounds in flight
+            together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is more. A round's
+            buckets travel one after the other. For ``cut="bucket"``, the size of a bucket.
         tp_gather: over tp, one all_gather per ``"matrix"``, or one per ``"bucket"``: the same bytes in fewer
             requests, but all whole matrices of a bucket that a rank works on are in memory at once.
 
@@ -324,10 +324,10 @@ def owner(
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
             ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
-        round_bytes: most bytes, in bf16 as they travel, of the whole matrices that a rank owns in the
-            ``rounds.IN_FLIGHT`` (3) rounds in flight, or three of the largest matrices if those are more. A
-            rank also holds the pieces that it sends, which are as many bytes if the group cuts every matrix.
-            If ranks hold copies of the parameters, each also receives every update of these rounds.
+        round_bytes: the most bytes of whole matrices, in bf16 as they travel, that a rank may own in all
+            rounds in flight together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is
+            more. A rank also holds the pieces that it sends, which are as many bytes if the group cuts every
+            matrix. If ranks hold copies of the parameters, each also receives every update of these rounds.
 
     Raises:
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.

@@ -40,7 +40,7 @@ def step_copies(
     updates: Tensor,  # [stored], bf16
     present: Collection[int],
 ) -> Tensor:  # [stored], the parameters' dtype
-    """Decay and step copies of the elements that this rank stores; returns them, flat like ``updates``."""
+    """Copy the elements that this rank stores, and decay and step the copies; flat like ``updates``."""
     stepped = torch.zeros_like(updates, dtype=bucket.plan.parameter.dtype)
     for matrix in bucket.matrices:
         if matrix.numel:

@@ -150,7 +150,7 @@ def _experts_in_rows(model: nn.Module) -> dict[int, int]:
 
 
 def _rows_apart(name: str, rows: int, columns: int, beside: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """The rows of each matrix in a weight: of q, k and v; of gate and up; or of the weight if it is only one.
+    """The rows of each matrix in a weight: of q, k and v; of gate and up; or all rows, if it is one matrix.
 
     Queries are as wide as the input of the output projection in the same module; keys and values share the
     other rows.

@@ -263,7 +263,7 @@ class RankWalks:
         )
 
     def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:
-        """The slowest link of any group over the axes: some may be on one node, others on two."""
+        """The slowest link of all groups over the axes: some groups may be on one node, others on two."""
         key = kind, axes, grid
         if key not in self._links:
             ranks = np.arange(grid.world_size).reshape(grid.sizes)

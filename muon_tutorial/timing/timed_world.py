@@ -52,7 +52,7 @@ class Span:
 class TimedFlight:
     """A collective in flight: when its members issued it, when it began, and when it was answered.
 
-    A rank's part is finished at ``done``, and the rank can go on; ``end`` is when all parts are. For each
+    At ``done`` a rank's part is finished, and the rank can go on; at ``end`` all parts are finished. For each
     member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``,
     the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``,
     both together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a
@@ -511,7 +511,7 @@ class _Clockwork:
         return jobs
 
     def _take_saved(self, bus: Link, travelling: float) -> float:
-        """Bytes that take no time because the bus was idle before; they are taken from its savings."""
+        """Take from what the bus saved up while it was idle; returns how many bytes thus take no time."""
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken

@@ -44,7 +44,7 @@ class Work(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, in two seconds."""
+        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, which takes 2 s."""
         return False
 
     def take(self) -> tuple[float, float]:

@@ -50,7 +50,8 @@ class CheckVerdict:
     optimizers' results with the same gradients; ``largest_difference`` is the largest difference.
     ``gradient_error``: the largest error of a reduced gradient's element, compared with the float64 mean, in
     units of its bound. Matrices that strategy ``gram`` leaves cut are not in ``differing``: ``cut_error`` is
-    the largest distance of one of them from the Gram form in one process, in units of its bound.
+    the largest distance of such a matrix from what a single process computes in the Gram form, in units of
+    its bound.
     """
 
     step: int

@@ -86,7 +86,7 @@ class LocalMesh:
     def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
         """Record this rank's value for ``what``; returns the values that ranks have recorded so far.
 
-        Values are kept separately for each plan, counted from a rank's first.
+        Values are kept apart by the number of plans that the rank has compared so far.
         """
         turn = len(self.world.plans.get(self.at.rank, ()))
         said = self.world.held.setdefault((turn, what), {})
@@ -148,7 +148,7 @@ class LocalWorld:
         """Give each rank its generator, in rank order. Nothing runs yet."""
         if len(walks) != self.grid.world_size:
             raise GridError(
-                f"a grid of {self.grid} needs {self.grid.world_size} programs, one a rank; got {len(walks)}"
+                f"a grid of {self.grid} needs {self.grid.world_size} programs, one per rank; got {len(walks)}"
             )
         self._ranks = {rank: _Rank(walk) for rank, walk in enumerate(walks)}
         self._queues = defaultdict(lambda: defaultdict(list))

@@ -259,7 +259,7 @@ def test_members_of_one_group_may_ask_while_another_group_lags() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_wrong_number_of_programs_is_refused(count: int) -> None:
-    with pytest.raises(GridError, match=f"dp=2 needs 2 programs, one a rank; got {count}"):
+    with pytest.raises(GridError, match=f"dp=2 needs 2 programs, one per rank; got {count}"):
         LocalWorld(Grid.of(dp=2)).run([program() for _ in range(count)])
 
 

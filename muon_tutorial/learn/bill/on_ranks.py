@@ -51,7 +51,10 @@ def shared_matrix(dp: int, tp: int) -> DistMeta:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Bytes that a rank sent for one matrix, and whether it got the whole; None if it does not work on it."""
+    """Bytes that a rank sent for one matrix, and whether it then held all of it.
+
+    ``whole`` is None if the rank does not work on the matrix.
+    """
 
     sent: int
     whole: bool | None

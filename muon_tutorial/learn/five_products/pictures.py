@@ -142,7 +142,7 @@ class _Player:
 
 
 def duel(live: bool = True) -> Shell | Picture:
-    """The reader's a, b and c, set by sliders, against a published set, as a film."""
+    """A film: the reader's a, b and c, chosen by sliders, against published ones."""
     last = FRAMES * SCOPE_STEPS
     sliders = {name: _fine_slider(number, *kind) for number, (name, *kind) in enumerate(_KINDS)}
     rival = choice("against", list(PUBLISHED), width=116)

@@ -260,7 +260,7 @@ def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
 
 
 def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
-    """What is wrong with the owner's whole matrix, or with the None of another rank."""
+    """What is wrong with the owner's whole matrix, or with another rank's result, which must be None."""
     due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
     if trial.owners[note.index] != rank:
         if note.value is not None:

@@ -154,7 +154,7 @@ def error_or_value(found: int | str) -> int | str:
 
 
 def say_calls(found: Sequence[Sequence[int] | str]) -> str:
-    """How two calls ended on each rank: the ranks that it heard of, or the call in which it timed out."""
+    """Each rank after its two calls: the ranks that it then knows of, or the call in which it timed out."""
     lines = [
         f"rank {rank}: {f'timed out in {each}' if isinstance(each, str) else f'returned {list(each)}'}"
         for rank, each in enumerate(found)

@@ -163,8 +163,8 @@ def _meshes(counts: Sequence[int], device_type: str) -> dict[int, DeviceMesh]:
 
 
 def _stepped(case: RankCase, params: Params, mesh: DeviceMesh, rank: int) -> Params:
-    """The parameters for a rank's optimizer: all, or the half that ``owner`` gives the rank. All the case's
-    ranks must call."""
+    """The parameters for a rank's optimizer: all, or the half that ``owner`` gives the rank. All ranks of
+    the case must call this."""
     if case.strategy != APART:
         return params
     plan = Muon(params, strategy=OWNER, mesh=mesh, **_UNCOMPARED).plan

@@ -104,7 +104,7 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` moves besides gradients and parameters, as a part of gathering everything."""
+    """Bytes that ``layerwise`` moves besides gradients and parameters, over those of gathering everything."""
     own = [_even(i) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
