@@ -65,7 +65,7 @@ class MeshStep:
     apart: bool = False
     own_along: str | None = None
 
-    def answer(self, walk: Walk) -> Walk:
+    def in_its_world(self, walk: Walk) -> Walk:
         """Run one of the step's generators in the current world, or in the mesh's own if ``apart``."""
         if self.apart:
             return self.run(walk)

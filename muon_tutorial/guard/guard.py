@@ -134,10 +134,10 @@ class Guard:
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
-            yield from steps[0].answer(steps[0].step.ready(beside, None, fingerprint))
+            yield from steps[0].in_its_world(steps[0].step.ready(beside, None, fingerprint))
         else:
             for mesh in steps:  # all meshes agree before any of them changes
-                yield from mesh.answer(mesh.step.agree(fingerprint))
+                yield from mesh.in_its_world(mesh.step.agree(fingerprint))
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             self._compare_replicas(steps)
         if self.steps_done == 0:
@@ -199,7 +199,7 @@ class Guard:
         _refuse_ranks_apart(steps)
         try:
             walk = the_plan_step(steps).ready(beside, max_norm, fingerprint)
-            norm = yield from steps[0].answer(walk)
+            norm = yield from steps[0].in_its_world(walk)
         except NotFiniteError:  # on all ranks
             if self.hooks.reduction is not None:
                 self.gradients_changed()  # step() sends them again, and raises
@@ -291,7 +291,7 @@ class Guard:
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
-                yield from mesh.answer(compare_fingerprints(mesh.step.ranks, fingerprint))
+                yield from mesh.in_its_world(compare_fingerprints(mesh.step.ranks, fingerprint))
         return self.current_steps(optimizer)
 
     def fingerprint(

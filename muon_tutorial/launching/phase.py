@@ -1,4 +1,4 @@
-"""Keeps what each rank is about to do where it can be read even if the rank was killed or stopped.
+"""Keeps a note of what each rank is about to do; it can be read even if the rank was killed or stopped.
 
 Every rank of a launch has a slot in shared memory. It writes a short label there before a request, and the
 launching process reads the slots if something fails. A rank that torchrun started has a slot of its own.

@@ -1,6 +1,7 @@
 """Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; in one process or over a plan.
 
-A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). Without a strategy
+A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps other
+parameters with it, the guard also averages gradients, of both at once (``PlanStep.ready``). Without a strategy
 it matches ``torch.optim.Muon`` bit for bit, with two fixes: it never writes to its momentum while
 orthogonalizing, and loading a state never makes the momentum less precise.
 """
@@ -56,8 +57,8 @@ class Muon(torch.optim.Optimizer):
             than stock; the first rank chooses for all. It may be set on a parameter group; the group, and a
             checkpoint, then also record the choice. For a given recipe, every strategy except ``gram`` gives
             the same bits. All recipes except ``"float32"`` and ``"gram"`` leave the singular values of a
-            Gaussian matrix closer to 1 than stock does, so their updates are 4 to 17 % larger, as if the
-            learning rate were (``orthogonalizers.named.LARGER_UPDATES``).
+            Gaussian matrix closer to 1 than stock does, so their updates are 4 to 15 % larger, as they
+            would be with a learning rate larger by that much (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: the timings behind ``"auto"``: an ``orthogonalizers.calibration.Calibration``, or a
             folder that keeps them by machine, torch and threads (default: ``~/.cache/muon_tutorial``).
             Missing shapes are measured when the optimizer is made, which takes about a second each.
@@ -70,7 +71,8 @@ class Muon(torch.optim.Optimizer):
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` take precedence.
         window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
-            owners and one travels back while a third is worked on; with one, a step holds a third as much.
+            owners and one travels back while a third is worked on; with one, a step holds a third as much. A
+            model that fits into the strategy's ``round_bytes`` is one round, so nothing overlaps.
         parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
             (``(d, d, d)`` for fused QKV), one number if all have as many (heads), ``"stack"`` for experts,
             ``"flatten"`` for convolutions. Best set on a parameter group.
@@ -203,8 +205,8 @@ class Muon(torch.optim.Optimizer):
 
         Gradients of ``beside``, or else of the companions, are averaged too. An ``error`` stops all ranks.
         """
-        for mesh in (yield from self.guard.before_step(self, beside, error)):
-            yield from mesh.answer(mesh.step.step())
+        for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
+            yield from each.in_its_world(each.step.step())
         self.guard.after_step(self)
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:

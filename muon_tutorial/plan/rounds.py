@@ -16,7 +16,7 @@ IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most bytes of a round that a rank holds: if one takes ``all`` matrices, or for ``each`` of several."""
+    """Most bytes of a round that a rank holds: ``all`` if one round takes all matrices, else ``each``."""
 
     all: int
     each: int

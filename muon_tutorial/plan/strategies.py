@@ -696,7 +696,7 @@ def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | Non
     """Makes rounds of matrices that belong to owners over dp, assigned from the costliest on.
 
     By default, the tp ranks of a position share its matrices: each is gathered on one of them. With
-    ``entry_of``, which gives each matrix's route, all of them work on all of its matrices.
+    ``entry_of``, which gives each matrix's route, every tp rank of a position works on each of its matrices.
     """
     dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
     loads = [0] * (dp * tp)

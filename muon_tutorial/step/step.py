@@ -52,7 +52,7 @@ def step_bucket(
     part of the bucket, except those that phase 1 sends and phase 7 receives; empty routes need no buffer.
     """
     if gradient is None:
-        gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp
+        gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduce to an owner
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient  # frees memory for the next phases
     updates = yield from orthogonalize(
@@ -61,7 +61,7 @@ def step_bucket(
     del inputs
     stepped = update_parameters(bucket, updates, present)  # [stored], the parameters' dtype
     del updates
-    yield from publish_parameters(bucket, stepped)  # 7: all_gather over dp
+    yield from publish_parameters(bucket, stepped)  # 7: all_gather over dp, or broadcast by an owner
 
 
 @dataclass(eq=False)

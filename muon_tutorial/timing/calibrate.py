@@ -242,7 +242,7 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
     """Operations per second of Newton–Schulz's square products, by side, each into new memory.
 
-    A plain product of one matrix that is repeated into the same memory is a fifth faster.
+    A plain product is a fifth faster if one matrix is multiplied again and again into the same memory.
     """
     rates: list[tuple[float, float]] = []
     for side in sides:

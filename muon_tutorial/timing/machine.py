@@ -37,9 +37,9 @@ class Link:
     message.
 
     ``shared``: all ranks share one bus, such as a network namespace's loopback; otherwise every rank has its
-    own link. While no rank sends, a bus saves up to ``burst`` bytes (a token bucket's size), which then take
-    no time. A ``duplex`` link has its bandwidth in each direction, any other link for both together: on a
-    loopback, one thread of a rank sends and receives.
+    own link. While no rank sends, a bus collects credit, at most ``burst`` bytes (a token bucket's size);
+    bytes sent on credit take no time. A ``duplex`` link has its bandwidth in each direction, any other link
+    for both together: on a loopback, one thread of a rank sends and receives.
     """
 
     bandwidth: float

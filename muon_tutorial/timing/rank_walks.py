@@ -98,8 +98,8 @@ Round: TypeAlias = Sequence[WalkedBucket]
 class WalkedPlan:
     """All rounds of a plan, on the positions of its group that differ in at least one of them.
 
-    Along each of the ``axes``, places that see the same in all rounds count as one: ``sizes`` of them are
-    kept, and ``folded`` says which of these each place is.
+    Along each of the ``axes``, places that see the same in all rounds count as one. ``sizes``: how many are
+    left along each axis. ``folded``: for each place, the number of the one that it counts as.
     """
 
     rounds: Sequence[Round]
@@ -117,7 +117,7 @@ class WalkedPlan:
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 
     def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
-        """The index of all positions that have one position within their groups over some of the axes."""
+        """The index of all positions whose position in their group over ``axes`` is ``position``."""
         within = [self.axes.index(axis) for axis in axes if axis in self.axes]
         at = np.unravel_index(position, [len(self.folded[i]) for i in within])
         index: list[int | slice] = [slice(None)] * len(self.axes)

@@ -99,7 +99,7 @@ class _Job:
     job after it.
 
     Jobs of a core with the same ``once`` proceed together, and take no more of the core than one of them.
-    Jobs of one ``thread`` share the part of the core that a single one would get.
+    Jobs with the same ``thread`` together get as much of the core as one would, and divide it equally.
     """
 
     left: float

@@ -93,9 +93,10 @@ class TimeSplit:
     """A rank's span in nanoseconds, and its five parts, which sum to it.
 
     ``compute``: all time in which the rank computed; ``overlapped``: the part of it during collectives. The
-    other parts do not count computing. ``communication``: collectives in progress. ``waiting``: collectives
-    whose last member had not made its request yet. ``unsplit``: collectives whose other members were not
-    recorded, transfer and waiting together. ``neither``: the rest, such as Python, launches, or an idle GPU.
+    four parts below leave out time in which the rank also computed. ``communication``: collectives in
+    progress. ``waiting``: collectives whose last member had not made its request yet. ``unsplit``:
+    collectives whose other members were not recorded, transfer and waiting together. ``neither``: the rest,
+    such as Python, launches, or an idle GPU.
     """
 
     rank: int

@@ -95,7 +95,7 @@ def _say_steps(found: Sequence[StepAtScale]) -> str:
 
 
 def draw_scale(doubling: int, links: str) -> Picture:
-    """The step over ranks with one number of ranks marked, and each owner's work there."""
+    """The step's time over the number of ranks, with one number marked, and each owner's work at it."""
     found = steps()
     step, factor = found[doubling], LINKS[links]
     figure = card(900, 430)
