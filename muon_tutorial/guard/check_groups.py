@@ -23,6 +23,18 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
+def check_options(window: int, compare_every: int | None, initial_values: str, guard: str) -> None:
+    """Refuse what no Muon can be made with."""
+    if window < 1:
+        raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
+    if compare_every is not None and compare_every < 1:
+        raise UsageError(f"compare_every must be at least 1, or None for never; got {compare_every}")
+    if initial_values not in ("broadcast", "compare"):
+        raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
+    if guard not in ("on", "off"):
+        raise UsageError(f"guard must be 'on' or 'off', got {guard!r}")
+
+
 def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
     """Refuse a hyperparameter of Muon's that is out of range.
 

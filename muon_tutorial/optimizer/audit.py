@@ -399,7 +399,7 @@ def _differs(before: _Held | None, now: _Held) -> bool:
 def _planned_calls(optimizer: torch.optim.Optimizer) -> Counter[tuple[int, int]] | None:
     """How many matrices this rank should orthogonalize, by rows and columns; None if unknown."""
     muon = _muon_of(optimizer)
-    if muon is None or muon.distributed_functions:
+    if muon is None or not (muon.guard.steps.alone or muon.plans):  # a user's own functions have no plan
         return None
     if not muon.plan_steps:
         params = [(param, group) for group in muon.param_groups for param in group["params"]]

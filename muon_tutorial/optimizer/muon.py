@@ -1,9 +1,8 @@
 """Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; in one process or over a plan.
 
-A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps other
-parameters with it, the guard also averages gradients, of both at once (``PlanStep.ready``). Without a strategy
-it matches ``torch.optim.Muon`` bit for bit, with two fixes: it never writes to its momentum while
-orthogonalizing, and loading a state never makes the momentum less precise.
+A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps
+other parameters with it, the guard also averages the gradients of both (``PlanStep.ready``). Without a
+strategy it matches ``torch.optim.Muon`` bit for bit, but never writes to its momentum while orthogonalizing.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from torch.optim.optimizer import ParamsT
 
 from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
-from ..guard.check_groups import check_hyperparameters, check_matrices
+from ..guard.check_groups import check_hyperparameters, check_matrices, check_options
 from ..guard.current_steps import CurrentSteps, MeshStep, run_in
 from ..guard.fingerprint import count_on
 from ..guard.gradient_hooks import GradientHooks
-from ..guard.guard import Guard, NoGuard, params_of, the_plan_step
+from ..guard.guard import Guard, NoGuard, params_of
 from ..guard.momentum_slice import mark_slices
 from ..newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, Coefficients
 from ..orthogonalizers.named import STOCK
@@ -56,9 +55,8 @@ class Muon(torch.optim.Optimizer):
             their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine that is no worse
             than stock; the first rank chooses for all. It may be set on a parameter group; the group, and a
             checkpoint, then also record the choice. For a given recipe, every strategy except ``gram`` gives
-            the same bits. All recipes except ``"float32"`` and ``"gram"`` leave the singular values of a
-            Gaussian matrix closer to 1 than stock does, so their updates are 4 to 15 % larger, as they
-            would be with a learning rate larger by that much (``orthogonalizers.named.LARGER_UPDATES``).
+            the same bits. Except for ``"float32"`` and ``"gram"``, updates are 4 to 15 % larger than stock's,
+            as if the learning rate were (``orthogonalizers.named.LARGER_UPDATES``).
         calibration: the timings behind ``"auto"``: an ``orthogonalizers.calibration.Calibration``, or a
             folder that keeps them by machine, torch and threads (default: ``~/.cache/muon_tutorial``).
             Missing shapes are measured when the optimizer is made, which takes about a second each.
@@ -70,9 +68,8 @@ class Muon(torch.optim.Optimizer):
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
             parameter index, or a function of index and parameter. DTensor placements and a parameter's own
             ``partition_dim`` take precedence.
-        window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
-            owners and one travels back while a third is worked on; with one, a step holds a third as much. A
-            model that fits into the strategy's ``round_bytes`` is one round, so nothing overlaps.
+        window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
+            and one back while a third is worked on. A model within ``round_bytes`` is one round.
         parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
             (``(d, d, d)`` for fused QKV), one number if all have as many (heads), ``"stack"`` for experts,
             ``"flatten"`` for convolutions. Best set on a parameter group.
@@ -135,14 +132,7 @@ class Muon(torch.optim.Optimizer):
         overlap_grad_reduce: bool = False,
         guard: Literal["on", "off"] = "on",
     ) -> None:
-        if window < 1:
-            raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
-        if compare_every is not None and compare_every < 1:
-            raise UsageError(f"compare_every must be at least 1, or None for never; got {compare_every}")
-        if initial_values not in ("broadcast", "compare"):
-            raise UsageError(f"initial_values must be 'broadcast' or 'compare', got {initial_values!r}")
-        if guard not in ("on", "off"):
-            raise UsageError(f"guard must be 'on' or 'off', got {guard!r}")
+        check_options(window, compare_every, initial_values, guard)
         self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
@@ -253,11 +243,6 @@ class Muon(torch.optim.Optimizer):
         return [mesh.step for mesh in self.steps if isinstance(mesh.step, PlanStep)]
 
     @property
-    def plan_step(self) -> PlanStep:
-        """The step over a plan, if there is exactly one."""
-        return the_plan_step(self.steps)
-
-    @property
     def plans(self) -> list[Plan]:
         """The plans of a step, one per mesh; none without a strategy, or with a user's own functions."""
         return [step.plan for step in self.plan_steps]
@@ -266,11 +251,6 @@ class Muon(torch.optim.Optimizer):
     def plan(self) -> Plan | None:
         """The first of the ``plans``, if there is any."""
         return next(iter(self.plans), None)
-
-    @property
-    def distributed_functions(self) -> bool:
-        """Whether a user's own functions do the communication; then there is no plan."""
-        return not self.guard.steps.alone and not self.plans
 
     def audit(self, **options: Any) -> Any:
         """Audit the coming steps: ``audit.audit`` with this optimizer."""

@@ -145,7 +145,7 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 def _stays_cut(muon: Muon) -> list[int]:
     """The indices of the parameters that strategy ``gram`` leaves cut."""
-    entries = (entry for bucket in muon.plan_step.plan.buckets for entry in bucket.entries)
+    entries = (entry for bucket in muon.plan_steps[0].plan.buckets for entry in bucket.entries)
     return sorted({entry.matrix.param for entry in entries if entry.gram is not None})
 
 
@@ -170,9 +170,9 @@ def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The whole gradient of each matrix that the coming step uses."""
-    if muon.plan_step.plan.expects == "averaged":
+    if muon.plan_steps[0].plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
-    readied = muon.plan_step.readied_gradient
+    readied = muon.plan_steps[0].readied_gradient
     return _assembled(world, muon, lambda bucket, held: readied(bucket.index)[slice(*held.in_buffer)])
 
 
@@ -193,7 +193,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
     """Whole matrices, in the optimizer's order, assembled from the elements that each rank keeps."""
     full: dict[int, Tensor] = {}
-    for bucket in muon.plan_step.plan.buckets:
+    for bucket in muon.plan_steps[0].plan.buckets:
         for held in bucket.stored_shards(world.at):
             elements = kept(bucket, held)[: held.numel]
             full[held.entry.matrix.param] = _spread(world, held, elements)

@@ -211,7 +211,7 @@ def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
 
 def _ready_gradients(trainer: Trainer) -> None:
     """Average the gradients if the optimizer's strategy expects that, and ready them."""
-    if trainer.optimizer.muon.plan_step.plan.expects == "averaged":
+    if trainer.optimizer.muon.plan_steps[0].plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
 

@@ -54,10 +54,10 @@ def readied(ranks: Ranks, matrix: int) -> Tensor:
     whole = torch.full(ranks.case.shapes[matrix], float("nan"), dtype=torch.float64)
     for at, muon in zip(ranks.places, ranks.muons, strict=True):
         own = own_part(whole, ranks.case.cuts[matrix], at).reshape(-1)
-        for bucket in muon.plan_step.plan.buckets:
+        for bucket in muon.plan_steps[0].plan.buckets:
             for held in bucket.stored_shards(at):
                 if held.entry.matrix.index == matrix:
-                    kept = muon.plan_step.readied_gradient(bucket.index)[slice(*held.in_buffer)]
+                    kept = muon.plan_steps[0].readied_gradient(bucket.index)[slice(*held.in_buffer)]
                     own[slice(*held.in_piece)] = kept.double()
         place_part(whole, own, ranks.case, matrix, at)
     return whole
@@ -325,7 +325,7 @@ def test_zero1_keeps_a_dp_share_of_the_momentum(grid: Grid) -> None:
         pieces = [param.numel() for param in ranks.params[at.rank]]
         over_dp = [kept[rank] for rank in at.group("dp")]
         assert [sum(same) for same in zip(*over_dp, strict=True)] == pieces
-        buckets = ranks.muons[at.rank].plan_step.plan.buckets
+        buckets = ranks.muons[at.rank].plan_steps[0].plan.buckets
         sizes = [sum(entry.size for entry in bucket.entries) for bucket in buckets]
         assert sum(kept[at.rank]) <= sum(-(-size // grid.size("dp")) for size in sizes)
     if grid.size("dp") == 3:

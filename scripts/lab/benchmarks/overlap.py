@@ -92,7 +92,7 @@ def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, li
                 optimizer.ready_gradients()
             if number:  # the first one warms up
                 its.append(time.perf_counter() - begin)
-            readied = optimizer.plan_step.readied
+            readied = optimizer.plan_steps[0].readied
             averaged[kind] = [readied[index].clone() for index in sorted(readied)]
             early.zero_grad()
             late.zero_grad()
