@@ -234,8 +234,8 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 #
 # Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1.
 # Thanks to it, an output moves as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr *
-# weight_decay`. It never touches the gradient, which is why it is called *decoupled*. And last, the update is added
-# to `W`. Here is each stage for one matrix (**RMS**, root mean square, is the usual size of an entry):
+# weight_decay`. It never touches the gradient, which is why it is called *decoupled*. And last, the update times −lr is
+# added to `W`. Here is each stage for one matrix (**RMS**, root mean square, is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))

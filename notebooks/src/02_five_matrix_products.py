@@ -335,10 +335,10 @@ lesson.duel(live=widgets)
 print(lesson.say_published())
 
 # %% [markdown]
-# Numbers that keep loud values nearer to 1 have a smaller `a`, so they leave values below 0.01 behind. This gradient
-# has three of those. The gradient of lesson 01, after 40 steps of training, has about thirty among its 64. So Muon
-# trades nearness for the quiet directions. It can afford to, because an update needs its directions only *about*
-# equally loud.
+# The numbers that come nearest to 1 lift this value no further than Keller Jordan's do. Polar Express and CANS lift it
+# much further: `a` is larger in their first steps, and their last steps bring all values near to 1. Quiet values
+# matter. This gradient has three below 0.01, and the gradient of lesson 01, after 40 steps of training, has about
+# thirty among its 64. Nearness matters less, because an update needs its directions only *about* equally loud.
 #
 # ## Recap
 #

@@ -247,9 +247,9 @@ ring.check(ring_all_gather)
 #
 # Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
 # function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
-# over all ranks. To see how, follow a digit in the first picture backwards. (You could also fetch everything and add
-# it up at home. The result would be right, but look at par.) Both of your halves go into `my_muon.py`, because your
-# optimizer is made of them.
+# over all ranks. To see how, follow one digit in the first picture from its last place back to its first. (You could
+# also fetch everything and add it up at home. The result would be right, but look at par.) Both of your halves go
+# into `my_muon.py`, because your optimizer is made of them.
 #
 # <details><summary>Hint</summary>
 #

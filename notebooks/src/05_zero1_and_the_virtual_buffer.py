@@ -283,7 +283,7 @@ lesson.draw_buckets(costs)
 #
 # In a large model, a single matrix already fills a bucket. If dp still cut every bucket, each rank would hold a part
 # of every matrix and would have to orthogonalize all of them. So for a large model the package cuts *one* long list
-# of all matrices (`zero1(cut="list")`, the default), as the paper does, and sends it in several buckets. Then a
+# of all matrices (`zero1(cut="list")`, the default), as Moonshot's paper does, and sends it in several buckets. Then a
 # matrix lies on one rank, or on two. This lesson uses `cut="bucket"`, because small matrices show the ranges better.
 #
 # ## The plan of all ranks

@@ -238,8 +238,8 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
 # A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, and it holds a surprise.
-# The shards' update was √tp too large, and Moonshot's factor makes it √tp too small again, so a wrong update has
-# entries of just the right size!
+# The shards' update was √tp too large, and Moonshot's factor of a shard is √tp too small. The two cancel, so a wrong
+# update has entries of just the right size!
 #
 # ## Repair it: gather first
 #

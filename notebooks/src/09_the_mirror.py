@@ -208,7 +208,8 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # Here is the package's own way out. `take` carries a tensor over one hop, `at` says where this rank stands, and
-# `label` names the request. Read `yield from` as: ask, and wait for the answer.
+# `label` names the request. Read `yield from` as: ask, and wait for the answer. So `x = yield from travel(x, route, at,
+# label)` sends `x` along a route, and afterwards `x` is what this rank holds at the other end.
 
 # %%
 print(inspect.getsource(travel))

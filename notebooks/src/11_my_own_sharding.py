@@ -126,8 +126,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 # ## Yours, on real ranks
 #
 # Now write the three functions, for rows. The ranks along dp share their matrices. So that there are several groups,
-# each place along tp gets matrices of its own here, as experts would. Your `state` holds `"group"`, your process
-# group, and `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
+# ranks at different places along tp have different matrices here, like experts. Your `state` holds `"group"`, your
+# process group, and `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
 #
 # `assign` has to return the same dict on all ranks of a group. Owners are global ranks, and not places in the group.
 #

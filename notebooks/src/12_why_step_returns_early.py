@@ -229,8 +229,8 @@ lesson.broken_program(dp * tp)
 
 # %% [markdown]
 # `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait for a
-# ticket that is not there yet is skipped.) Your answer runs in a world that reads a buffer as late as it may, which
-# is when you wait for it.
+# ticket that is not there yet is skipped.) Your answer runs in a world that reads a buffer only when you wait
+# for it, which is the latest moment that it may.
 #
 # <details><summary>Hint</summary>
 #

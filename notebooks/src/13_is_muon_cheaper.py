@@ -297,8 +297,8 @@ print(lesson.say_bytes())
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So the trace of rank 0, and the report has no other of these runs, shows
-# waiting as if it were communication. With *all* ranks on one clock you can tell them apart, because nothing moves
+# A kernel spins until its peers arrive. So the trace of rank 0 shows waiting as if it were communication, and the
+# report has no other trace of these runs. With *all* ranks on one clock you can tell them apart, because nothing moves
 # before the last rank has asked.
 #
 # <details><summary>Hint</summary>

@@ -84,7 +84,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # <details><summary>Solution</summary>
 #
 # 4,096 / 8 owners share 7 · 32 matrices. On half as many ranks there are 256 owners, which is already enough for one
-# matrix each. From there on only the latency grows.
+# matrix each. From there on Newton–Schulz gains nothing, and more ranks only make the step longer.
 #
 # ```python
 # idle = 4096 // 8 - 7 * 32

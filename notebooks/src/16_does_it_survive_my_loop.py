@@ -290,8 +290,9 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # How do they find their parts? A checkpoint says of every piece which **box** of which matrix it is: rows from here
 # to there, columns from here to there. A new rank works out the boxes that it holds on the new grid. Then it reads
 # from each file what its boxes have in common with those in the file. That works for `zero1` too, although its slices
-# `m[B_dp]` begin and end anywhere in a matrix, because the run of a matrix that a slice holds is at most three boxes:
-# the rest of a row, whole rows, and the beginning of a row. So no rank ever has to put the old buffer together again.
+# `m[B_dp]` begin and end anywhere in a matrix, because the run of entries that a slice holds consists of at most
+# three boxes: the rest of a row, whole rows, and the beginning of a row. So no rank ever has to put the old buffer
+# together again.
 #
 # ## Predict: the same bits?
 #
