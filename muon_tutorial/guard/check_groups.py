@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError, NotAMatrixError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
@@ -16,6 +17,7 @@ from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import named_params
 from ..plan.matrix import Parts
+from ..step.parameter_state import local_gradient
 
 
 def plain_number(value: Any) -> Any:
@@ -89,7 +91,10 @@ def _all_finite(values: Any) -> bool:
 
 
 def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``."""
+    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``.
+
+    Placements are checked here, too: a rank that finds others later leaves the rest waiting.
+    """
     with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
         for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
             if grad is None:
@@ -103,6 +108,8 @@ def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
                     f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
                     f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
                 )
+            if isinstance(grad, DTensor):
+                local_gradient(param)
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch, split_parameters
 from muon_tutorial.errors import GradientError, MismatchError, NotFiniteError, TutorialError, UsageError
@@ -199,6 +200,16 @@ def not_averaged(rank: int) -> list[Tensor]:
     return []
 
 
+def placed_otherwise_on_one_rank(rank: int) -> list[Tensor]:
+    mesh = build_mesh({"dp": 2})
+    weight = nn.Parameter(distribute_tensor(torch.eye(4), mesh, [Shard(0)]))
+    muon = Muon([("weight", weight)], strategy="owner", mesh=mesh)
+    grad = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+    weight.grad = DTensor.from_local(torch.ones(4, 4), mesh, [Replicate()]) if rank else grad
+    muon.step()
+    return []
+
+
 def complex_norm(rank: int) -> list[Tensor]:
     weight, other = nn.Parameter(torch.eye(4)), nn.Parameter(torch.ones(3, dtype=torch.complex64))
     muon = Muon([("weight", weight)], strategy="zero1", mesh=build_mesh({"dp": 2}))
@@ -241,7 +252,13 @@ WRONG: list[Way] = [ready_muons_alone, clip_adamws]
 
 def everything(rank: int) -> dict[str, Result]:
     """All cases in one launch, since each leaves the ranks in step."""
-    cases = (*REFUSED, frozen_and_seeded_otherwise, complex_norm, wide_gradients)
+    cases = (
+        *REFUSED,
+        placed_otherwise_on_one_rank,
+        frozen_and_seeded_otherwise,
+        complex_norm,
+        wide_gradients,
+    )
     found = {case.__name__: heard(partial(case, rank)) for case in cases}
     return found | {way.__name__: heard(partial(trained, way, rank)) for way in (*WAYS, *WRONG)}
 
@@ -274,6 +291,17 @@ def test_both_ranks_are_told(results: list[dict[str, Result]], case: Case) -> No
         name, text, _ = of_rank[case.__name__]
         assert name == error.__name__
         assert said in text
+
+
+@pytest.mark.live
+def test_a_gradient_placed_otherwise_on_one_rank_leaves_none_waiting(
+    results: list[dict[str, Result]],
+) -> None:
+    heard = [of_rank[placed_otherwise_on_one_rank.__name__] for of_rank in results]
+    assert [name for name, _, _ in heard] == ["MismatchError", "GradientError"]
+    (_, other, _), (_, own, _) = heard
+    assert "rank 1 cannot take this step" in other
+    assert "but the parameter has (Shard(dim=0),)" in own
 
 
 @pytest.mark.live
