@@ -113,7 +113,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
     >>> start, gradient = torch.zeros(4, 4), torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     >>> judge(SeenUpdate({"lr": 0.1}, None, False, start, start - 0.1 * gradient, gradient)).wrong
-    'the momentum or the gradient itself, as of SGD: nothing orthogonalized it'
+    'the momentum or the gradient itself, as in SGD: it was not orthogonalized'
     """
     update, dues = seen.update, [_orthogonalized(seen, it, seen.parts) for it in _inputs(seen)]
     if not update.any():
