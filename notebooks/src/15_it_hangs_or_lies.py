@@ -188,7 +188,7 @@ lesson.draw_ladder(lie)
 # Read it from the top. Only the *first* red rung counts, because everything below it has inherited the mistake, and a
 # green rung below a red one repairs nothing. (It can happen because Newton–Schulz works in bfloat16, which may round
 # a wrong last bit away.) Compare the hashes with each other too. Equal hashes mean equal entries, and
-# ranks do not always hold equal ones.
+# that is wrong where ranks should hold different parts.
 #
 # Here the updates are right and the weights after `share` are wrong, so the fault is where updates are applied. How
 # wrong are they?
