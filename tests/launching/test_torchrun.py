@@ -89,7 +89,8 @@ def test_ranks_end_with_their_agent_the_stopped_ones_too() -> None:
         assert agent.stdout is not None
         said = agent.stdout.read()
     assert not left
-    assert "rank 0 of 2: torchrun's agent ended, and this rank with it" in said
+    # Whichever rank sees it first says so; the other may end by the lost connection, which it leaves to the first.
+    assert re.search(r"rank [01] of 2: torchrun's agent ended, and this rank with it", said)
 
 
 def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) -> None:
