@@ -89,7 +89,7 @@ def test_ranks_end_with_their_agent_the_stopped_ones_too() -> None:
         assert agent.stdout is not None
         said = agent.stdout.read()
     assert not left
-    # Whichever rank sees it first says so; the other may end by the lost connection, which it leaves to the first.
+    # The rank that sees it first says so; the other may end by the lost connection, and says nothing.
     assert re.search(r"rank [01] of 2: torchrun's agent ended, and this rank with it", said)
 
 
