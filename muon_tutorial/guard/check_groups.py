@@ -90,11 +90,16 @@ def _all_finite(values: Any) -> bool:
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
 
 
-def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
+def check_gradients(groups: Iterable[Mapping[str, Any]], own: Iterable[Mapping[str, Any]]) -> None:
     """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``.
 
-    Placements are checked here, too: a rank that finds others later leaves the rest waiting.
+    Parameters of the optimizer's ``own`` groups must also be placed as their gradients. This is checked
+    before ranks exchange anything: a rank that fails later leaves the others waiting.
     """
+    for group in own:
+        for param in group["params"]:
+            if isinstance(param.grad, DTensor):
+                local_gradient(param)
     with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
         for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
             if grad is None:
@@ -108,8 +113,6 @@ def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
                     f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
                     f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
                 )
-            if isinstance(grad, DTensor):
-                local_gradient(param)
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:

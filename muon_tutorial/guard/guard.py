@@ -350,7 +350,7 @@ class Guard:
                 if Changed.KINDS in changed:
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said
-            check_gradients(groups)
+            check_gradients(groups, optimizer.param_groups)
         except TutorialError as error:
             return error
         return None
