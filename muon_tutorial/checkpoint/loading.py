@@ -41,8 +41,8 @@ def load_checkpoint(
 
     Must be called by all ranks of the default process group, or in a single process without one. Once every
     rank has read and checked everything, the model's parameters are overwritten in place, and the optimizer's
-    state and hyperparameters are replaced. Until then nothing changes on any rank. Nothing in the files is
-    executed, whoever made them.
+    state and hyperparameters are replaced. Until then nothing changes on any rank. Files may come
+    from an untrusted source: nothing in them is executed.
 
     Args:
         rename: a function from the model's name of a parameter to the name under which it was saved.

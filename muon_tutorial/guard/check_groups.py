@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from ..errors import GradientError, NotAMatrixError, UsageError
 from ..learning_rate import ADJUST_LR_FNS
@@ -17,7 +16,6 @@ from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import named_params
 from ..plan.matrix import Parts
-from ..step.parameter_state import local_gradient
 
 
 def plain_number(value: Any) -> Any:
@@ -90,16 +88,8 @@ def _all_finite(values: Any) -> bool:
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
 
 
-def check_gradients(groups: Iterable[Mapping[str, Any]], own: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``.
-
-    Parameters of the optimizer's ``own`` groups must also be placed as their gradients. This is checked
-    before ranks exchange anything: a rank that fails later leaves the others waiting.
-    """
-    for group in own:
-        for param in group["params"]:
-            if isinstance(param.grad, DTensor):
-                local_gradient(param)
+def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``."""
     with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
         for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
             if grad is None:

@@ -336,11 +336,11 @@ class Guard:
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
             )
-        if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
-            return error
         groups = [group for it in (optimizer, *self.companions) for group in it.param_groups]
         said = [len(its) if key == "params" else its for group in groups for key, its in group.items()]
         try:
+            if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
+                return error
             if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
                 self.said, self.described = [], {}
                 for mesh in self.steps.made:
@@ -350,7 +350,7 @@ class Guard:
                 if Changed.KINDS in changed:
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said
-            check_gradients(groups, optimizer.param_groups)
+            check_gradients(groups)
         except TutorialError as error:
             return error
         return None

@@ -251,7 +251,7 @@ class _Server:
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def run(self) -> None:
-        """Fork ranks until the launching process is gone, then end all that are left."""
+        """Fork ranks until the launching process is gone, then end the remaining ones."""
         try:
             while self._turn():
                 pass

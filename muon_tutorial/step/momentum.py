@@ -139,7 +139,7 @@ class MomentumShard:
         taken. This prevents mix-ups with another rank's momentum of the same size, or one from another step.
 
         Raises:
-            UsageError: a loaded momentum fits neither this rank's part nor the whole parameter.
+            UsageError: a loaded momentum does not fit this rank's part or the whole parameter.
         """
         state = self.parameter.state
         saved = state.get("momentum_buffer")

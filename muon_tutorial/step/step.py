@@ -7,7 +7,7 @@ processes, all ranks in one process, or one rank without data.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from ..engine.collective import Label, Walk
 from ..engine.order import abreast, pipeline
 from ..engine.travel import sum_over_grid
+from ..errors import GradientError
 from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
@@ -28,7 +29,6 @@ from .agreement import (
     OwnGradients,
     Ranks,
     agree_on_gradients,
-    compare_fingerprints,
 )
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
@@ -104,7 +104,7 @@ class PlanStep:
         """Give every parameter its momentum: the part that this rank stores, which may be empty.
 
         Raises:
-            UsageError: a loaded momentum fits neither this rank's part nor the whole parameter.
+            UsageError: a loaded momentum does not fit this rank's part or the whole parameter.
         """
         for shard in self.momentum_shards.values():
             shard.fill(self.at)
@@ -134,12 +134,17 @@ class PlanStep:
         Ranks compare their fingerprints in any case. Returns those of ``rest`` that have a gradient on any
         rank. All ranks of the grid must run it.
         """
-        if self.present is not None or fingerprint.error is not None:
-            yield from compare_fingerprints(self.ranks, fingerprint)
+        own = OwnGradients()
+        if self.present is None and fingerprint.error is None:
+            for param in rest:
+                place_gradient(param)
+            try:
+                own = self._own_gradients(rest)
+            except GradientError as error:  # the others are told, too
+                fingerprint = replace(fingerprint, error=error)
+        found = yield from agree_on_gradients(own, self.ranks, fingerprint)
+        if self.present is not None:
             return []
-        for param in rest:
-            place_gradient(param)
-        found = yield from agree_on_gradients(self._own_gradients(rest), self.ranks, fingerprint)
         edge = len(self.parameters)
         self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]

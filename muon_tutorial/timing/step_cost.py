@@ -340,19 +340,6 @@ def busiest(plan: Plan) -> Coordinate:
     return plan.grid.at(0).peer(work.index(max(work)) if work else 0, *axes)
 
 
-def adamw_zero1(
-    lengths: Iterable[int],
-    grid: Grid,
-    machine: Machine,
-    *,
-    g: torch.dtype = torch.float32,
-    p: torch.dtype = torch.bfloat16,
-    beside: int = 0,
-) -> float:
-    """Seconds of ZeRO-1 AdamW's step over buckets of these lengths, on the same grid; nothing overlaps."""
-    return estimate_adamw(lengths, grid, machine, g=g, p=p, beside=beside).seconds
-
-
 def estimate_adamw(
     lengths: Iterable[int],
     grid: Grid,

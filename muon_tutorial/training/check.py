@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
 from ..engine.travel import all_reduce
+from ..guard.guard import the_plan_step
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..orthogonalizers.gram import DIFFERENCE
@@ -145,7 +146,7 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
 
 def _stays_cut(muon: Muon) -> list[int]:
     """The indices of the parameters that strategy ``gram`` leaves cut."""
-    entries = (entry for bucket in muon.plan_steps[0].plan.buckets for entry in bucket.entries)
+    entries = (entry for bucket in the_plan_step(muon.steps).plan.buckets for entry in bucket.entries)
     return sorted({entry.matrix.param for entry in entries if entry.gram is not None})
 
 
@@ -170,9 +171,9 @@ def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The whole gradient of each matrix that the coming step uses."""
-    if muon.plan_steps[0].plan.expects == "averaged":
+    if the_plan_step(muon.steps).plan.expects == "averaged":
         return [_whole(param, _gradient(param)) for param in _params(muon)]
-    readied = muon.plan_steps[0].readied_gradient
+    readied = the_plan_step(muon.steps).readied_gradient
     return _assembled(world, muon, lambda bucket, held: readied(bucket.index)[slice(*held.in_buffer)])
 
 
@@ -193,7 +194,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
     """Whole matrices, in the optimizer's order, assembled from the elements that each rank keeps."""
     full: dict[int, Tensor] = {}
-    for bucket in muon.plan_steps[0].plan.buckets:
+    for bucket in the_plan_step(muon.steps).plan.buckets:
         for held in bucket.stored_shards(world.at):
             elements = kept(bucket, held)[: held.numel]
             full[held.entry.matrix.param] = _spread(world, held, elements)

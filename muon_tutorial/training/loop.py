@@ -19,6 +19,7 @@ from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
+from ..guard.guard import the_plan_step
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
@@ -211,7 +212,7 @@ def average_gradients(world: LiveWorld, parameters: Sequence[Tensor]) -> None:
 
 def _ready_gradients(trainer: Trainer) -> None:
     """Average the gradients if the optimizer's strategy expects that, and ready them."""
-    if trainer.optimizer.muon.plan_steps[0].plan.expects == "averaged":
+    if the_plan_step(trainer.optimizer.muon.steps).plan.expects == "averaged":
         average_gradients(trainer.counted, list(trainer.model.parameters()))
     trainer.optimizer.ready_gradients()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -30,3 +31,5 @@ if attempt == 0 and seat.rank == 1:
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault])
 work = dist.all_reduce(x, group=group, async_op=True)
 work.wait(timedelta(seconds=patience))
+if attempt == 0:  # a stopped rank that goes on may answer: then both wait here for their agent's end
+    time.sleep(patience)

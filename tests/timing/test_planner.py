@@ -40,7 +40,6 @@ from muon_tutorial.timing.recommend import (
 from muon_tutorial.timing.step_cost import (
     SHARDED,
     STRATEGIES,
-    adamw_zero1,
     busiest,
     estimate,
     estimate_adamw,
@@ -129,8 +128,8 @@ def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex
 def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> None:
     grid, slow = Grid.of(dp=4), replace(H100, inside=Link(1e6, 0.0))
     due = float(formulas.zero1_adamw(4, 4 * 10**6, 4, 2)) / 1e6
-    assert adamw_zero1([10**6] * 4, grid, slow) == pytest.approx(due, rel=0.01)
-    by_gloo = adamw_zero1([10**6] * 4, grid, replace(LAPTOP, cores=None))
+    assert estimate_adamw([10**6] * 4, grid, slow).seconds == pytest.approx(due, rel=0.01)
+    by_gloo = estimate_adamw([10**6] * 4, grid, replace(LAPTOP, cores=None)).seconds
     assert by_gloo > 4 * 10**6 * LAPTOP.byte * (
         2 * 0.75 * 4 + 0.75 * 2
     )  # Gloo's reduce_scatter: an all_reduce
@@ -139,12 +138,11 @@ def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> Non
 def test_adamws_estimate_is_taken_apart_as_muons_is() -> None:
     grid, lengths = Grid.of(dp=4), [10**6, 10**6, 10**5 + 2]
     found = estimate_adamw(lengths, grid, H100, p=torch.float32, beside=3)
-    assert found.seconds == adamw_zero1(lengths, grid, H100, p=torch.float32, beside=3)
     assert (found.product, found.runs, found.buckets) == (0.0, 0, 3)
     assert found.sent == formulas.zero1_adamw(4, sum(lengths) + 2, 4, 4)  # padded to a multiple of 4
     assert (found.held, found.momentum) == (8 * sum(lengths), 2 * (sum(lengths) + 2))
     half = replace(H100, inside=replace(H100.inside, bandwidth=H100.inside.bandwidth / 2))
-    slower = adamw_zero1(lengths, grid, half, p=torch.float32, beside=3)
+    slower = estimate_adamw(lengths, grid, half, p=torch.float32, beside=3).seconds
     assert found.seconds_at(0.5) == pytest.approx(slower, rel=1e-6)
     assert found.peak == 4 * (10**6 + 10**6 // 4)  # a packed bucket, and its reduced slice
 

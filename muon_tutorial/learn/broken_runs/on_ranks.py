@@ -97,7 +97,7 @@ class TrainingRun:
 def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int], dict[str, Tensor]]:
     """Every result of a sound run in one process, by step, rung and dp position (-1: the same on all).
 
-    It has no ranks, groups or calls, so it can neither hang nor disagree with itself.
+    It has no ranks, groups or calls, so it cannot hang or disagree with itself.
     """
     with measure.one_thread():
         weights = initial_weights(seed)

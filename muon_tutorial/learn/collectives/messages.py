@@ -1,8 +1,7 @@
 """Messages between ranks, recorded as they happen, and what each rank holds after them.
 
 Inside ``noting``, ``torch.distributed``'s own send and receive write a note of every call. The numbers in a
-piece encode which piece it is and which ranks' summands are in it. Knows messages. Refuses to know how they
-are drawn, and judges nothing.
+piece encode which piece it is and which ranks' summands are in it. Drawing and judging are done elsewhere.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = tor
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
-    """What a tensor holds, or None if it is neither a piece nor a sum of one piece's summands.
+    """What a tensor holds, or None if it is not a piece or a sum of one piece's summands.
 
     >>> content_of(fill(2, rank=0, ranks=4, numel=8) + fill(2, rank=3, ranks=4, numel=8), 4)
     PieceContent(piece=2, ranks=frozenset({0, 3}))

@@ -205,7 +205,7 @@ _FIELD_HINTS = (
 
 
 def _lines_of(function: AllRanges) -> int:
-    """The number of a function's lines that are neither empty nor comments."""
+    """The number of a function's lines without comments and empty lines."""
     lines = inspect.getsource(function).splitlines()
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
