@@ -28,7 +28,9 @@ function set(changes) {
   if (!changed.length) return;
   fromReader = true;
   for (const scene of scenes) if (scene.keys.some(key => changed.includes(key))) scene.stale = true;
-  drawSeen();
+  const here = scenes.filter(scene => scene.figure.contains(document.activeElement));
+  drawSeen(here.length ? here : scenes);  // the reader's own scene first; its neighbours after the next frame
+  requestAnimationFrame(() => setTimeout(drawSeen));
   clearTimeout(writing);
   writing = setTimeout(writeAddress, 200);
 }
@@ -53,18 +55,19 @@ function readAddress() {
 }
 
 /** Draw what is near the window and has changed; the rest waits until it comes near. */
-function drawSeen() {
-  for (const scene of scenes) {
+function drawSeen(chosen = scenes) {
+  for (const scene of chosen) {
     if (!scene.stale || !scene.near) continue;
     scene.stale = false;
+    scene.width ||= Math.max(280, scene.stage.clientWidth || scene.stage.parentElement.clientWidth - 32);
     for (const sync of scene.controls) sync();
-    scene.draw(scene.stage, Math.max(280, scene.stage.clientWidth || scene.stage.parentElement.clientWidth - 32));
+    scene.draw(scene.stage, scene.width);
   }
 }
 
 function scene(id, keys, build, draw) {
   const figure = document.querySelector(`#${id} figure`);
-  const it = { id, keys, draw, stale: true, near: false, controls: [], figure };
+  const it = { id, keys, draw, stale: true, near: false, width: 0, controls: [], figure };
   it.stage = figure.querySelector(".stage");
   it.said = figure.querySelector(".said");
   build(it, figure.querySelector(".controls"));
@@ -80,7 +83,7 @@ function start() {
   for (const each of scenes) seen.observe(each.figure);
   addEventListener("hashchange", () => { readAddress(); drawSeen(); });
   let width = innerWidth;
-  const again = () => { for (const each of scenes) each.stale = true; drawSeen(); };
+  const again = () => { for (const each of scenes) { each.stale = true; each.width = 0; } drawSeen(); };
   addEventListener("resize", () => { if (innerWidth !== width) { width = innerWidth; again(); } });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   addEventListener("beforeprint", () => { for (const each of scenes) each.near = each.stale = true; drawSeen(); });

@@ -104,7 +104,7 @@ function title(moment) {
 }
 
 scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) => {
-  it.strip = element("ol", { className: "strip" }, ...data.phases.map(() => element("li")));
+  it.strip = element("ol", { className: "strip" }, ...data.phases.map(phase => element("li", {}, element("b", {}, phase), " ")));
   it.figure.insertBefore(it.strip, it.stage);
   slider(it, holder, "moment", "after phase", MOMENTS, value => value === "0" ? "0, before the step" : `${value}, ${data.phases[value - 1]}`, true);
   player(it, holder, "moment", MOMENTS);
@@ -119,9 +119,9 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   const svg = picture(stage, width, ruler + 76, `${title(moment)}. ${data.moments[moment]} on each of ${dp * tp} ranks.`);
   text(svg, 0, 16, title(moment), "b");
   [...scenes[1].strip.children].forEach((each, place) => {
-    const { kind, axis } = grid().sent[place];
+    const { kind, axis } = grid().sent[place], words = kind ? `${SENDS[place]}, over ${axis}` : "nothing sent";
     each.className = place + 1 === moment ? "on" : "";
-    each.replaceChildren(element("b", {}, data.phases[place]), kind ? `${SENDS[place]}, over ${axis}` : "nothing sent");
+    if (each.lastChild.data !== words) each.lastChild.data = words;
   });
   const holders = [];
   for (let rank = 0; rank < dp * tp; rank++) {
