@@ -23,7 +23,7 @@ from .spawn import SpawnedRanks
 _TICK = 0.05  # seconds between looks at processes that announce nothing
 _GRACE = 0.4  # seconds for the other ranks to report what they saw, once one has failed
 _DYING = 1.0  # more seconds for the end of a rank whose connections are gone: they close first
-_REVIVING = 5.0  # seconds that a stopped rank gets in addition to the timeout: it may be continued
+_REVIVING = 5.0  # more seconds for a stopped rank while others run: one of them may continue it
 _ANSWER = 0.3  # seconds for a rank to say where it is
 _LEAVING = 5.0  # seconds for a rank to close its groups and end
 _STARTING = 120.0  # seconds for the processes to start: torch may be on a slow disk
@@ -55,6 +55,11 @@ class WatchedRank:
         return self.returned is not None or self.raised is not None or self.exit_code is not None
 
     @property
+    def runs(self) -> bool:
+        """Whether its function still runs, and is not stopped."""
+        return not self.is_done and self.stopped_at is None
+
+    @property
     def failed_itself(self) -> bool:
         """Whether it died, or raised something that is not about another rank."""
         return self.has_died if self.raised is None else not self.raised.is_echo
@@ -64,9 +69,9 @@ class WatchedRank:
         """Whether its process ended before its function returned, or with a non-zero exit code."""
         return self.exit_code is not None and (self.returned is None or self.exit_code != 0)
 
-    def has_failed(self, now: float, timeout: float) -> bool:
-        """Whether it raised, died, or has been stopped for longer than `timeout`, plus ``_REVIVING``."""
-        stopped = self.stopped_at is not None and now - self.stopped_at > timeout + _REVIVING
+    def has_failed(self, now: float, patience: float) -> bool:
+        """Whether it raised, died, or has been stopped for more than `patience` seconds."""
+        stopped = self.stopped_at is not None and now - self.stopped_at > patience
         return self.raised is not None or self.has_died or stopped
 
 
@@ -105,8 +110,9 @@ class RankWatcher:
 
     def has_failed(self) -> bool:
         """Whether a rank failed."""
-        now = time.monotonic()
-        return any(rank.has_failed(now, self.timeout) for rank in self.ranks)
+        now, others_run = time.monotonic(), any(rank.runs for rank in self.ranks)
+        patience = self.timeout + (_REVIVING if others_run else 0.0)
+        return any(rank.has_failed(now, patience) for rank in self.ranks)
 
     def dismiss(self) -> None:
         """Let all ranks close their groups and end, now that none needs another one."""

@@ -92,6 +92,12 @@ _FAULTS = {
 }
 
 
+def stop_the_last(rank: int) -> None:
+    """Return at once; the last rank is stopped."""
+    if rank == dist.get_world_size() - 1:
+        _FAULTS["stop"]()
+
+
 def return_early(rank: int) -> float:
     """Do one all_reduce, and on all ranks except one a second."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)

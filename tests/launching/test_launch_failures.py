@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from muon_tutorial.errors import LaunchTimeoutError, RankFailedError
-from muon_tutorial.launching import spawn
+from muon_tutorial.launching import spawn, watch
 from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
 from tests.launching.launch_traces import WITHIN, nothing_is_left
@@ -133,3 +133,9 @@ def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytes
     looks = iter([None, 3])
     child = Mock(pid=os.getpid(), poll=lambda: next(looks))  # no child of this process
     assert spawn._state(0, child, None).exit_code == 3
+
+
+def test_a_stopped_rank_gets_no_more_than_the_timeout_if_no_other_runs(monkeypatch) -> None:
+    monkeypatch.setattr(watch, "_REVIVING", 600.0)
+    with pytest.raises(RankFailedError, match=r"rank 1 of 2 was stopped \(SIGSTOP\) .* within 1 s"):
+        launch(ranks.stop_the_last, 2, timeout=1.0, limit=60.0)
