@@ -21,9 +21,13 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
+from signal import SIG_DFL, SIGINT, signal
 from string import Template
 from typing import Any
 from urllib.parse import quote
@@ -372,35 +376,35 @@ def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
 
 
 def draw_frames(shell: Shell, most: int) -> Frames:
-    """A widget at all its positions, or at as many as fit into ``most`` bytes."""
+    """A widget at all its positions, or at as many as fit into ``most`` bytes; only those are drawn."""
     stops = {name: widgets.stops(control) for name, control in shell.controls.items()}
-    drawn = {
-        words: shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
-        for words in positions_to_draw(shell, stops)
-    }
-    images = {words: lean(picture) for words, picture in drawn.items()}
+
+    @cache
+    def drawn(*words: str) -> Picture:
+        return shell.at(**{name: stops[name][word] for name, word in zip(stops, words, strict=True)})
+
     pressed = beginning(shell, stops, drawn)
     for kept in selections([list(of_one) for of_one in stops.values()], pressed):
-        if math.prod(map(len, kept)) > len(drawn):
-            continue
-        chosen = [images[words] for words in itertools.product(*kept)]
-        if sum(map(len, chosen)) <= most:
+        if math.prod(map(len, kept)) <= MOST_POSITIONS and (chosen := fitting(kept, drawn, most)):
             break
     legends = [getattr(control, "description", "") or name for name, control in shell.controls.items()]
     return Frames(
         tuple(map(Knob, legends, map(tuple, kept), map(list.index, kept, pressed))),
-        dict(zip(itertools.product(*map(range, map(len, kept))), chosen, strict=True)),
+        dict(zip(itertools.product(*map(range, map(len, kept))), map(lean, chosen), strict=True)),
         tuple(name for name, words in zip(stops, kept, strict=True) if len(words) < len(stops[name])),
-        shell.still is None or shell.still.alt in {picture.alt for picture in drawn.values()},
+        shell.still is None or shell.still.alt in {picture.alt for picture in chosen},
     )
 
 
-def positions_to_draw(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """All positions; if they are too many, only those of the first control, with the others unchanged."""
-    if math.prod(map(len, stops.values())) <= MOST_POSITIONS:
-        return itertools.product(*stops.values())
-    held = own_stops(shell, stops)[1:]
-    return ((word, *held) for word in next(iter(stops.values())))
+def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int) -> list[Picture]:
+    """The pictures of a selection; none if they take more than ``most`` bytes and are not a single one."""
+    chosen, room = [], most
+    for words in itertools.product(*kept):
+        chosen.append(drawn(*words))
+        room -= len(lean(chosen[-1]))
+        if room < 0 and math.prod(map(len, kept)) > 1:
+            return []
+    return chosen
 
 
 def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -412,21 +416,24 @@ def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]
 
 
 def beginning(
-    shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Mapping[tuple[str, ...], Picture]
+    shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
     """The stops that a page begins with: the widget's own, unless a film begins with an empty picture there.
 
     Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
     """
-    pressed = own_stops(shell, stops)
-    frames = {word: drawn[(word, *pressed[1:])] for word in next(iter(stops.values()))}
-    fullest = max(frames, key=lambda word: len(frames[word].svg))
-    if 2 * len(frames[pressed[0]].svg) >= len(frames[fullest].svg):
-        return pressed
-    still = [
-        list(words) for words, picture in drawn.items() if shell.still and picture.alt == shell.still.alt
-    ]
-    return still[0] if still else [fullest, *pressed[1:]]
+    first, *rest = own = own_stops(shell, stops)
+    if shell.still is not None and 2 * len(drawn(*own).svg) >= len(shell.still.svg):
+        return own
+    sizes = {word: len(drawn(word, *rest).svg) for word in next(iter(stops.values()))}
+    fullest = max(sizes, key=sizes.__getitem__)
+    if 2 * sizes[first] >= sizes[fullest]:
+        return own
+    if shell.still is not None and math.prod(map(len, stops.values())) <= MOST_POSITIONS:
+        for words in itertools.product(*stops.values()):
+            if drawn(*words).alt == shell.still.alt:
+                return [*words]
+    return [fullest, *rest]
 
 
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
@@ -463,13 +470,27 @@ def write(
     """
     chosen = committed(prefixes)
     made(target)
-    pages = {f"{path.stem}.html": page_of(path, still, copies) for path in chosen}
+    names = [f"{path.stem}.html" for path in chosen]
+    pages = dict(zip(names, _pages(chosen, still, copies), strict=True))
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
     write_all(target, {**pages, "index.html": index(copies, essay)})
     if not prefixes:
         write_all(target, {"one_page.html": one_page(), "evidence.html": evidence()})
         write_preview(target / PREVIEW)
         reference.write(target / reference.TARGET.name)
+
+
+def beside(processes: int | None = None) -> ProcessPoolExecutor:
+    """Processes for pages, one for each core; Ctrl-C ends them at once and without a word."""
+    return ProcessPoolExecutor(processes, get_context("spawn"), signal, (SIGINT, SIG_DFL))
+
+
+def _pages(paths: Sequence[Path], still: bool, copies: str) -> list[str]:
+    """The notebooks' pages. Those whose cells run are made side by side, in processes of their own."""
+    if still or len(paths) == 1:
+        return [page_of(path, still, copies) for path in paths]
+    with beside() as pool:
+        return list(pool.map(page_of, paths, itertools.repeat(still), itertools.repeat(copies)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

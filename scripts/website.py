@@ -28,8 +28,10 @@ COPIES = "notebooks"
 def write(target: Path, still: bool = False) -> None:
     """Write the site, copies first: if one may have been edited, that is refused and nothing is written."""
     pack.write(series.LESSONS, target / COPIES)
-    pages.write(target, still=still, copies=COPIES, essay=essay.NAME)
-    essay.write(target)
+    with pages.beside(1) as pool:
+        recorded = pool.submit(essay.write, target)
+        pages.write(target, still=still, copies=COPIES, essay=essay.NAME)
+        recorded.result()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

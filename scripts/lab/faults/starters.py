@@ -236,12 +236,18 @@ _TWO_JOBS = """
 first = train("--save-every", "1", "--out", "run")
 while not glob.glob("run/checkpoints/latest") and first.poll() is None:
     time.sleep(0.05)
-ended(train("--resume", "run"), 1, "is training in")
-first.terminate()
+try:
+    ended(train("--resume", "run"), 2, "is training in")
+finally:
+    first.terminate()
 ended(first, 143, "saved after step")
 """
 _DAMAGED = """
-ended(train("--save-every", "1", "--out", "run", "--max-seconds", "2"), 0, "saved after step")
+first = train("--save-every", "1", "--out", "run")
+while len(glob.glob("run/checkpoints/step-*")) < 2 and first.poll() is None:
+    time.sleep(0.05)
+first.terminate()
+ended(first, 143, "saved after step")
 newest = pathlib.Path(sorted(glob.glob("run/checkpoints/step-*/*.distcp"))[-1])
 data = bytearray(newest.read_bytes())
 data[len(data) // 2] ^= 1
