@@ -11,7 +11,6 @@ lists what it finds in both colour schemes. ``--shots`` writes screenshots at fo
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.essay import NAME
 from scripts.files import ROOT, answered, made
-from scripts.first_screens import browser, photograph, screen
+from scripts.first_screens import browser, photograph, requested, screen
 
 SLOWED, SWEEPS, WIDTHS = 4, 5, (360, 768, 1200, 1600)
 _MOVES = """
@@ -102,17 +101,11 @@ def measured(driver: Any, page: Path) -> None:
         print(f"  {what}: script {worked:.1f} ms, painted after {took:.1f}")
 
 
-def requested(driver: Any) -> list[str]:
-    """The URLs that the browser has requested since the last call."""
-    messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    return [it["params"]["request"]["url"] for it in messages if it["method"] == "Network.requestWillBeSent"]
-
-
 def looked_at(page: Path, axe: Path | None, shots: Path | None) -> None:
     """Measure, check accessibility and take screenshots, as the options say."""
     with TemporaryDirectory() as folder, browser(Path(folder), logged=True) as driver:
         measured(driver, page)
-        own = (page.as_uri(), "about:blank", "data:", "chrome:")
+        own = (page.as_uri(), "about:blank", "data:")
         others = [url for url in requested(driver) if not url.startswith(own)]
         print(f"requests besides the page itself: {len(others)}", *others[:5], sep="\n  ")
         for scheme in ("light", "dark"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import importlib.util
+import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -80,6 +81,13 @@ def screen(driver: Any, width: int, height: int) -> Iterator[None]:
         yield
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def requested(driver: Any) -> list[str]:
+    """The URLs that pages have requested since the last call, without the browser's own pages."""
+    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome")]
 
 
 def problems(driver: Any, width: int, height: int) -> list[str]:

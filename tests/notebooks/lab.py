@@ -19,6 +19,7 @@ import pytest
 
 from scripts.first_screens import browser as browser
 from scripts.first_screens import missing
+from scripts.first_screens import requested as requested
 from scripts.notebooks import ROOT
 
 PLUGINS = {
@@ -100,13 +101,6 @@ def lab_server(folder: Path) -> Iterator[Server]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-def requested(driver: Any) -> list[str]:
-    """The URLs that pages have requested since the last call, without the browser's own."""
-    events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome:")]
 
 
 def photograph(driver: Any, folder: Path, name: str, tall: str = "document.documentElement") -> None:
