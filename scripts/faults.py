@@ -20,18 +20,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TextIO
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
 
-import torch  # noqa: E402
+import torch
 
-from muon_tutorial.errors import UsageError  # noqa: E402
-from scripts.files import made, write_whole  # noqa: E402
-from scripts.lab.faults.campaign import Campaign, repeat_line, warm_up  # noqa: E402
-from scripts.lab.faults.case import Case, Outcome  # noqa: E402
-from scripts.lab.faults.draw import draw  # noqa: E402
-from scripts.lab.faults.report import as_data, as_markdown, share_named, totals  # noqa: E402
+from muon_tutorial.errors import UsageError
+from scripts.files import ROOT, made, write_whole
+from scripts.lab.faults.campaign import Campaign, repeat_line, warm_up
+from scripts.lab.faults.case import Case, Outcome
+from scripts.lab.faults.draw import draw
+from scripts.lab.faults.report import as_data, as_markdown, share_named, totals
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import job, saved_job
-from .case import STRUCK, Case, RankRecord, Seen
+from .case import Case, RankRecord, Seen
+from .processes import wait_until
 from .saved_job import OTHER, Store
 from .strikes import STRIKES, Trigger
 from .tampering import NEW, OLD
@@ -33,22 +35,18 @@ HALF = "half loaded"
 """A rank writes this file if a refused load has changed something."""
 
 
-def _no_space() -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _input_error() -> None:
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
+def _fail_with(number: int) -> None:
+    raise OSError(number, os.strerror(number))
 
 
 AT_A_FILE: Mapping[str, Callable[[], object]] = {
     "SIGKILL while saving": STRIKES["SIGKILL"],
-    "no space left while saving": _no_space,
+    "no space left while saving": partial(_fail_with, errno.ENOSPC),
     "stuck while saving": STRIKES["stuck"],
     "SIGSTOP while saving": STRIKES["SIGSTOP"],
     "exception while saving": STRIKES["exception"],
     "SIGKILL while loading": STRIKES["SIGKILL"],
-    "input error while loading": _input_error,
+    "input error while loading": partial(_fail_with, errno.EIO),
     "stuck while loading": STRIKES["stuck"],
 }
 TWO_SAVERS = "two savers"
@@ -61,16 +59,8 @@ SAVING = (
     "another model on one rank",
     TWO_SAVERS,
 )
-FILE_EVENTS = (
-    "open",
-    "os.rename",
-    "os.remove",
-    "os.mkdir",
-    "os.rmdir",
-    "os.link",
-    "os.symlink",
-    "os.scandir",
-)
+_CALLS = ("rename", "remove", "mkdir", "rmdir", "link", "symlink", "scandir")
+FILE_EVENTS = ("open", *(f"os.{name}" for name in _CALLS))
 
 
 class FileEvents:
@@ -163,22 +153,13 @@ def _strike_saving(case: Case, root: str, usual: Undisturbed, model: Any, store:
 
 def _arm(case: Case, root: str, usual: Undisturbed) -> None:
     """Arm a strike at a file event or, for a kill, at any moment during a save."""
-    hit, dice = _Armed(case, root), case.random
+    dice = case.random
+    hit = partial(Trigger(case, case.rank or 0, Path(root).parent, AT_A_FILE).at, case.phase)
     if case.kind == "SIGKILL while saving" and dice.random() < 0.5:
         threading.Timer(dice.random() * usual.seconds, hit).start()
     else:
         count = usual.loading if "loading" in case.kind else usual.saving
         FileEvents(Path(root), dice.randrange(max(1, count)), hit)
-
-
-class _Armed(Trigger):
-    """A trigger that a file event pulls, instead of a phase."""
-
-    def __init__(self, case: Case, root: str) -> None:
-        self._strike, self._phase, self._path = AT_A_FILE[case.kind], case.phase, Path(root).parent / STRUCK
-
-    def __call__(self) -> None:
-        self.at(self._phase)
 
 
 def left_on_disk(root: Path) -> Seen:
@@ -216,9 +197,7 @@ def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
     model, both = saved_job.build("zero1 all", world)
     saved_job.train(model, both, world, 0, steps)
     Path(root, f"{mine}-{rank}").touch()
-    deadline = time.monotonic() + 30
-    while not Path(root, f"{other}-{rank}").exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(Path(root, f"{other}-{rank}").exists, 30, every=0.001)
     try:
         save_checkpoint(Path(root, "both"), model, both, extra={"step": steps})
     except TutorialError as error:

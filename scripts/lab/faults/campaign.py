@@ -27,10 +27,10 @@ from muon_tutorial.launching.launch import launch
 
 from . import broken_saves, starters, strikes, tampering
 from .case import STRUCK, TIMEOUT, Case, Outcome, RankRecord, Seen
-from .data_faults import FAULTS, has_guard
+from .data_faults import FAULTS
 from .in_rank import BEGUN, play_alone, play_cases, play_locally, read_notes
-from .judge import blame, judge, slowest
-from .processes import children, left_behind, mark, server
+from .judge import blame, judge
+from .processes import children, left_behind, mark, server, since_struck, wait_until
 
 Show = Callable[[Outcome], None]
 _ALIKE = 60  # two ranks' errors are the same if this many first characters are
@@ -75,8 +75,6 @@ class Campaign:
 
     def _run_one(self, case: Case) -> Outcome:
         begun = time.monotonic()
-        if _is_unguarded(case):
-            return Outcome(case, "not guarded", "nothing compares replicas in mid run", 0.0)
         try:
             seen = self._play(case)
         except Exception as error:  # one case must not end the campaign
@@ -114,10 +112,8 @@ class Campaign:
 
     def _save(self, case: Case, folder: Path) -> Seen:
         if not self._usual:
-            where = (str(self._new_folder()),)
-            self._usual = launch(
-                broken_saves.count_files, 2, args=where, output="quiet", timeout=10 * TIMEOUT
-            )
+            limits: Any = {"output": "quiet", "timeout": 10 * TIMEOUT}
+            self._usual = launch(broken_saves.count_files, 2, args=(str(self._new_folder()),), **limits)
         root = folder / "job"
         root.mkdir()
         seen = launched(case, folder, broken_saves.save_or_load, case, str(root), self._usual[case.rank or 0])
@@ -125,20 +121,19 @@ class Campaign:
         half = (folder / broken_saves.HALF).exists()
         message = seen.message if disk.equal is not False else f"{seen.message} / {disk.message}"
         records = () if seen.message else seen.records
-        return replace(
-            seen,
-            records=records,
-            message=message,
-            equal=disk.equal,
-            retry_refused=disk.retry_refused,
-            half_loaded=half,
-        )
+        found = replace(seen, records=records, message=message, half_loaded=half)
+        return replace(found, equal=disk.equal, retry_refused=disk.retry_refused)
 
     def _sessions(self, cases: list[Case]) -> Iterator[Outcome]:
         """Run data faults of one grid, launch after launch until none is left."""
         while cases:
             now, begun, folder = cases[:SESSION], time.monotonic(), str(self._new_folder())
-            error = _error_of(lambda now=now, folder=folder: _session(now, folder))  # type: ignore[misc]
+            error: Exception | None = None
+            args, limit = (now, folder), 60.0 + len(now)
+            try:
+                launch(play_cases, now[0].world_size, args=args, output="quiet", timeout=TIMEOUT, limit=limit)
+            except Exception as raised:
+                error = raised
             notes = read_notes(folder, now[0].world_size)
             orphans = left_behind(self.mark)
             played = [case for case in now if case.number in notes] or now[:1]
@@ -158,68 +153,50 @@ class Campaign:
 
 def warm_up() -> None:
     """Wait until the server that forks ranks has finished its imports, so no case is charged for them."""
-    deadline = time.monotonic() + 60
-    while not all(launch(_has_imports, 1, output="quiet")) and time.monotonic() < deadline:
-        time.sleep(0.5)
 
+    def has_imports(rank: int) -> bool:
+        return {"torch._dynamo", "torch.distributed.fsdp"} <= sys.modules.keys()
 
-def _has_imports(rank: int) -> bool:
-    return "torch._dynamo" in sys.modules and "torch.distributed.fsdp" in sys.modules
+    wait_until(lambda: all(launch(has_imports, 1, output="quiet")), 60, every=0.5)
 
 
 def _shares_a_launch(case: Case) -> bool:
     fault = FAULTS.get(case.kind)
-    own = fault is None or fault.alone or _is_unguarded(case)
-    return case.starter == "launch" and not own
-
-
-def _is_unguarded(case: Case) -> bool:
-    return case.kind in FAULTS and FAULTS[case.kind].needs_guard and not has_guard()
+    return case.starter == "launch" and fault is not None and not fault.alone
 
 
 def _grid(case: Case) -> tuple[int, int]:
     return case.dp, case.tp
 
 
-def _session(cases: Sequence[Case], folder: str) -> None:
-    limit = 60.0 + len(cases)
-    args = (list(cases), folder)
-    launch(play_cases, cases[0].world_size, args=args, output="quiet", timeout=TIMEOUT, limit=limit)
-
-
-def _error_of(run: Callable[[], object]) -> BaseException | None:
-    try:
-        run()
-    except Exception as error:
-        return error
-    return None
-
-
-def _of_notes(case: Case, notes: dict[int, Any], error: BaseException | None) -> Seen:
+def _of_notes(case: Case, notes: dict[int, Any], error: Exception | None) -> Seen:
     """The ranks' notes on a case in a session, and the session's error if it ended at this case."""
     records = tuple(note for note in notes.values() if isinstance(note, RankRecord))
     begun = [note[1] for note in notes.values() if not isinstance(note, RankRecord) and note[0] == BEGUN]
     seen = Seen() if error is None else _of_error(case, error)
     stuck = isinstance(error, LaunchTimeoutError) and len(records) < case.world_size
-    seconds = time.monotonic() - min(begun) if stuck and begun else slowest(records)
+    slowest = max((record.seconds for record in records), default=0.0)
+    seconds = time.monotonic() - min(begun) if stuck and begun else slowest
     return replace(seen, records=records, seconds=seconds)
 
 
-def _of_error(case: Case, error: BaseException) -> Seen:
+def _of_error(case: Case, error: Exception) -> Seen:
     """What a launch's error shows: its text, the rank it names, and signals that were not the fault."""
     kind, text = type(error).__name__, str(error)
     if not isinstance(error, LaunchError):
         return Seen(message=f"{kind}: {text}", message_type=kind, named=isinstance(error, TutorialError))
-    deaths = [(int(rank), name) for rank, name in _KILLED.findall(text) if name in _OWN_DEATHS]
-    theirs = tuple(f"{n} on rank {r}" for r, n in deaths if not _is_the_strike(case, r, n))
+    theirs = tuple(
+        f"{name} on rank {rank}"
+        for rank, name in _KILLED.findall(text)
+        if name in _OWN_DEATHS and (case.rank != int(rank) or (case.kind != name and case.kind in FAULTS))
+    )
     blamed = getattr(error, "rank", None)
     original = getattr(error, "original", None)
     if isinstance(original, TutorialError) and case.rank is not None:
         texts = [str(original), *_of_others(original, text)]
         said = next((each for each in texts if blame(each, case.rank) == "named"), texts[0])
-        if blame(said, case.rank) != "unnamed" or any(
-            each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:]
-        ):
+        alike = any(each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:])
+        if alike or blame(said, case.rank) != "unnamed":
             blamed = None  # judged by its text: which rank reports it first is chance
         return Seen(message=said, message_type=kind, blamed=blamed, signals=theirs)
     first = text.split("\n")[0]
@@ -236,33 +213,15 @@ def _of_others(original: Exception, report: str) -> list[str]:
     return [line.partition(f"{name}: ")[2] for line in lines if f"{name}: " in line]
 
 
-def _is_the_strike(case: Case, rank: int, name: str) -> bool:
-    return case.rank == rank and (case.kind == name or case.kind not in FAULTS)
-
-
 def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Seen:
     """Run one launch for one case."""
     method: Any = "spawn" if case.starter == "spawn" else "fork"
     try:
-        values = launch(
-            fn,
-            case.world_size,
-            args=args,
-            output="quiet",
-            timeout=TIMEOUT,
-            limit=60.0,
-            method=method,
-        )
+        limits: Any = {"output": "quiet", "timeout": TIMEOUT, "limit": 60.0}
+        values = launch(fn, case.world_size, args=args, method=method, **limits)
     except Exception as error:
         return replace(_of_error(case, error), seconds=since_struck(folder))
     return Seen(records=tuple(values), struck=(folder / STRUCK).exists())
-
-
-def since_struck(folder: Path) -> float:
-    """Seconds since a rank noted that its fault happened; 0 if it did not happen."""
-    with contextlib.suppress(OSError, ValueError):
-        return time.monotonic() - float((folder / STRUCK).read_text())
-    return 0.0
 
 
 def _struck(case: Case, folder: Path) -> Seen:
@@ -292,7 +251,7 @@ def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> Non
             time.sleep(wait)
             (folder / STRUCK).write_text(str(time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
-                os.kill(ranks[case.rank], signal.Signals(strikes.FROM_OUTSIDE[case.kind]))
+                os.kill(ranks[case.rank], signal.Signals[case.kind])
             return
         time.sleep(0.001)
 

@@ -21,7 +21,6 @@ Verdict = Literal[
     "half load",
     "retry refused",
     "executed pickle",
-    "not guarded",  # not run: the package has no guard against this kind yet
 ]
 VERDICTS: tuple[str, ...] = get_args(Verdict)
 GOOD = ("named", "survived")

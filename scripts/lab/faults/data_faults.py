@@ -5,33 +5,25 @@ Each changes what a rank builds, or its tensors just before one step. It does no
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.step.parameter_state import local_part
 
 from . import job
-from .job import Blueprint, Rig, altered
+from .job import Blueprint, Rig
 
 HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
 """Faults that leave a rank without a gradient: if the step averages, it counts as zero."""
-GUARD = "compare_every"
-"""Muon's keyword for how often it compares replicas during a run."""
-
-
-def has_guard() -> bool:
-    """Whether this package's Muon compares replicas during a run."""
-    return GUARD in inspect.signature(Muon).parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +90,6 @@ def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], 
     return strike
 
 
-def _none(rig: Rig, dice: Random) -> None:
-    rig.params[pick(dice, rig)].grad = None
-
-
 def _all_huge(rig: Rig, dice: Random) -> None:
     for param in rig.params.values():
         local_grad(param).fill_(HUGE)
@@ -122,7 +110,7 @@ SETTINGS: Mapping[str, tuple[Any, ...]] = {
 
 def _other_setting(plan: Blueprint, dice: Random) -> Blueprint:
     key = dice.choice(list(SETTINGS))
-    return altered(plan, settings={**plan.settings, key: dice.choice(SETTINGS[key])})
+    return replace(plan, settings={**plan.settings, key: dice.choice(SETTINGS[key])})
 
 
 def _set_otherwise(rig: Rig, dice: Random) -> None:
@@ -145,75 +133,44 @@ def _set_back(rig: Rig) -> None:
 def _other_values(plan: Blueprint, dice: Random) -> Blueprint:
     """Draw a matrix that other ranks hold too with another seed."""
     made = torch.Generator().manual_seed(dice.randrange(1 << 30))
-    other = torch.randn(plan.wholes[job.WHOLE].shape, generator=made)
-    return altered(plan, wholes=_with(plan.wholes, job.WHOLE, other))
+    return _with(plan, job.WHOLE, torch.randn(plan.wholes[job.WHOLE].shape, generator=made))
 
 
 def _one_ulp(plan: Blueprint, dice: Random) -> Blueprint:
     """Change the last bit of one entry."""
     whole = plan.wholes[job.WHOLE].clone()
     whole.view(torch.int32).view(-1)[dice.randrange(whole.numel())] ^= 1
-    return altered(plan, wholes=_with(plan.wholes, job.WHOLE, whole))
+    return _with(plan, job.WHOLE, whole)
 
 
-def _with(wholes: tuple[Tensor, ...], index: int, other: Tensor) -> tuple[Tensor, ...]:
-    return (*wholes[:index], other, *wholes[index + 1 :])
+def _half_precision(plan: Blueprint, dice: Random) -> Blueprint:
+    index = dice.randrange(len(plan.wholes))
+    return _with(plan, index, plan.wholes[index].bfloat16())
 
 
-def _reversed(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(plan, order=plan.order[::-1])
+def _with(plan: Blueprint, index: int, other: Tensor) -> Blueprint:
+    return replace(plan, wholes=(*plan.wholes[:index], other, *plan.wholes[index + 1 :]))
+
+
+def _with_more(plan: Blueprint, matrix: Tensor) -> Blueprint:
+    cuts, order = (*plan.cuts, Replicate()), (*plan.order, len(plan.order))
+    return replace(plan, wholes=(*plan.wholes, matrix), cuts=cuts, order=order)
 
 
 def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
     first, second = job.TWINS
     order = list(plan.order)
     order[first], order[second] = order[second], order[first]
-    return altered(plan, order=tuple(order))
-
-
-def _nameless(plan: Blueprint) -> Blueprint:
-    return altered(plan, has_names=False)
-
-
-def _one_missing(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(plan, order=plan.order[:-1])
-
-
-def _one_more(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(
-        plan,
-        wholes=(*plan.wholes, torch.ones(8, 8)),
-        cuts=(*plan.cuts, Replicate()),
-        order=(*plan.order, len(plan.order)),
-    )
-
-
-def _half_precision(plan: Blueprint, dice: Random) -> Blueprint:
-    index = dice.randrange(len(plan.wholes))
-    return altered(plan, wholes=_with(plan.wholes, index, plan.wholes[index].bfloat16()))
+    return replace(plan, order=tuple(order))
 
 
 def _other_strategy(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(plan, strategy=dice.choice([name for name in job.PLANNED if name != plan.strategy]))
+    return replace(plan, strategy=dice.choice([name for name in job.PLANNED if name != plan.strategy]))
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
     """Cut one square matrix along rows that all other ranks hold whole."""
-    cuts = (*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :])
-    return altered(plan, cuts=cuts)
-
-
-def _other_window(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(plan, settings={**plan.settings, "window": 2})
-
-
-def _an_empty_matrix(plan: Blueprint, dice: Random) -> Blueprint:
-    return altered(
-        plan,
-        wholes=(*plan.wholes, torch.zeros(*dice.choice(((5, 0), (0, 5))))),
-        cuts=(*plan.cuts, Replicate()),
-        order=(*plan.order, len(plan.order)),
-    )
+    return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 
 def _flip_parameter(rig: Rig, dice: Random) -> None:
@@ -234,10 +191,6 @@ def _flip(tensor: Tensor, dice: Random) -> None:
     bits[dice.randrange(len(bits))] ^= 1 << dice.randrange(10, 23)
 
 
-def _clear(rig: Rig, dice: Random) -> None:
-    rig.muon.zero_grad()
-
-
 def _clip(rig: Rig, dice: Random) -> None:
     for param in rig.params.values():
         local_grad(param).mul_(0.5)
@@ -247,13 +200,9 @@ def _one_more_group(rig: Rig, dice: Random) -> None:
     rig.muon.add_param_group({"params": [("extra", nn.Parameter(torch.ones(4, 4)))]})
 
 
-def _reload(rig: Rig, dice: Random) -> None:
-    rig.muon.load_state_dict(rig.muon.state_dict())
-
-
-def _freeze(rig: Rig, dice: Random) -> None:
+def _without_gradient(rig: Rig, dice: Random, frozen: bool = False) -> None:
     param = rig.params[pick(dice, rig)]
-    param.requires_grad_(False)
+    param.requires_grad_(not frozen)
     param.grad = None
 
 
@@ -280,65 +229,69 @@ def _plain(strategy: str, dp: int, tp: int) -> bool:
     return dp * tp > 1 and strategy in (*job.PLANNED, job.OWN_FUNCTIONS)
 
 
+_repairable = partial(DataFault, repairable=True)
+_behind = partial(_repairable, fits=_plain)
+_mid_run = partial(_repairable, repair=_set_back)
+
 FAULTS: Mapping[str, DataFault] = {
     "nothing": DataFault(fits=lambda strategy, dp, tp: True),
-    "NaN in a gradient": DataFault(strike=_gradient(_one_entry(float("nan"))), repairable=True),
-    "infinity in a gradient": DataFault(strike=_gradient(_one_entry(float("-inf"))), repairable=True),
-    OVERFLOW: DataFault(strike=_all_huge, repairable=True, everywhere=True),
-    "gradient None": DataFault(strike=_none, repairable=True),
-    "float64 gradient behind .data": DataFault(
-        strike=_behind_data(Tensor.double), repairable=True, fits=_plain
+    "NaN in a gradient": _repairable(strike=_gradient(_one_entry(float("nan")))),
+    "infinity in a gradient": _repairable(strike=_gradient(_one_entry(float("-inf")))),
+    OVERFLOW: _repairable(strike=_all_huge, everywhere=True),
+    "gradient None": _repairable(strike=_without_gradient),
+    "float64 gradient behind .data": _behind(strike=_behind_data(Tensor.double)),
+    "larger gradient behind .data": _behind(strike=_behind_data(lambda grad: torch.cat([grad.neg(), grad]))),
+    "smaller gradient behind .data": _behind(strike=_behind_data(lambda grad: grad[:-1])),
+    "transposed gradient behind .data": _behind(
+        strike=_behind_data(lambda grad: grad.reshape(grad.shape[::-1]))
     ),
-    "larger gradient behind .data": DataFault(
-        strike=_behind_data(lambda grad: torch.cat([grad.neg(), grad])), repairable=True, fits=_plain
-    ),
-    "smaller gradient behind .data": DataFault(
-        strike=_behind_data(lambda grad: grad[:-1]), repairable=True, fits=_plain
-    ),
-    "transposed gradient behind .data": DataFault(
-        strike=_behind_data(lambda grad: grad.reshape(grad.shape[::-1])), repairable=True, fits=_plain
-    ),
-    "strided gradient": DataFault(
-        strike=_behind_data(lambda grad: grad.t().contiguous().t()), repairable=True, fits=_plain
-    ),
-    "sparse gradient": DataFault(
-        strike=lambda rig, dice: setattr(p := rig.params[pick(dice, rig)], "grad", p.grad.to_sparse()),  # type: ignore[union-attr]
-        repairable=True,
-        fits=_plain,
+    "strided gradient": _behind(strike=_behind_data(lambda grad: grad.t().contiguous().t())),
+    "sparse gradient": _behind(
+        strike=lambda rig, dice: setattr(p := rig.params[pick(dice, rig)], "grad", p.grad.to_sparse())
     ),
     "a hyperparameter at construction": DataFault(build=_other_setting),
-    "a hyperparameter in mid run": DataFault(strike=_set_otherwise, repair=_set_back, repairable=True),
-    "lr NaN in mid run": DataFault(strike=_set("lr", float("nan")), repair=_set_back, repairable=True),
-    "lr negative in mid run": DataFault(strike=_set("lr", -0.02), repair=_set_back, repairable=True),
-    "momentum above 1 in mid run": DataFault(strike=_set("momentum", 1.5), repair=_set_back, repairable=True),
-    "lr NaN everywhere": DataFault(
-        strike=_set("lr", float("nan")), repair=_set_back, repairable=True, everywhere=True
-    ),
-    "weight decay negative everywhere": DataFault(
-        strike=_set("weight_decay", -0.5), repair=_set_back, repairable=True, everywhere=True
-    ),
+    "a hyperparameter in mid run": _mid_run(strike=_set_otherwise),
+    "lr NaN in mid run": _mid_run(strike=_set("lr", float("nan"))),
+    "lr negative in mid run": _mid_run(strike=_set("lr", -0.02)),
+    "momentum above 1 in mid run": _mid_run(strike=_set("momentum", 1.5)),
+    "lr NaN everywhere": _mid_run(strike=_set("lr", float("nan")), everywhere=True),
+    "weight decay negative everywhere": _mid_run(strike=_set("weight_decay", -0.5), everywhere=True),
     "other first values": DataFault(build=_other_values, fits=_hand_cut),
     "first values off by one bit": DataFault(build=_one_ulp, fits=_hand_cut),
-    "parameters in another order": DataFault(build=_reversed),
+    "parameters in another order": DataFault(build=lambda plan, dice: replace(plan, order=plan.order[::-1])),
     "equal shapes swapped": DataFault(build=_twins_swapped),
     "equal shapes swapped, without names": DataFault(build=_twins_swapped, fits=_copied_over_dp),
-    "a parameter missing": DataFault(build=_one_missing, fits=_plain),
-    "a parameter more": DataFault(build=_one_more, fits=_plain),
+    "a parameter missing": DataFault(
+        build=lambda plan, dice: replace(plan, order=plan.order[:-1]), fits=_plain
+    ),
+    "a parameter more": DataFault(build=lambda plan, dice: _with_more(plan, torch.ones(8, 8)), fits=_plain),
     "a parameter in bfloat16": DataFault(build=_half_precision, fits=_plain),
     "another strategy": DataFault(build=_other_strategy, fits=_planned),
     "another cut": DataFault(
         build=_other_cut, fits=lambda strategy, dp, tp: strategy in job.PLANNED and tp > 1
     ),
-    "another window": DataFault(build=_other_window, fits=_planned, alone=True),
-    "an empty matrix": DataFault(build=_an_empty_matrix, everywhere=True, fits=_plain),
+    "another window": DataFault(
+        build=lambda plan, dice: replace(plan, settings={**plan.settings, "window": 2}),
+        fits=_planned,
+        alone=True,
+    ),
+    "an empty matrix": DataFault(
+        build=lambda plan, dice: _with_more(plan, torch.zeros(*dice.choice(((5, 0), (0, 5))))),
+        everywhere=True,
+        fits=_plain,
+    ),
     "a bit of a parameter flips": DataFault(strike=_flip_parameter, needs_guard=True, fits=_kept_alike),
     "a bit of momentum flips": DataFault(strike=_flip_momentum, needs_guard=True, fits=_kept_alike),
     "a parameter group more in mid run": DataFault(strike=_one_more_group, fits=_planned, alone=True),
-    "state loaded in mid run": DataFault(strike=_reload),
-    "a parameter frozen in mid run": DataFault(strike=_freeze),
+    "state loaded in mid run": DataFault(
+        strike=lambda rig, dice: rig.muon.load_state_dict(rig.muon.state_dict())
+    ),
+    "a parameter frozen in mid run": DataFault(strike=partial(_without_gradient, frozen=True)),
     "a step skipped": DataFault(turns=0, alone=True),
     "a step doubled": DataFault(turns=2, alone=True),
-    "zero_grad after readying": DataFault(strike=_clear, ready=True, alone=True, fits=_planned),
+    "zero_grad after readying": DataFault(
+        strike=lambda rig, dice: rig.muon.zero_grad(), ready=True, alone=True, fits=_planned
+    ),
     "clipping after readying": DataFault(strike=_clip, ready=True, alone=True, fits=_planned),
 }
 """By name. ``nothing`` is the control: it must always survive."""
@@ -354,7 +307,7 @@ def blueprint_for(kind: str, strategy: str) -> Blueprint:
     """The blueprint of the ranks that are not faulty."""
     plan = job.blueprint(strategy)
     if kind in COMPARED:
-        plan = altered(plan, settings={**plan.settings, "initial_values": "compare"})
-    if FAULTS[kind].needs_guard and has_guard():
-        return altered(plan, settings={**plan.settings, GUARD: 1})
-    return _nameless(plan) if kind in NAMELESS else plan
+        return replace(plan, settings={**plan.settings, "initial_values": "compare"})
+    if FAULTS[kind].needs_guard:
+        return replace(plan, settings={**plan.settings, "compare_every": 1})
+    return replace(plan, has_names=kind not in NAMELESS)

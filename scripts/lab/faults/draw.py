@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from random import Random
 
 from . import broken_saves, job, starters, strikes, tampering
@@ -44,9 +44,7 @@ def draw(seed: int, size: int, only: str = "") -> list[Case]:
 def _in_turn(kinds: list[str], dice: Random, only: str) -> Iterator[str]:
     """Every kind once before any is repeated, in random order."""
     chosen = [kind for kind in kinds if only in kind]
-    for _ in count():
-        if not chosen:
-            return
+    while chosen:
         yield from dice.sample(chosen, len(chosen))
 
 
@@ -68,10 +66,6 @@ def _data(seed: int, dice: Random, only: str, starter: Starter = "launch") -> It
         yield Case(seed, 0, kind, phase, rank, strategy, dp, tp, starter, dice.getrandbits(32))
 
 
-def _local(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    yield from _data(seed, dice, only, "LocalWorld")
-
-
 def _process(seed: int, dice: Random, only: str, starter: Starter = "launch") -> Iterator[Case]:
     phases = _in_turn(list(strikes.PHASES), dice, "")
     for kind in _in_turn(list(strikes.STRIKES), dice, only):
@@ -85,14 +79,20 @@ def _process(seed: int, dice: Random, only: str, starter: Starter = "launch") ->
 
 
 def _spawned(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    for case in _process(seed, dice, only, "spawn"):
-        if case.phase != strikes.STARTING:
-            yield case
+    drawn = _process(seed, dice, only, "spawn")
+    return (case for case in drawn if case.phase != strikes.STARTING)
 
 
-def _files(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    for kind in _in_turn(list(tampering.TAMPERINGS), dice, only):
-        yield Case(seed, 0, kind, "loading", None, "zero1 all", 1, 1, "one process", dice.getrandbits(32))
+def _alike(
+    kinds: Iterable[str], phase: str, strategy: str, dp: int, starter: Starter
+) -> Callable[[int, Random, str], Iterator[Case]]:
+    """Cases that differ only in their kinds and dice; no single rank is at fault."""
+
+    def draw(seed: int, dice: Random, only: str) -> Iterator[Case]:
+        for kind in _in_turn(list(kinds), dice, only):
+            yield Case(seed, 0, kind, phase, None, strategy, dp, 1, starter, dice.getrandbits(32))
+
+    return draw
 
 
 def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
@@ -111,18 +111,13 @@ def _torchrun(seed: int, dice: Random, only: str) -> Iterator[Case]:
         yield Case(seed, 0, kind, next(phases), rank, "zero1 all", 2, 1, "torchrun", bits)
 
 
-def _command_line(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    for kind in _in_turn(list(starters.COMMAND_LINE), dice, only):
-        yield Case(seed, 0, kind, "at any moment", None, "zero1", 2, 1, "train", dice.getrandbits(32))
-
-
-_FAMILIES = {
+_FAMILIES: Mapping[str, Callable[[int, Random, str], Iterator[Case]]] = {
     "data": _data,
-    "LocalWorld": _local,
+    "LocalWorld": partial(_data, starter="LocalWorld"),
     "process": _process,
     "spawn": _spawned,
-    "files": _files,
+    "files": _alike(tampering.TAMPERINGS, "loading", "zero1 all", 1, "one process"),
     "saving": _saving,
     "torchrun": _torchrun,
-    "command line": _command_line,
+    "command line": _alike(starters.COMMAND_LINE, "at any moment", "zero1", 2, "train"),
 }

@@ -93,11 +93,6 @@ def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
         fault.strike(rig, case.random)
 
 
-def turns(case: Case, fault: DataFault, step: int, at: Coordinate) -> int:
-    """The number of times that this rank steps."""
-    return fault.turns if step == job.FAULT_AT and is_faulty(case, at) else 1
-
-
 def is_faulty(case: Case, at: Coordinate) -> bool:
     """Whether this rank is faulty."""
     return case.rank is None or case.rank == at.rank
@@ -113,8 +108,12 @@ def faulty_blueprint(case: Case, at: Coordinate) -> Blueprint:
 
 def equals_oracle(case: Case, rig: Rig) -> bool:
     """Whether this rank ended with the same matrices as one process with the same gradients."""
+    return _equals(case, rig, _given(case, rig))
+
+
+def _equals(case: Case, rig: Rig, given: Given | None = None) -> bool:
     plan = rig.blueprint if case.rank is None else blueprint_for(case.kind, case.strategy)
-    return rig.equals(job.oracle(plan, _given(case, rig)))
+    return rig.equals(job.oracle(plan, given))
 
 
 def _given(case: Case, rig: Rig) -> Given | None:
@@ -146,8 +145,7 @@ def _go_on(case: Case, fault: DataFault, rig: Rig, step: int, record: RankRecord
     except Exception as error:
         said = f"{record.error} [then, repaired: {type(error).__name__}: {error}]"
         return replace(record, error=said, named=isinstance(error, TutorialError))
-    plan = rig.blueprint if case.rank is None else blueprint_for(case.kind, case.strategy)
-    return replace(record, equal=rig.equals(job.oracle(plan)))
+    return replace(record, equal=_equals(case, rig))
 
 
 def play_locally(case: Case) -> list[RankRecord]:
@@ -185,6 +183,6 @@ def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
         rig.give(step)
         if step == job.FAULT_AT:
             disturb(case, fault, rig)
-        for _ in range(turns(case, fault, step, world.at)):
+        for _ in range(fault.turns if step == job.FAULT_AT and is_faulty(case, world.at) else 1):
             rig.muon.step()
     return RankRecord(rank, equal=equals_oracle(case, rig))

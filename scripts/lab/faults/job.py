@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
@@ -89,24 +89,19 @@ class Rig:
 
     def digest(self) -> str:
         """A hash of everything that a step may change."""
-        state = [
-            value for entry in self.muon.state.values() for value in entry.values() if torch.is_tensor(value)
-        ]
+        state = [value for entry in self.muon.state.values() for value in entry.values()]
         found = hashlib.sha256()
-        for tensor in (*self.params.values(), *state):
+        for tensor in filter(torch.is_tensor, (*self.params.values(), *state)):
             found.update(raw_bytes(local_part(tensor.detach())))
         return found.hexdigest()
 
     def equals(self, wholes: Sequence[Tensor]) -> bool:
         """Whether this rank holds exactly its parts of these matrices."""
-        if len(wholes) != len(self.params):
-            return False
-        for index, param in self.params.items():
-            part = _held(param, wholes[index], self.blueprint.cuts[index], self.at)
-            mine = local_part(param.detach())
-            if mine.numel() != part.numel() or raw_bytes(mine) != raw_bytes(part):
-                return False
-        return True
+        return len(wholes) == len(self.params) and all(
+            raw_bytes(local_part(param.detach()))
+            == raw_bytes(_held(param, wholes[index], self.blueprint.cuts[index], self.at))
+            for index, param in self.params.items()
+        )
 
 
 def blueprint(strategy: str) -> Blueprint:
@@ -146,10 +141,8 @@ def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:
 @cache
 def _grains(step: int, index: int, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     made = torch.Generator().manual_seed(1000 * step + index)
-    return (
-        torch.randint(-31, 32, shape, generator=made).float(),
-        torch.randint(-8, 9, shape, generator=made).float(),
-    )
+    mean, spread = (torch.randint(-most, most + 1, shape, generator=made) for most in (31, 8))
+    return mean.float(), spread.float()
 
 
 Given = Callable[[int, int, Tensor], Tensor]
@@ -160,19 +153,17 @@ def oracle(plan: Blueprint, given: Given | None = None) -> list[Tensor]:
     """The matrices after all steps of ``torch.optim.Muon`` on whole matrices."""
     if given is None and plan.wholes is first_values() and plan.settings == {"lr": 0.02}:
         return list(_usual_oracle())
-    return _stepped(plan.wholes, plan.settings, given or _as_it_is)
-
-
-def _as_it_is(step: int, index: int, grad: Tensor) -> Tensor:
-    return grad
+    return _stepped(plan.wholes, plan.settings, given)
 
 
 @cache
 def _usual_oracle() -> tuple[Tensor, ...]:
-    return tuple(_stepped(first_values(), {"lr": 0.02}, _as_it_is))
+    return tuple(_stepped(first_values(), {"lr": 0.02}))
 
 
-def _stepped(wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given) -> list[Tensor]:
+def _stepped(
+    wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given | None = None
+) -> list[Tensor]:
     params = [nn.Parameter(whole.clone()) for whole in wholes]
     # torch's own divides by a side of length 0; such a matrix has no entries to compare.
     known = {key: value for key, value in settings.items() if key in _STOCK}
@@ -180,7 +171,7 @@ def _stepped(wholes: Sequence[Tensor], settings: Mapping[str, Any], given: Given
     for step in range(STEPS):
         for index, param in enumerate(params):
             mean = _grains(step, index, tuple(param.shape))[0] * 2.0**-6
-            param.grad = given(step, index, mean) if step == FAULT_AT else mean
+            param.grad = given(step, index, mean) if given is not None and step == FAULT_AT else mean
         muon.step()
     return [param.detach() for param in params]
 
@@ -273,8 +264,3 @@ def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
 def raw_bytes(tensor: Tensor) -> bytes:
     """A tensor's bytes, which compare its bits even for NaN."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def altered(plan: Blueprint, **fields: Any) -> Blueprint:
-    """The same blueprint with some fields changed."""
-    return replace(plan, **fields)

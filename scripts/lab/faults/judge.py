@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .case import Case, RankRecord, Seen, Verdict
+from .case import Case, Seen, Verdict
 
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
@@ -27,7 +27,8 @@ def judge(case: Case, seen: Seen) -> tuple[Verdict, str]:
 
 def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
     """All verdicts that apply, the worst first, each with its reason."""
-    said = _errors(seen)
+    errors = (seen.message, *(record.error for record in seen.records))
+    said = list(dict.fromkeys(filter(None, errors)))  # distinct, the starter's first
     if seen.executed:
         yield "executed pickle", "code inside the checkpoint ran"
     if seen.orphans:
@@ -53,10 +54,8 @@ def _differences(seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
     if said and not loud and moved:
         yield "silent difference", f"refused, yet something had changed on ranks {moved}: {said[0]}"
     if wrong or seen.equal is False:
-        yield (
-            "silent difference",
-            f"not the oracle's bits on ranks {wrong}; {said[0] if said else 'no error'}",
-        )
+        words = said[0] if said else "no error"
+        yield "silent difference", f"not the oracle's bits on ranks {wrong}; {words}"
 
 
 def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
@@ -74,9 +73,8 @@ def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, s
         yield "named", said[0]
         return
     verdicts = [blame(text, case.rank, seen.blamed, case.world_size) for text in said]
-    for bad in ("wrong rank", "unnamed"):
-        if bad in verdicts:
-            yield ("wrong rank" if bad == "wrong rank" else "unnamed"), said[verdicts.index(bad)]
+    bad: tuple[Verdict, ...] = ("wrong rank", "unnamed")
+    yield from ((verdict, said[verdicts.index(verdict)]) for verdict in bad if verdict in verdicts)
     yield "named", said[0]
 
 
@@ -103,18 +101,7 @@ def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> 
     return "wrong rank"
 
 
-def _errors(seen: Seen) -> list[str]:
-    """All distinct error messages, the starter's first."""
-    said = [seen.message, *(record.error for record in seen.records)]
-    return list(dict.fromkeys(text for text in said if text))
-
-
 def one_line(text: str) -> str:
     """A message as one line for a table, without this machine's folders."""
     line = _FOLDERS.sub("…/", " ".join(text.split()))
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
-
-
-def slowest(records: Iterable[RankRecord]) -> float:
-    """Seconds of the slowest rank."""
-    return max((record.seconds for record in records), default=0.0)

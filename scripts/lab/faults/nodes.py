@@ -51,22 +51,13 @@ class Node:
         subprocess.run(self.inside(*line.split()), check=True, capture_output=True, text=True)
 
     def agent(
-        self,
-        folder: Path,
-        endpoint: str,
-        *options: str,
-        module: str = "muon_tutorial torchrun",
-        least: int = 2,
+        self, folder: Path, endpoint: str, *options: str, module: str = OURS, least: int = 2
     ) -> subprocess.Popen[str]:
         """Start one of two agents with one rank each; at least ``least`` must join. Output goes to a file."""
         starter = [sys.executable, "-m", *module.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
-        rdzv = [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={endpoint}:29400",
-            "--rdzv-id=one",
-            "--max-restarts=20",
-        ]
-        rdzv.append(f"--rdzv-conf=is_host={str(self.address == endpoint).lower()}")  # no name resolves here
+        is_host = str(self.address == endpoint).lower()  # said, since no name resolves here
+        meeting = [f"--rdzv-endpoint={endpoint}:29400", "--rdzv-id=one", f"--rdzv-conf=is_host={is_host}"]
+        rdzv = ["--rdzv-backend=c10d", *meeting, "--max-restarts=20"]
         command = [*starter, *rdzv, f"--local-addr={self.address}", SCRIPT, *MODEL, *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": self.link}
         with open(folder / f"{self.link}.log", "a", encoding="utf-8") as said:

@@ -6,7 +6,10 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+from .case import STRUCK
 
 MARK = "MUON_FAULTS_MARK"
 """The environment variable that every process of a campaign inherits."""
@@ -26,11 +29,27 @@ def marked(value: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid() and _has(pid, wanted) and not _is_our_server(pid)]
 
 
+def wait_until(is_so: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
+    """Wait until something is so, at most this long; returns whether it is."""
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def since_struck(folder: Path) -> float:
+    """Seconds since a rank noted that its fault happened; 0 if it did not happen."""
+    with contextlib.suppress(OSError, ValueError):
+        return time.monotonic() - float((folder / STRUCK).read_text())
+    return 0.0
+
+
 def left_behind(value: str) -> tuple[str, ...]:
     """End the marked processes that remain after ``LEAVING`` seconds; return them as text for a table."""
-    deadline = time.monotonic() + LEAVING
-    while (found := marked(value)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: not marked(value), LEAVING)
+    found = marked(value)
     told = tuple(_describe(pid) for pid in found)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
@@ -57,30 +76,25 @@ def children(pid: int) -> list[int]:
 
 def _has(pid: int, wanted: bytes) -> bool:
     with contextlib.suppress(OSError):
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") and _state(pid) != "Z"
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return wanted in variables and _state_and_parent(pid)[0] != "Z"
     return False
 
 
 def _is_our_server(pid: int) -> bool:
     with contextlib.suppress(OSError):
-        return b"serve(control)" in Path(f"/proc/{pid}/cmdline").read_bytes() and _parent(pid) == os.getpid()
+        is_server = b"serve(control)" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return is_server and _state_and_parent(pid)[1] == os.getpid()
     return False
 
 
-def _fields(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _state(pid: int) -> str:
-    return _fields(pid)[0]
-
-
-def _parent(pid: int) -> int:
-    return int(_fields(pid)[1])
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return state, int(parent)
 
 
 def _describe(pid: int) -> str:
     with contextlib.suppress(OSError):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        return f"{words[:60].strip()} ({_state(pid)})"
+        return f"{words[:60].strip()} ({_state_and_parent(pid)[0]})"
     return "a process that has just ended"

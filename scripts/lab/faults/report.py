@@ -20,7 +20,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
     """The fraction of refusals of one rank's fault that name the rank."""
-    one = [o for o in outcomes if o.case.rank is not None and o.verdict not in ("survived", "not guarded")]
+    one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 
 
@@ -58,37 +58,29 @@ def as_markdown(outcomes: Sequence[Outcome], facts: Mapping[str, Any], size: int
     table = [_row(["fault", "cases", *shown]), _row(["---", *["---:"] * (1 + len(shown))])]
     for name, row in rows:
         table.append(_row([name, sum(row.values()), *(row[verdict] or "" for verdict in shown)]))
-    return "\n".join([*head, *table, "", *_how_they_end(), *_bad(outcomes, size)]) + "\n"
+    legend = (
+        "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
+        "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole."
+    )
+    return "\n".join([*head, *table, "", legend, "", *_bad(outcomes, size)]) + "\n"
 
 
 def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _how_they_end() -> list[str]:
-    return [
-        "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
-        "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole. "
-        "*not guarded*: not run, because nothing detects it yet.",
-        "",
-    ]
-
-
 def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:
     """The first bad outcome of each kind and verdict, with the command that runs it again."""
     first: dict[tuple[str, str], Outcome] = {}
     for outcome in outcomes:
-        if not outcome.is_good and outcome.verdict != "not guarded":
+        if not outcome.is_good:
             first.setdefault((outcome.case.kind, outcome.verdict), outcome)
     if not first:
         return []
     lines = ["## Holes", "", "The first of each kind.", ""]
     for outcome in first.values():
         case = outcome.case
-        lines += [f"- **{outcome.verdict}**: {case}", f"  - {_plain(outcome.detail)}"]
+        detail = outcome.detail.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+        lines += [f"- **{outcome.verdict}**: {case}", f"  - {detail}"]
         lines += [f"  - `{repeat_line(case.seed, size, case.number)}`"]
     return lines
-
-
-def _plain(text: str) -> str:
-    return text.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")

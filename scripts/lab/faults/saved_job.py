@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial import checkpoint
-from muon_tutorial.errors import CheckpointError
+from muon_tutorial.checkpoint import CheckpointManager
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.step.parameter_state import local_part
@@ -106,12 +105,10 @@ def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
 
 def parameters_equal(model: Model, steps: int) -> bool:
     """Whether this rank's parameters, or its shards of them, are those expected after ``steps`` steps."""
-    wholes = expected(steps)[0]
-    for param, whole in zip(model.parameters(), wholes, strict=True):
-        mine, wanted = local_part(param.detach()), local_part(_cut(whole, param))
-        if job.raw_bytes(mine) != job.raw_bytes(wanted):
-            return False
-    return True
+    return all(
+        job.raw_bytes(local_part(param.detach())) == job.raw_bytes(local_part(_cut(whole, param)))
+        for param, whole in zip(model.parameters(), expected(steps)[0], strict=True)
+    )
 
 
 def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
@@ -125,22 +122,14 @@ def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
 
 
 class Store:
-    """A job's checkpoints, one per saved step: a ``CheckpointManager`` if the package has one.
-
-    Otherwise, as users must do it themselves: one folder per step, and the newest that can be loaded counts.
-    """
+    """A job's checkpoints, one per saved step."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
-        manager = getattr(checkpoint, "CheckpointManager", None)
-        self._manager = None if manager is None else manager(root, keep=2)
+        self._manager = CheckpointManager(root, keep=2)
 
-    def save(self, step: int, model: Model, both: MuonWithAdamW, **more: Any) -> None:
+    def save(self, step: int, model: Model, both: MuonWithAdamW) -> None:
         """Save the state after ``step`` steps. All ranks must call."""
-        if self._manager is not None:
-            self._manager.save(step, model, both, extra={"step": step}, **more)
-        else:
-            checkpoint.save_checkpoint(self.root / f"step-{step}", model, both, extra={"step": step})
+        self._manager.save(step, model, both, extra={"step": step})
 
     def load(self, model: Model, both: MuonWithAdamW) -> int:
         """Load the newest complete state; returns its step. All ranks must call.
@@ -148,12 +137,4 @@ class Store:
         Raises:
             CheckpointError: there is none.
         """
-        if self._manager is not None:
-            return int(self._manager.load(model, both)["step"])
-        steps = sorted((int(path.name[5:]) for path in self.root.glob("step-*")), reverse=True)
-        for step in steps:
-            try:
-                return int(checkpoint.load_checkpoint(self.root / f"step-{step}", model, both)["step"])
-            except CheckpointError as error:
-                last = error
-        raise last if steps else CheckpointError(f"{self.root} holds no checkpoint")
+        return int(self._manager.load(model, both)["step"])

@@ -18,7 +18,7 @@ from random import Random
 from muon_tutorial.launching.signals import SENT
 
 from .case import PATIENCE, STRUCK, TIMEOUT, Case, Seen
-from .processes import MARK, children, left_behind
+from .processes import MARK, children, left_behind, since_struck, wait_until
 
 LIMIT = TIMEOUT + PATIENCE
 STARTING, LATE = 90.0, 4.0
@@ -41,7 +41,6 @@ class Started:
 
     process: subprocess.Popen[bytes]
     said: Path
-    folder: Path
     mark: str
 
     def words(self) -> str:
@@ -62,7 +61,7 @@ class Started:
         self.process.wait()
 
 
-def start(case: Case, folder: Path, words: Sequence[str], **how: object) -> Started:
+def start(case: Case, folder: Path, words: Sequence[str]) -> Started:
     """Start Python with these arguments, marked, in a folder of its own."""
     mark = f"case-{os.getpid()}-{case.seed}-{case.number}"
     said, here = folder / "stderr", folder / "here"
@@ -73,18 +72,15 @@ def start(case: Case, folder: Path, words: Sequence[str], **how: object) -> Star
     with open(said, "wb") as errors:
         process = subprocess.Popen(
             [sys.executable, *words],
-            **{  # type: ignore[call-overload]
-                "cwd": here,
-                "env": environ,
-                "stdin": subprocess.DEVNULL,
-                "stdout": subprocess.DEVNULL,
-                "stderr": errors,
-                "start_new_session": True,
-                "preexec_fn": _heed_signals,
-                **how,
-            },
+            cwd=here,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+            preexec_fn=_heed_signals,
         )
-    return Started(process, said, folder, mark)
+    return Started(process, said, mark)
 
 
 def _heed_signals() -> None:
@@ -95,16 +91,20 @@ def _heed_signals() -> None:
 
 def under_torchrun(case: Case, folder: Path) -> Seen:
     """Run one case on two ranks that torchrun starts."""
-    struck = case if case.kind != AGENT else None
-    told = json.dumps(asdict(case if struck else _undisturbed(case)))
+    kills_agent = case.kind == AGENT
+    # A rank only stalls, so that the others are waiting for it when the agent is killed.
+    stalled = {"kind": "stuck", "phase": "between steps", "rank": 0} if kills_agent else {}
+    told = json.dumps({**asdict(case), **stalled})
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
     program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
     started = start(case, folder, (*run, *program))
-    _wait_until_struck(started)
-    if struck is None:
-        return _without_agent(started)
+    wait_until(lambda: (folder / STRUCK).exists() or started.process.poll() is not None, STARTING)
+    if kills_agent:  # its ranks must end by themselves
+        started.end()
+        orphans = left_behind(started.mark)
+        return Seen(orphans=orphans, equal=not orphans)
     in_time = started.wait(LIMIT + LATE)
-    seconds = time.monotonic() - _struck_at(folder)
+    seconds = since_struck(folder)
     started.end()
     orphans = left_behind(started.mark)  # processes count as orphans only if it ended by itself
     words = started.words()
@@ -118,32 +118,6 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     )
 
 
-def _undisturbed(case: Case) -> Case:
-    """The same run with a rank that only stalls, so that the others are waiting when the agent is killed."""
-    return Case(**{**asdict(case), "kind": "stuck", "phase": "between steps", "rank": 0})
-
-
-def _without_agent(started: Started) -> Seen:
-    """Kill torchrun's agent while its ranks wait for each other: they must end by themselves."""
-    started.end()
-    orphans = left_behind(started.mark)
-    return Seen(orphans=orphans, equal=not orphans)
-
-
-def _wait_until_struck(started: Started) -> None:
-    deadline = time.monotonic() + STARTING
-    while not (started.folder / STRUCK).exists() and time.monotonic() < deadline:
-        if started.wait(0.02):
-            return
-
-
-def _struck_at(folder: Path) -> float:
-    """When the fault happened, or now if it did not."""
-    with contextlib.suppress(OSError, ValueError):
-        return float((folder / STRUCK).read_text())
-    return time.monotonic()
-
-
 def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
     """The package's own error, if a rank raised one or waited for another, with the rank it blames."""
     own = [
@@ -151,11 +125,6 @@ def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
     ]
     blamed = f"rank {found[1]} is named first" if found else "no rank is named"
     return " / ".join([*own[:1], blamed])
-
-
-def _last_words(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "(nothing)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +154,8 @@ def _send_to_server(number: int, then: int | None = None) -> Callable[[Started, 
     """Send a signal to the process that forks the ranks, once it exists."""
 
     def act(started: Started, dice: Random) -> None:
-        deadline = time.monotonic() + 10
-        while not (found := children(started.process.pid)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for pid in found:
+        wait_until(lambda: children(started.process.pid), 10)
+        for pid in children(started.process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
         if then is not None:
@@ -198,31 +165,17 @@ def _send_to_server(number: int, then: int | None = None) -> Callable[[Started, 
     return act
 
 
-def _options(*words: str) -> tuple[str, ...]:
-    return (*TRAIN, *words)
-
-
-_LIMITED = "import resource, sys, runpy; resource.setrlimit(resource.RLIMIT_NOFILE, ({n}, {n})); "
 _RUN = "sys.argv = ['muon_tutorial', *{words!r}]; runpy.run_module('muon_tutorial', run_name='__main__')"
 
 
-_FEW_STEPS = [*TRAIN[2:], "--steps", "2"]
+def _after(lines: str) -> tuple[str, ...]:
+    """Python that runs these lines, and then a ``train`` of two steps."""
+    run = _RUN.format(words=[*TRAIN[2:], "--steps", "2"])
+    return ("-c", f"import os, resource, sys, runpy; {lines}; {run}")
 
 
-def _limited(descriptors: int) -> tuple[str, ...]:
-    return ("-c", _LIMITED.format(n=descriptors) + _RUN.format(words=_FEW_STEPS))
-
-
-_NOWHERE = (
-    "-c",
-    "import os, sys, runpy; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); "
-    + _RUN.format(words=_FEW_STEPS),
-)
-_CLOSED = (
-    "-c",
-    "import os, sys, runpy; os.close(1); " + _RUN.format(words=_FEW_STEPS),
-)
-
+_FILES = "resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))"
+_NOWHERE = "os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
 _JOBS = f"""
 import glob, pathlib, subprocess, sys, time
 def train(*options):
@@ -303,25 +256,23 @@ COMMAND_LINE: Mapping[str, Shell] = {
     "SIGKILL of the launcher": Shell(_send(signal.SIGKILL), (-signal.SIGKILL,)),
     "SIGKILL of the fork server": Shell(_send_to_server(signal.SIGKILL), (1,)),
     "SIGSTOP of the fork server, then Ctrl-C": Shell(_send_to_server(signal.SIGSTOP, signal.SIGINT), (130,)),
-    "16 descriptors": Shell(None, (0, 1, 2), words=_limited(16)),
-    "24 descriptors": Shell(None, (0, 1, 2), words=_limited(24)),
-    "a working directory that is gone": Shell(None, (1, 2), words=_NOWHERE),
-    "a timeout that is NaN": Shell(None, (2,), words=_options("--timeout", "nan")),
-    "standard output closed": Shell(None, (0, 1), words=_CLOSED),
+    "16 descriptors": Shell(None, (0, 1, 2), words=_after(_FILES.format(16))),
+    "24 descriptors": Shell(None, (0, 1, 2), words=_after(_FILES.format(24))),
+    "a working directory that is gone": Shell(None, (1, 2), words=_after(_NOWHERE)),
+    "a timeout that is NaN": Shell(None, (2,), words=(*TRAIN, "--timeout", "nan")),
+    "standard output closed": Shell(None, (0, 1), words=_after("os.close(1)")),
 }
 
 
 def _wait_for_imports(started: Started) -> None:
     """Wait until Python has begun to import the package: before that, only the interpreter could react."""
-    maps, deadline = Path(f"/proc/{started.process.pid}/maps"), time.monotonic() + STARTING
-    while "/torch/" not in _text(maps) and time.monotonic() < deadline:
-        time.sleep(0.005)
 
+    def has_begun() -> bool:
+        with contextlib.suppress(OSError):
+            return "/torch/" in Path(f"/proc/{started.process.pid}/maps").read_text()
+        return True  # the process has already ended
 
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text()
-    return "/torch/"  # the process has already ended
+    wait_until(has_begun, STARTING, every=0.005)
 
 
 def by_command_line(case: Case, folder: Path) -> Seen:
@@ -340,7 +291,8 @@ def by_command_line(case: Case, folder: Path) -> Seen:
     orphans = left_behind(started.mark)
     words = started.words()
     if not in_time:
-        return Seen(message=f"{_last_words(words)} (it had to be ended)", seconds=seconds)
+        last = ["(nothing)", *(line for line in words.splitlines() if line.strip())][-1]
+        return Seen(message=f"{last} (it had to be ended)", seconds=seconds)
     if code == 0:
         return Seen(equal=True, orphans=orphans)
     limit = LIMIT if shell.act is not None else STARTING

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch.distributed as dist
+
 from muon_tutorial.engine.collective import Collective
 from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
@@ -30,7 +32,7 @@ class PlantedError(Exception):
     """The error that a rank of the campaign raises on purpose."""
 
 
-def _raise(error: BaseException) -> NoReturn:
+def fail(error: BaseException) -> NoReturn:
     raise error
 
 
@@ -55,33 +57,21 @@ STRIKES: Mapping[str, Callable[[], object]] = {
     "stuck": lambda: time.sleep(STALL),
     "os._exit(0)": lambda: os._exit(0),
     "os._exit(3)": lambda: os._exit(3),
-    "exception": lambda: _raise(PlantedError("planted")),
-    "MemoryError": lambda: _raise(MemoryError("planted")),
-    "KeyboardInterrupt in a rank": lambda: _raise(KeyboardInterrupt("planted")),
+    "exception": lambda: fail(PlantedError("planted")),
+    "MemoryError": lambda: fail(MemoryError("planted")),
+    "KeyboardInterrupt in a rank": lambda: fail(KeyboardInterrupt("planted")),
     "sys.exit(0)": lambda: sys.exit(0),
     "sys.exit(3)": lambda: sys.exit(3),
     "every descriptor closed": lambda: os.closerange(3, 1024),
 }
 
 STARTING = "starting up"
-FROM_OUTSIDE: Mapping[str, int] = {
-    "SIGKILL": signal.SIGKILL,
-    "SIGTERM": signal.SIGTERM,
-    "SIGSEGV": signal.SIGSEGV,
-    "SIGABRT": signal.SIGABRT,
-    "SIGSTOP": signal.SIGSTOP,
-}
+FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGSEGV", "SIGABRT", "SIGSTOP")
 """The signals that the campaign sends to a rank that has not yet joined the others."""
 
 IN_A_STEP = ("first request of a step", "in the middle of a step", "last request of a step")
-PHASES = (
-    "arguments arrive",
-    "before the mesh",
-    "before construction",
-    *IN_A_STEP,
-    "between steps",
-    "returning",
-)
+BEFORE = ("arguments arrive", "before the mesh", "before construction")
+PHASES = (*BEFORE, *IN_A_STEP, "between steps", "returning")
 
 
 def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
@@ -106,8 +96,14 @@ def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
 class Trigger:
     """Strikes its rank once, when its phase comes, and writes down the time."""
 
-    def __init__(self, case: Case, rank: int, folder: str) -> None:
-        self._strike = STRIKES[case.kind] if case.rank == rank else None
+    def __init__(
+        self,
+        case: Case,
+        rank: int,
+        folder: str | Path,
+        strikes: Mapping[str, Callable[[], object]] = STRIKES,
+    ) -> None:
+        self._strike = strikes[case.kind] if case.rank == rank else None
         self._phase, self._path = case.phase, Path(folder, STRUCK)
 
     def at(self, phase: str) -> None:
@@ -153,8 +149,6 @@ class Gift:
 
 
 def _unwrap(case: Case, folder: str) -> Gift:
-    import torch.distributed as dist
-
     if dist.is_initialized():
         Trigger(case, dist.get_rank(), folder).at("arguments arrive")
     return Gift(case, folder)

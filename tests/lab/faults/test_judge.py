@@ -10,10 +10,10 @@ import pytest
 
 from muon_tutorial.errors import CheckpointError
 from scripts.lab.faults import tampering
-from scripts.lab.faults.campaign import Campaign, launched, since_struck
+from scripts.lab.faults.campaign import Campaign, launched
 from scripts.lab.faults.case import Case, RankRecord, Seen
 from scripts.lab.faults.judge import blame, judge, one_line
-from scripts.lab.faults.processes import left_behind
+from scripts.lab.faults.processes import left_behind, since_struck
 
 from . import plants
 
