@@ -1,6 +1,6 @@
 """The figures of the published reproduction report: sizes come from its traces, the link from its author.
 
-See ``evidence.report_001``, which traces each of its headline figures back to the event.
+See ``scripts.lab.report_001``, which traces each of its headline figures back to the event.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ CLAIMS: Sequence[Claim] = (
         like_for_like,
         "Theirs is a sum of times in which each collective counts four times, and AdamW's run does other "
         "work: it all-reduces the whole model, unsharded, where Muon's begins with gradients averaged and "
-        "ends before parameters are gathered. `python -m muon_tutorial.evidence.report_001` follows it.",
+        "ends before parameters are gathered. `python -m scripts.lab.report_001` follows it.",
         below=1.0,
     ),
     seconds(
