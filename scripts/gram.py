@@ -12,41 +12,41 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from scripts.files import made  # noqa: E402
-from scripts.lab.benchmarks import gram  # noqa: E402
-from scripts.result_files import check_counts, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
+from scripts import result_files as results
+from scripts.files import made
+from scripts.lab.benchmarks import gram
 
 ROUNDS = 3
 MACHINES = ("laptop", "h100-infiniband")
 OPENING = (
-    "Written by `scripts/gram.py`; do not edit. The strategy `gram` sums the Gram matrix of a matrix that "
-    "tensor parallelism cuts along its long side, and gathers nothing. Others that iterate on shards, "
-    "such as Megatron-LM's distributed mode and Transformer Engine's `newton_schulz_tp`, pay an "
-    "all_reduce for every iteration; this pays one for all matrices of a bucket."
+    "The strategy `gram` sums the Gram matrix of a matrix that tensor parallelism cuts along its long side, "
+    "and gathers nothing. Others that iterate on shards, such as Megatron-LM's distributed mode and "
+    "Transformer Engine's `newton_schulz_tp`, pay an all_reduce for every iteration; this pays one for all "
+    "matrices of a bucket."
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write."""
-    parser = result_parser(__doc__)
+    parser = results.result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
     asked = parser.parse_args(arguments)
-    check_counts(parser, asked, "rounds")
-    command = command_line("gram.py", arguments)
+    results.check_counts(parser, asked, "rounds")
+    command = results.command_line("gram", arguments)
     out = made(asked.out)
-    say("measuring distances")
+    results.say("measuring distances")
     tables = [gram.distance_table(list(gram.distances()), command), gram.bytes_table(command)]
-    say("timing steps")
+    results.say("timing steps")
     tables.append(gram.times_table(gram.measure_times(asked.rounds), command))
     tables += [gram.regime_table(machine, command) for machine in MACHINES]
-    facts = machine_facts(command)
-    write_results(out, "Newton–Schulz without a gather", OPENING, facts, tables, "gram.md", "gram.json")
-    print("\n".join(table.markdown() for table in tables))
+    results.write_results(
+        out, "gram", "Newton–Schulz without a gather", OPENING, results.machine_facts(command), tables
+    )
+    print(results.markdown(tables))
     return 0
 
 

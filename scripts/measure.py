@@ -16,30 +16,27 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
-
-from muon_tutorial.errors import UsageError  # noqa: E402
-from muon_tutorial.evidence.gloo_bytes import GlooTraffic  # noqa: E402
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.plan.grid import Grid  # noqa: E402
-from muon_tutorial.plan.layout import Shard  # noqa: E402
-from muon_tutorial.plan.matrix import Matrix  # noqa: E402
-from muon_tutorial.training.gpt import GPTShape  # noqa: E402
-from scripts.files import made  # noqa: E402
-from scripts.lab.benchmarks import larger_batches, measured, predicted  # noqa: E402
-from scripts.lab.benchmarks.contender_costs import InterfaceCount  # noqa: E402
-from scripts.lab.benchmarks.contenders import CONTENDERS, Workload  # noqa: E402
-from scripts.lab.benchmarks.measured import InterfaceFit  # noqa: E402
-from scripts.result_files import bars, command_line, machine_facts, result_parser, say, write_results  # noqa: E402
+from muon_tutorial.errors import UsageError
+from muon_tutorial.evidence.gloo_bytes import GlooTraffic
+from muon_tutorial.evidence.tables import Table
+from muon_tutorial.plan.grid import Grid
+from muon_tutorial.training.gpt import GPTShape
+from scripts import result_files as results
+from scripts.files import made
+from scripts.lab.benchmarks import measured, predicted
+from scripts.lab.benchmarks.contender_costs import InterfaceCount
+from scripts.lab.benchmarks.contenders import CONTENDERS, Workload
+from scripts.lab.benchmarks.measured import InterfaceFit
+from scripts.lab.benchmarks.step_times import hidden_matrices
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,17 +46,24 @@ def main(arguments: list[str] | None = None) -> int:
     if asked.counters_only:
         json.dump(asdict(measured.read_counters(work, asked.contender)), sys.stdout)
         return 0
-    command = command_line("measure.py", arguments)
+    command = results.command_line("measure", arguments)
     tables = all_tables(asked, work, command)
-    facts = machine(command, work, asked.rounds)
-    write(asked.out, tables, facts, plots(asked.out, tables))
+    facts = {
+        **results.machine_facts(command),
+        "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
+        "rounds": asked.rounds,
+        "work": f"{work.shape}, global batch of {work.batch} sequences, fp32",
+    }
+    opening, names = "Bytes repeat exactly; milliseconds do not.", ("README.md", "measure.json")
+    drawn = plots(asked.out, {table.title: table for table in tables})
+    results.write_results(asked.out, "measure", "Measured", opening, facts, tables, drawn, names)
     print(f"wrote {len(tables)} tables to {asked.out}")
     return 0
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = result_parser(__doc__)
+    parser = results.result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="timed steps of each contender")
     for name, size in {"layers": 4, "width": 256, "heads": 4, "context": 128}.items():
         parser.add_argument(f"--{name}", type=int, default=size)
@@ -68,6 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--counters-only", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     asked.contender = asked.contender or list(CONTENDERS)
+    results.check_counts(parser, asked, "rounds", "layers", "width", "context", "batch", "heads")
     if problem := unfit(asked):
         parser.error(problem)
     return asked
@@ -76,9 +81,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def unfit(asked: argparse.Namespace) -> str | None:
     """The error in the options, found before anything is measured; None if there is none."""
     ranks = measured.RANKS
-    for name in ("rounds", "layers", "width", "context", "batch", "heads"):
-        if (size := getattr(asked, name)) < 1:
-            return f"--{name} must be at least 1; got {size}"
     if asked.batch % ranks:
         return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
     if asked.heads % ranks or asked.width % asked.heads:
@@ -92,17 +94,17 @@ def unfit(asked: argparse.Namespace) -> str | None:
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
     """Every table, in reading order."""
-    say(f"real ranks: {len(CONTENDERS)} contenders")
+    results.say(f"real ranks: {len(CONTENDERS)} contenders")
     readings = measured.read_all(work, asked.rounds)
-    say("larger batches")
-    larger = larger_batches.read_batches(work, max(3, asked.rounds // 2))
-    say("interface counters")
+    results.say("larger batches")
+    larger = measured.read_batches(work, max(3, asked.rounds // 2))
+    results.say("interface counters")
     counters, why = counters_in_namespace(asked)
     left_out = Table("Interface counters", ({"left out because": why},), command)
     tables = [
         measured.ratios_table(readings, command),
         measured.seconds_table(readings, command),
-        larger_batches.batches_table(larger, work.shape.context, command),
+        measured.batches_table(larger, work.shape.context, command),
         measured.bytes_table(readings, command),
         measured.state_table(readings, command),
         measured.counters_table(counters, command) if counters else left_out,
@@ -111,23 +113,12 @@ def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[
         predicted.regimes_table(command),
         predicted.thousands_table(command),
     ]
+    matrices = hidden_matrices(work.shape.width, work.shape.layers, cut=True)
     for grid in (Grid.of(dp=4), Grid.of(dp=2, tp=2)):
         for size in (2_000_000, 25_000_000):
-            say(f"memory on {grid}, buckets of {size:,} bytes")
-            tables.append(measured.memory_table(command, matrices(work.shape), grid, size))
+            results.say(f"memory on {grid}, buckets of {size:,} bytes")
+            tables.append(measured.memory_table(command, matrices, grid, size))
     return tables
-
-
-def matrices(shape: GPTShape) -> list[Matrix]:
-    """The hidden matrices of the model, cut over tp as the model is."""
-    layer = [
-        *((name, (shape.width, shape.width), 0) for name in "qkv"),
-        ("o", (shape.width, shape.width), 1),
-        ("up", (4 * shape.width, shape.width), 0),
-        ("down", (shape.width, 4 * shape.width), 1),
-    ]
-    rows = [(f"{i}.{n}", sides, (("tp", Shard(d)),)) for i in range(shape.layers) for n, sides, d in layer]
-    return [Matrix(i, *row) for i, row in enumerate(rows)]
 
 
 def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | None, str]:
@@ -152,22 +143,6 @@ def read_counts(text: str) -> InterfaceFit:
         for part, rows in json.loads(text).items()
     }
     return InterfaceFit(**counts)
-
-
-def machine(command: str, work: Workload, rounds: int) -> dict[str, Any]:
-    """The machine and the work of the figures."""
-    return {
-        **machine_facts(command),
-        "ranks": f"{measured.RANKS}, one thread each, Gloo over loopback",
-        "rounds": rounds,
-        "work": f"{work.shape}, global batch of {work.batch} sequences, fp32",
-    }
-
-
-def write(folder: Path, tables: list[Table], facts: dict[str, Any], pictures: dict[str, str]) -> None:
-    """Write Markdown for people and JSON for programs."""
-    opening = "Written by `scripts/measure.py`; do not edit. Bytes repeat exactly; milliseconds do not."
-    write_results(folder, "Measured", opening, facts, tables, "README.md", "measure.json", pictures)
 
 
 PLOTS = (
@@ -199,22 +174,15 @@ PLOTS = (
 )
 
 
-def plots(folder: Path, tables: list[Table]) -> dict[str, str]:
+def plots(folder: Path, tables: Mapping[str, Table]) -> dict[str, str]:
     """Draw bytes, seconds and state of the contenders as bars; returns the files' names and captions."""
     drawn = {}
     for stem, title, columns, unit, label in PLOTS:
-        table = next(table for table in tables if table.title == title)
-        rows: Sequence[dict[str, Any]] = table.rows
+        rows: Sequence[dict[str, Any]] = tables[title].rows
         series = {said: [unit * row[column] for row in rows] for column, said in columns.items()}
-        bars(folder / f"{stem}.svg", [row["contender"] for row in rows], series, label)
+        results.bars(folder / f"{stem}.svg", [row["contender"] for row in rows], series, label)
         drawn[f"{stem}.svg"] = f"{label}, as bars; the numbers stand under *{title}*"
     return drawn
-
-
-def read_tables(path: Path) -> list[Table]:
-    """The tables of a ``measure.json``, to draw or write them again without measuring."""
-    kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
-    return [Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"])) for one in kept]
 
 
 if __name__ == "__main__":

@@ -9,25 +9,22 @@ measured or downloaded; the same version always writes the same files.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.files import answered, made, write_whole  # noqa: E402
-from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary  # noqa: E402
+from scripts.files import answered, made, write_whole
+from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary
+from scripts.result_files import result_parser
 
 COMMAND = "python scripts/published.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Read the arguments, compute, and write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results", help="folder to write to (results/)")
-    asked = parser.parse_args(arguments)
+    asked = result_parser(__doc__).parse_args(arguments)
     return answered("published.py", lambda: write(asked.out))
 
 

@@ -18,36 +18,63 @@ from typing import Any
 import torch
 
 from muon_tutorial.evidence.tables import Table
-from scripts.files import write_whole
+from scripts.files import ROOT, write_whole
 
-RESULTS = Path(__file__).resolve().parent.parent / "results"
+RESULTS = ROOT / "results"
 
 
 def write_results(
     folder: Path,
+    script: str,
     title: str,
     opening: str,
     facts: Mapping[str, Any],
     tables: Sequence[Table],
-    markdown: str,
-    data: str,
     pictures: Mapping[str, str] | None = None,
+    names: tuple[str, str] | None = None,
     **more: Any,
 ) -> None:
-    """Write measurements as Markdown for people and JSON for programs, in two files.
+    """Write a script's measurements as Markdown for people and JSON for programs, in two files.
 
-    ``facts`` describe the machine; ``pictures`` maps files next to them to captions; ``more`` goes only into
-    the JSON.
+    The files have the script's name (without ``.py``), or the two ``names``. ``facts`` describe the machine;
+    ``pictures`` maps files next to them to captions; ``more`` goes only into the JSON.
 
     Raises:
         UsageError: a file cannot be written.
     """
+    text, data = names or (f"{script}.md", f"{script}.json")
+    written = f"Written by `scripts/{script}.py`; do not edit. {opening}".strip()
     said = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     shown = "".join(f"![{what}]({name})\n\n" for name, what in (pictures or {}).items())
-    body = "\n".join(table.markdown() for table in tables)
-    write_whole(folder / markdown, f"# {title}\n\n{opening}\n\n{said}\n\n{shown}{body}")
+    write_whole(folder / text, f"# {title}\n\n{written}\n\n{said}\n\n{shown}{markdown(tables)}")
     held = {"facts": facts, **more, "tables": [table.data() for table in tables]}
     write_whole(folder / data, json.dumps(held, indent=1, ensure_ascii=False) + "\n")
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """The tables one below the other."""
+    return "\n".join(table.markdown() for table in tables)
+
+
+def read_tables(path: Path) -> dict[str, Table]:
+    """The tables of a JSON file that ``write_results`` wrote, by title and in their order."""
+    kept = json.loads(path.read_text(encoding="utf-8"))["tables"]
+    return {
+        one["title"]: Table(one["title"], tuple(one["rows"]), one["command"], tuple(one["notes"]))
+        for one in kept
+    }
+
+
+def quoted(data: str) -> re.Pattern[str]:
+    """The pattern of the lines in docs/evidence.md that quote a file of results; group 2 are the lines."""
+    return re.compile(rf"(<!-- from results/{re.escape(data)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def quote(data: str, lines: str) -> None:
+    """Write the lines of docs/evidence.md that quote a file of results, between their markers."""
+    page = ROOT / "docs" / "evidence.md"
+    text = page.read_text(encoding="utf-8")
+    write_whole(page, quoted(data).sub(lambda marks: marks[1] + lines + marks[3], text))
 
 
 def result_parser(described: str | None) -> argparse.ArgumentParser:
@@ -64,9 +91,9 @@ def check_counts(parser: argparse.ArgumentParser, asked: argparse.Namespace, *na
             parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
 
 
-def command_line(script: str, arguments: Sequence[str] | None) -> str:
+def command_line(stem: str, arguments: Sequence[str] | None) -> str:
     """The command that calls a script with these arguments, by default with the process's own."""
-    return shlex.join(["python", f"scripts/{script}", *(sys.argv[1:] if arguments is None else arguments)])
+    return shlex.join(["python", f"scripts/{stem}.py", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def machine_facts(command: str) -> dict[str, Any]:
@@ -74,7 +101,7 @@ def machine_facts(command: str) -> dict[str, Any]:
     return {
         "command": command,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "processor": processor(),
+        "processor": cpu_fact("model name") or platform.processor(),
         "cores": os.cpu_count(),
         "memory GB": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "load average": round(os.getloadavg()[0], 1),
@@ -84,11 +111,16 @@ def machine_facts(command: str) -> dict[str, Any]:
     }
 
 
-def processor() -> str:
-    """The processor's name, if the system tells it."""
+def cpu_fact(name: str) -> str:
+    """What the system lists under this name for the first CPU; "" if it lists nothing."""
     listing = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
-    return found[1].strip() if found else platform.processor()
+    found = re.search(rf"^{name}\s*:(.*)", listing.read_text() if listing.is_file() else "", re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def bf16_flags() -> list[str]:
+    """The CPU's instruction sets for bf16."""
+    return [flag for flag in ("avx512_bf16", "amx_bf16") if flag in cpu_fact("flags").split()]
 
 
 @contextmanager

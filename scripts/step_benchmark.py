@@ -13,45 +13,33 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs its own begin and end
 
-import torch  # noqa: E402
+import torch
 
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK  # noqa: E402
-from scripts.files import answered, made, write_whole  # noqa: E402
-from scripts.lab.benchmarks import step_benchmark, steps_over_ranks  # noqa: E402
-from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet, ways  # noqa: E402
-from scripts.lab.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS  # noqa: E402
-from scripts.newton_schulz_times import BF16_FLAGS, cpu_flags  # noqa: E402
-from scripts.result_files import (  # noqa: E402
-    check_counts,
-    command_line,
-    machine_facts,
-    plotted,
-    result_parser,
-    say,
-    write_results,
-)
+from muon_tutorial.evidence.tables import Table
+from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK
+from scripts import result_files as results
+from scripts.files import answered, made
+from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
+from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet
+from scripts.lab.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS
 
 STEM = "step_benchmark"
 LAYERS, ROUNDS = 3, 3
 OPENING = (
-    f"Written by `scripts/{STEM}.py`; do not edit. Ratios are taken within one run; milliseconds are valid "
-    "only for its machine. Contenders do not all do the same work: the second table says what each does. On "
-    f"a machine with a GPU, `python scripts/{STEM}.py --device cuda` writes the same tables."
+    "Ratios are taken within one run; milliseconds are valid only for its machine. Contenders do not all do "
+    "the same work: the second table says what each does. On a machine with a GPU, "
+    f"`python scripts/{STEM}.py --device cuda` writes the same tables."
 )
-BLOCK = re.compile(rf"(<!-- from results/{STEM}\.json -->\n).*?(<!-- end -->)", re.DOTALL)
 
 Rows = Sequence[dict[str, Any]]
 
@@ -59,28 +47,18 @@ Rows = Sequence[dict[str, Any]]
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write."""
     asked = parse(arguments)
-    command = command_line(f"{STEM}.py", arguments)
+    command = results.command_line(STEM, arguments)
     return answered(f"{STEM}.py", lambda: measure_and_write(asked, command))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = result_parser(__doc__)
+    parser = results.result_parser(__doc__)
     parser.add_argument("--layers", type=int, default=LAYERS, help="layers of GPT-2 small, which has 12")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each contender")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--way",
-        action="append",
-        choices=ways(),
-        metavar="NAME",
-        help="of this Muon, only this recipe; may be repeated",
-    )
-    parser.add_argument(
-        "--over-ranks", choices=ways(), default=STOCK, metavar="NAME", help="the recipe over ranks"
-    )
     asked = parser.parse_args(arguments)
-    check_counts(parser, asked, "layers", "rounds")
+    results.check_counts(parser, asked, "layers", "rounds")
     if asked.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: this machine has no GPU that PyTorch can use")
     return asked
@@ -90,37 +68,40 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     """Measure, and write tables and plot; also the page's lines, if the folder is the project's own."""
     out, work = made(asked.out), StepSet.layers(asked.layers)
     tables = all_tables(asked, work, command)
-    write(out, tables, facts(asked, command))
-    if out == ROOT / "results":
-        quote(ROOT / "docs" / "evidence.md", tables)
-    print("\n".join(table.markdown() for table in tables))
+    plot(out / f"{STEM}.svg", tables)
+    shown = {f"{STEM}.svg": "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
+    results.write_results(
+        out, STEM, "Whole steps, side by side", OPENING, facts(asked, command), tables, shown
+    )
+    if out == results.RESULTS:
+        results.quote(f"{STEM}.json", page_lines(tables))
+    print(results.markdown(tables))
 
 
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
     """Measure all tables, ranks first, so that they are not started from a process that holds a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
     cases = steps_over_ranks.cases(counts)
-    say(f"steps on {', '.join(map(str, counts))} ranks")
-    found = steps_over_ranks.measure_over_ranks(work, cases, asked.rounds, asked.device, asked.over_ranks)
+    results.say(f"steps on {', '.join(map(str, counts))} ranks")
+    found = steps_over_ranks.measure_over_ranks(work, cases, asked.rounds, asked.device)
     torch.set_num_threads(1)
-    chosen, missing = step_benchmark.contenders(asked.way)
+    chosen, missing = step_benchmark.contenders()
     for line in missing:
-        say(f"left out: {line}")
-    run = step_benchmark.measure_steps(work, chosen, asked.rounds, torch.device(asked.device), say)
+        results.say(f"left out: {line}")
+    run = step_benchmark.measure_steps(work, chosen, asked.rounds, torch.device(asked.device), results.say)
     return [
         step_benchmark.times_table(run, command, missing),
         step_benchmark.work_table(run, command),
-        steps_over_ranks.ranks_table(found, asked.over_ranks, command),
+        steps_over_ranks.ranks_table(found, STOCK, command),
     ]
 
 
 def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
     """The machine and the work of the figures."""
-    flags = [flag for flag in BF16_FLAGS if flag in cpu_flags()]
     gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
     return {
-        **machine_facts(command),
-        "bf16 instructions": ", ".join(flags) or "none",
+        **results.machine_facts(command),
+        "bf16 instructions": ", ".join(results.bf16_flags()) or "none",
         "GPU": gpu,
         "threads": "1 a process",
         "work": f"the hidden matrices of {asked.layers} of GPT-2 small's {GPT2_LAYERS} equal layers, fp32: "
@@ -128,20 +109,12 @@ def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, tables: list[Table], facts: dict[str, Any]) -> None:
-    """Write Markdown for people, JSON for programs, and the plot."""
-    picture, text, data = (f"{STEM}.{kind}" for kind in ("svg", "md", "json"))
-    plot(folder / picture, tables)
-    shown = {picture: "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
-    write_results(folder, "Whole steps, side by side", OPENING, facts, tables, text, data, shown)
-
-
 def plot(path: Path, tables: list[Table]) -> None:
     """Draw time and memory of the contenders as bars, and speed over ranks as lines."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     tall, widths = 0.32 * len(times) + 1.2, (3, 2, 2.5)
-    with plotted(path, 1, 3, figsize=(12, tall), width_ratios=widths) as (left, middle, right):
+    with results.plotted(path, 1, 3, figsize=(12, tall), width_ratios=widths) as (left, middle, right):
         names = [row["contender"] for row in times]
         colours = ["C0" if name.startswith(OURS) else "0.6" for name in names]
         spread = [
@@ -171,12 +144,6 @@ def draw_ranks(axes: Any, rows: Rows) -> None:
     axes.set_ylabel("times as fast as one rank")
     axes.set_ylim(bottom=0)
     axes.legend()
-
-
-def quote(page: Path, tables: list[Table]) -> None:
-    """Write the page's lines between their markers."""
-    text = page.read_text(encoding="utf-8")
-    write_whole(page, BLOCK.sub(lambda marks: marks[1] + page_lines(tables) + marks[2], text))
 
 
 def page_lines(tables: Sequence[Table]) -> str:

@@ -15,26 +15,24 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.evidence.tables import Table  # noqa: E402
-from muon_tutorial.timing.calibrate import average_machines, calibrate  # noqa: E402
-from muon_tutorial.timing.machine import Machine, machine_from, read_machine  # noqa: E402
-from scripts.files import made  # noqa: E402
-from scripts.lab.benchmarks import overlap, step_times  # noqa: E402
-from scripts.lab.benchmarks.overlap import OverlapCase, OverlapSeconds  # noqa: E402
-from scripts.lab.benchmarks.step_times import Measured  # noqa: E402
-from scripts.result_files import command_line, machine_facts, plotted, result_parser, say, write_results  # noqa: E402
-from scripts.shaped import run_shaped  # noqa: E402
+from muon_tutorial.evidence.tables import Table
+from muon_tutorial.timing.calibrate import average_machines, calibrate
+from muon_tutorial.timing.machine import Machine, machine_from, read_machine
+from scripts import result_files as results
+from scripts.files import made
+from scripts.lab.benchmarks import overlap, step_times
+from scripts.lab.benchmarks.overlap import OverlapCase, OverlapSeconds
+from scripts.lab.benchmarks.step_times import Measured
+from scripts.shaped import run_shaped
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
 """Timed steps on each link; fewer on slow links, which take longer and vary less."""
@@ -43,7 +41,7 @@ OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, predict, compare, write."""
-    parser = result_parser(__doc__)
+    parser = results.result_parser(__doc__)
     parser.add_argument("--machine", type=Path, help="a calibrated machine's file; default: calibrate now")
     parser.add_argument(
         "--again", action="store_true", help="predict the stored measurements again, without running anything"
@@ -56,41 +54,44 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     out = made(asked.out)
     if asked.again:
-        predict_again(ROOT / "results" / "step_times.json", out)
+        predict_again(results.RESULTS / "step_times.json", out)
         return 0
-    command = command_line("step_times.py", arguments)
+    command = results.command_line("step_times", arguments)
+    rounds = ", ".join(f"{count} on {step_times.link_text(mbit)}" for mbit, count in ROUNDS.items())
+    facts = results.machine_facts(command)
+    about = {**facts, "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
     machines: dict[str, Machine] = {}
     steps: list[Measured] = []
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
     for mbit in ROUNDS:
         link = step_times.link_text(mbit)
-        say(f"{link}: calibrating")  # before and after, since a shared machine's speed changes
+        results.say(f"{link}: calibrating")  # before and after, since a shared machine's speed changes
         before = read_machine(asked.machine) if asked.machine else calibrate()
-        say(f"{link}: measuring")
-        found = measure(mbit) if mbit is None else measure_shaped(mbit)
-        if found is None:
+        results.say(f"{link}: measuring")
+        if mbit is None:
+            found = measure(mbit)
+        elif text := run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit)]):
+            found = json.loads(text)
+        else:  # this machine cannot limit it
             continue
         machines[link] = before if asked.machine else average_machines(before, calibrate())
         steps += zip(step_times.cases(mbit), found["steps"], strict=True)
         its = (OverlapSeconds(**one) for one in found["overlaps"])
         overlaps += zip(overlap_cases(mbit), its, strict=True)
-    write_all(out, facts(command), machines, steps, overlap.overlap_table(overlaps, command))
+    write_all(out, about, machines, steps, overlap.overlap_table(overlaps, command))
     return 0
 
 
 def predict_again(kept: Path, out: Path) -> None:
     """Write everything again from stored measurements and calibrations."""
-    held = json.loads(kept.read_text(encoding="utf-8"))
-    tables = {one["title"]: one for one in held["tables"]}
-    cases = {(step_times.named(case)): case for mbit in ROUNDS for case in step_times.cases(mbit)}
+    held, tables = json.loads(kept.read_text(encoding="utf-8")), results.read_tables(kept)
+    measured: Sequence[dict[str, Any]] = tables[step_times.TITLE].rows
+    cases = {step_times.named(case): case for mbit in ROUNDS for case in step_times.cases(mbit)}
     steps = [
-        (cases[tuple(row[name] for name in step_times.NAMES)], row["measured ms"] / 1000)
-        for row in tables[step_times.TITLE]["rows"]
+        (cases[tuple(row[name] for name in step_times.NAMES)], row["measured ms"] / 1000) for row in measured
     ]
-    reduced = tables[overlap.TITLE]
-    reductions = Table(reduced["title"], tuple(reduced["rows"]), reduced["command"], tuple(reduced["notes"]))
     machines = {link: machine_from(machine) for link, machine in held["machines"].items()}
-    write_all(out, held["facts"], machines, steps, reductions)
+    write_all(out, held["facts"], machines, steps, tables[overlap.TITLE])
 
 
 def write_all(
@@ -100,7 +101,7 @@ def write_all(
     steps: list[Measured],
     reductions: Table,
 ) -> None:
-    """Predict all steps, and write tables and plot."""
+    """Predict all steps; write the tables, the plot, and each link's calibrated machine."""
     said = [step_times.predict_step(case, machines[case.link]).seconds for case, _ in steps]
     command = about["command"]
     tables = [
@@ -109,9 +110,11 @@ def write_all(
         step_times.windows_table(steps, said, command),
         step_times.steps_table(steps, said, command),
     ]
-    write(out, tables, about, machines)
     scatter(out / "step_times.svg", steps, said)
-    print("\n".join(table.markdown() for table in tables[:2]))
+    shown = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
+    held = {link: json.loads(machine.text()) for link, machine in machines.items()}
+    results.write_results(out, "step_times", "Seconds of a step", "", about, tables, shown, machines=held)
+    print(results.markdown(tables[:2]))
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
@@ -135,34 +138,9 @@ def measure(mbit: int | None) -> dict[str, Any]:
     }
 
 
-def measure_shaped(mbit: int) -> dict[str, Any] | None:
-    """The same on a limited loopback; None if this machine cannot limit it."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "found.json"
-        if not run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit), str(found)]):
-            return None
-        seconds: dict[str, Any] = json.loads(found.read_text())
-        return seconds
-
-
-def facts(command: str) -> dict[str, Any]:
-    """The machine of the figures."""
-    rounds = ", ".join(f"{count} on {step_times.link_text(mbit)}" for mbit, count in ROUNDS.items())
-    return {**machine_facts(command), "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
-
-
-def write(folder: Path, tables: list[Table], facts: dict[str, Any], machines: Mapping[str, Machine]) -> None:
-    """Write Markdown for people, and JSON for programs with each link's calibrated machine."""
-    opening = "Written by `scripts/step_times.py`; do not edit."
-    pictures = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
-    held = {link: json.loads(machine.text()) for link, machine in machines.items()}
-    names = "step_times.md", "step_times.json"
-    write_results(folder, "Seconds of a step", opening, facts, tables, *names, pictures, machines=held)
-
-
 def scatter(path: Path, steps: list[Measured], said: list[float]) -> None:
     """Draw predicted over measured, both axes logarithmic, one colour per link; dotted lines are 20 % off."""
-    with plotted(path, figsize=(7, 6)) as axes:
+    with results.plotted(path, figsize=(7, 6)) as axes:
         for link in dict.fromkeys(case.link for case, _ in steps):
             points = [
                 (1e3 * seen, 1e3 * its)

@@ -18,7 +18,6 @@ import os
 import pickle
 import platform
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -39,33 +38,16 @@ from muon_tutorial.timing.timeline import (
     middle,
     side_by_side,
 )
-from muon_tutorial.timing.timeline_cases import (
-    CASES,
-    TimelineTask,
-    bytes_of,
-    predict_case,
-    record_cases,
-)
+from muon_tutorial.timing.timeline_cases import CASES, TimelineTask, bytes_of, predict_case, record_cases
+from scripts.files import ROOT
 from scripts.lab.benchmarks.timeline_picture import TimelinePair, draw_pairs
-from scripts.result_files import command_line
+from scripts.result_files import RESULTS, command_line
 from scripts.shaped import run_shaped
 
-ROOT = Path(__file__).resolve().parents[1]
 LESSONS = ROOT / "muon_tutorial" / "learn" / "inputs" / "recorded" / "timelines.json"
 LOOPBACK = "loopback"
 BAR = 0.15
 """The largest allowed error of a phase's begin or end, as a fraction of the step."""
-
-
-def record_shaped(task: TimelineTask, rate: str) -> list[list[StepTimeline]] | None:
-    """Record all cases behind a limited loopback; None if this machine cannot limit it."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = Path(folder) / "found"
-        options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
-        if not run_shaped(rate, __file__, ["--inside", str(found), *options]):
-            return None
-        recorded: list[list[StepTimeline]] = pickle.loads(found.read_bytes())
-        return recorded
 
 
 def run(
@@ -77,13 +59,14 @@ def run(
     """
     before = given or calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
-    shaped = record_shaped(task, rate)
+    options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
+    shaped = run_shaped(rate, __file__, [*options, "--inside"])
     if shaped is None:
         print(
             "This machine cannot limit its loopback, so only the unlimited one is measured.", file=sys.stderr
         )
     else:
-        links.append((rate, bytes_of(rate), shaped))
+        links.append((rate, bytes_of(rate), pickle.loads(shaped)))
     machine = given or average_machines(before, calibrate())
     machines = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
     return machine, [
@@ -186,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.again:
             recording, found = predict_again()
             print(table(found))
-            write(ROOT / "results", recording, found)
+            write(RESULTS, recording, found)
             return 0
         bytes_of(chosen.rate)
         machine, found = run(task, chosen.rate, read_machine(chosen.machine) if chosen.machine else None)
@@ -195,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     steps = tuple(step for step, _ in found)
     recording = Recording(
-        about(task, machine, chosen.rate, command_line("timelines.py", arguments)),
+        about(task, machine, chosen.rate, command_line("timelines", arguments)),
         asdict(task),
         asdict(machine),
         steps,
@@ -205,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
         write(chosen.folder, recording, found)
         write_traces(chosen.folder, found)
     if chosen.write:
-        write(ROOT / "results", recording, found)
+        write(RESULTS, recording, found)
         recording.write(LESSONS)
     return 0
 

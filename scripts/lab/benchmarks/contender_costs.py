@@ -67,7 +67,6 @@ class ContenderSeconds:
 class ContenderCost:
     """All that one rank measured of one contender."""
 
-    name: str
     bytes: ContenderBytes
     memory: ContenderMemory
     seconds: ContenderSeconds
@@ -84,7 +83,7 @@ def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int
         for name in names:
             times[name].append(_read_seconds(contenders[name], work, asked[name], step))
     seconds = {name: ContenderSeconds(*zip(*rows, strict=True)) for name, rows in times.items()}
-    return [ContenderCost(name, found[name], memory[name], seconds[name]) for name in names]
+    return [ContenderCost(found[name], memory[name], seconds[name]) for name in names]
 
 
 @dataclass(frozen=True, slots=True)

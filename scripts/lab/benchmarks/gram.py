@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.evidence.predict import SETTINGS, predict, step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
 from muon_tutorial.launching.launch import launch
@@ -30,6 +28,8 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
 from ..quality import Quality, Sample, draw_samples
+from .step_times import walk
+from .turns import slowest, take_turns
 
 SIDES = ((96, 384), (384, 96), (512, 512))
 """Wide and cut along columns; tall and cut along rows; square."""
@@ -131,16 +131,12 @@ def distance_table(found: Sequence[Distance], command: str) -> Table:
                 "stock's ‖X‖₂": _short(max(one.stocks.largest for one in same)),
             }
         )
-    return Table(
-        "Distance from one process",
-        tuple(rows),
-        command,
-        (
-            "Each the largest over 96 × 384, 384 × 96 and 512 × 512, by the strategy's own step in a "
-            "`LocalWorld`. Distances are ‖X − Y‖/‖Y‖; error and ‖X‖₂ as `scripts/lab/quality.py` "
-            "measures them, against float64. The bounds stand in `orthogonalizers/gram.py`.",
-        ),
+    notes = (
+        "Each the largest over 96 × 384, 384 × 96 and 512 × 512, by the strategy's own step in a "
+        "`LocalWorld`. Distances are ‖X − Y‖/‖Y‖; error and ‖X‖₂ as `scripts/lab/quality.py` "
+        "measures them, against float64. The bounds stand in `orthogonalizers/gram.py`.",
     )
+    return Table("Distance from one process", tuple(rows), command, notes)
 
 
 def _short(value: float) -> float:
@@ -182,12 +178,8 @@ FORMULAS = {"gram": gram_formula, "zero1": gather_formula, "owner": owner_formul
 
 def sent_for_matrices(plan: Plan) -> list[int]:
     """Bytes that each rank sends on a ring in phases 2 to 6, according to the ledger."""
-    ledgers = (predict(plan, plan.grid.at(rank)) for rank in plan.grid.ranks)
-    return [_moved(ledger) for ledger in ledgers]
-
-
-def _moved(ledger: Ledger) -> int:
-    return sum(entry.ring for entry in ledger.entries if entry.phase != "gradient flags")
+    ledgers = (predict(plan, plan.grid.at(rank)).entries for rank in plan.grid.ranks)
+    return [sum(one.ring for one in entries if one.phase != "gradient flags") for entries in ledgers]
 
 
 def bytes_table(command: str) -> Table:
@@ -204,12 +196,8 @@ def bytes_table(command: str) -> Table:
                 "by formula": FORMULAS[strategy](*WORKS[work], tp),
             }
         )
-    return Table(
-        "Bytes that a rank sends",
-        tuple(rows),
-        command,
-        ("On a ring, the mean over ranks; the agreement on which gradients exist is left out.",),
-    )
+    notes = ("On a ring, the mean over ranks; the agreement on which gradients exist is left out.",)
+    return Table("Bytes that a rank sends", tuple(rows), command, notes)
 
 
 # Time
@@ -228,17 +216,11 @@ CONTENDERS = tuple(product(("zero1", "owner", "gram"), (STOCK, "gram")))
 
 def measure_times(rounds: int, works: Sequence[str] = tuple(WORKS)) -> list[StepTimes]:
     """Time every contender on every work, in turns within a round, on four ranks of one thread each."""
-    return [_step_times(work, _by_rank(work, rounds)) for work in works]
-
-
-def _by_rank(work: str, rounds: int) -> list[dict[tuple[str, str], list[float]]]:
-    return launch(_times_on_a_rank, RANKS, args=(work, rounds), timeout=PATIENCE, limit=PATIENCE)
-
-
-def _step_times(work: str, by_rank: Sequence[Mapping[tuple[str, str], Sequence[float]]]) -> StepTimes:
-    """The slowest rank's seconds in every round."""
-    rounds = {one: zip(*(found[one] for found in by_rank), strict=True) for one in CONTENDERS}
-    return StepTimes(work, {one: [max(each) for each in times] for one, times in rounds.items()})
+    found = []
+    for work in works:
+        ranks = launch(_times_on_a_rank, RANKS, args=(work, rounds), timeout=PATIENCE, limit=PATIENCE)
+        found.append(StepTimes(work, {one: slowest([its[one] for its in ranks]) for one in CONTENDERS}))
+    return found
 
 
 def _times_on_a_rank(rank: int, work: str, rounds: int) -> dict[tuple[str, str], list[float]]:
@@ -250,23 +232,10 @@ def _times_on_a_rank(rank: int, work: str, rounds: int) -> dict[tuple[str, str],
         for strategy, recipe in CONTENDERS
     }
     for step in steps.values():
-        for each in step.parameters:
-            _fill(each.param, rank)
-    found: dict[tuple[str, str], list[float]] = {one: [] for one in CONTENDERS}
-    for turn in range(rounds + 1):
-        for one, step in steps.items():
-            dist.barrier()
-            begun = time.perf_counter()
-            world.run(step.step())
-            took = time.perf_counter() - begun
-            found[one] += [took] if turn else []
-    return found
-
-
-def _fill(param: Tensor, rank: int) -> None:
-    """Fill the gradient with Gaussian numbers: a matrix of ones would have rank 1."""
-    assert param.grad is not None
-    param.grad.normal_(generator=torch.Generator().manual_seed(rank))
+        for each in step.parameters:  # a gradient of ones would have rank 1
+            assert each.param.grad is not None
+            each.param.grad.normal_(generator=torch.Generator().manual_seed(rank))
+    return take_turns({one: partial(walk, world, step) for one, step in steps.items()}, rounds)
 
 
 def times_table(found: Sequence[StepTimes], command: str) -> Table:
@@ -288,16 +257,12 @@ def times_table(found: Sequence[StepTimes], command: str) -> Table:
                 }
             )
     rounds = len(next(iter(found[0].seconds.values())))
-    return Table(
-        f"Seconds of a step, tp = {RANKS}",
-        tuple(rows),
-        command,
-        (
-            f"The slowest rank's, medians of {rounds} rounds in which contenders take turns; real ranks of "
-            "one thread. Four ranks on fewer cores take turns: there total work decides, and `gram` repeats "
-            "its n × n iteration on every rank. On a busy machine, trust the least.",
-        ),
+    notes = (
+        f"The slowest rank's, medians of {rounds} rounds in which contenders take turns; real ranks of "
+        "one thread. Four ranks on fewer cores take turns: there total work decides, and `gram` repeats "
+        "its n × n iteration on every rank. On a busy machine, trust the least.",
     )
+    return Table(f"Seconds of a step, tp = {RANKS}", tuple(rows), command, notes)
 
 
 # The regime
@@ -308,9 +273,8 @@ def regime_table(machine: str, command: str) -> Table:
     rows: list[TableRow] = []
     for aspect, tp in product(ASPECTS, TP):
         grid, given = Grid.of(dp=1, tp=tp), matrices((SHORT, aspect * SHORT), 8, tp)
-        said = {
-            name: estimate(name, STRATEGIES[name], given, grid, find_machine(machine)) for name in FORMULAS
-        }
+        ours = find_machine(machine)
+        said = {name: estimate(name, STRATEGIES[name], given, grid, ours) for name in FORMULAS}
         rows.append(
             {
                 "l/n": aspect,
@@ -322,13 +286,10 @@ def regime_table(machine: str, command: str) -> Table:
                 "least time": min(said, key=lambda name: said[name].seconds),
             }
         )
-    return Table(
-        f"Where it wins: eight matrices of {SHORT} rows, by the plan ({machine})",
-        tuple(rows),
-        command,
-        (
-            "A rank's bytes, operations (symmetric products counted whole), seconds and peak above "
-            "parameters, gradients and momentum; `zero1` and `owner` with stock's bf16 iterations, `gram` in "
-            "fp32. On the laptop eight ranks share four cores.",
-        ),
+    notes = (
+        "A rank's bytes, operations (symmetric products counted whole), seconds and peak above "
+        "parameters, gradients and momentum; `zero1` and `owner` with stock's bf16 iterations, `gram` in "
+        "fp32. On the laptop eight ranks share four cores.",
     )
+    title = f"Where it wins: eight matrices of {SHORT} rows, by the plan ({machine})"
+    return Table(title, tuple(rows), command, notes)

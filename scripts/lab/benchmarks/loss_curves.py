@@ -7,7 +7,7 @@ from the way or from chance. The spread over seeds of one way shows how large ch
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -50,19 +50,13 @@ class WayCurve:
 
 def train_curves(settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]) -> list[WayCurve]:
     """Train every way with every seed, on one real rank of one thread."""
-    return launch(train_on_rank, 1, args=(settings, list(ways), list(seeds)))[0]
-
-
-def train_on_rank(
-    rank: int, settings: TrainSettings, ways: Sequence[Way], seeds: Sequence[int]
-) -> list[WayCurve]:
-    """Train every way with every seed, seed by seed. All ranks of the settings' grid must call."""
-    torch.set_num_threads(1)
-    return [train_curve(replace(settings, seed=seed), way) for seed in seeds for way in ways]
+    runs = [(replace(settings, seed=seed), way) for seed in seeds for way in ways]
+    return launch(lambda rank: [train_curve(*run) for run in runs], 1)[0]
 
 
 def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
     """One run of the main job's own trainer. All ranks of the settings' grid must call."""
+    torch.set_num_threads(1)
     trainer = build_trainer(settings)
     for index, group in enumerate(trainer.optimizer.param_groups):
         if "orthogonalize" in group:  # Muon's
@@ -106,7 +100,8 @@ def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
     for way, its in by_way.items():
         row: TableRow = {"orthogonalize": way}
         for name, loss in losses.items():
-            gaps = differences(its, by_way[STOCK], loss)
+            other = {curve.seed: loss(curve) for curve in by_way[STOCK]}
+            gaps = [loss(curve) - other[curve.seed] for curve in its]
             row |= {
                 name: round(statistics.fmean(map(loss, its)), 4),
                 f"{name}, minus stock's": round(statistics.fmean(gaps), 4),
@@ -120,11 +115,3 @@ def spread_table(curves: Sequence[WayCurve], command: str) -> Table:
         "the largest minus the smallest over seeds.",
     )
     return Table("Over seeds", tuple(rows), command, notes)
-
-
-def differences(
-    these: Sequence[WayCurve], those: Sequence[WayCurve], loss: Callable[[WayCurve], float]
-) -> list[float]:
-    """The loss of each of ``these`` runs minus the loss of the run in ``those`` with the same seed."""
-    other: Mapping[int, float] = {curve.seed: loss(curve) for curve in those}
-    return [loss(curve) - other[curve.seed] for curve in these]

@@ -16,22 +16,13 @@ from muon_tutorial.evidence.tables import Table, TableRow, fitted_overhead, medi
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import (
-    STRATEGIES,
-    Builder,
-    Plan,
-    gram,
-    layerwise,
-    owner,
-    owner_per_replica,
-    round_robin,
-    zero1,
-)
+from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.shadow import walk_alone
 
 from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
 from .contenders import CONTENDERS, Workload
+from .turns import ratios_by_round, slowest
 
 RANKS = 4
 PATIENCE = 120.0
@@ -102,16 +93,15 @@ def ratios_table(costs: Costs, command: str) -> Table:
 
 
 def _ratio_row(name: str, mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
-    step = [a / b for a, b in zip(steps_of(mine), steps_of(its), strict=True)]
-    alone = [a / b for a, b in zip(_slowest(mine, "collectives"), _slowest(its, "collectives"), strict=True)]
-    median, low, high = median_and_spread(step)
+    alone, *_ = ratios_by_round(_slowest(mine, "collectives"), _slowest(its, "collectives"))
+    median, low, high = ratios_by_round(steps_of(mine), steps_of(its))
     return {
         "contender": name,
         "against": AGAINST[name],
         "payload": _sum(mine, "payload") / _sum(its, "payload"),
         "ring": _sum(mine, "ring") / _sum(its, "ring"),
         "Gloo data": _sum(mine, "gloo") / _sum(its, "gloo"),
-        "collectives alone": _middle(alone),
+        "collectives alone": alone,
         "whole step": median,
         "a quarter below": low,
         "a quarter above": high,
@@ -127,7 +117,7 @@ def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
 def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
     """Each round's seconds on the slowest rank."""
     both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
-    return [max(row) for row in zip(*both, strict=True)]
+    return slowest(both)
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
@@ -137,7 +127,51 @@ def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
 
 def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
     """Each round's seconds for one part, on the rank that is slowest in it."""
-    return [max(row) for row in zip(*(getattr(r.seconds, part) for r in ranks), strict=True)]
+    return slowest([getattr(r.seconds, part) for r in ranks])
+
+
+PAIRED = ("Muon zero1, DP=4", "Muon zero1, DP=2×TP=2", "Muon owner, FSDP2, DP=4")
+SEQUENCES = (4, 16, 64)
+
+
+def read_batches(
+    work: Workload, rounds: int, sequences: Sequence[int] = SEQUENCES, names: Sequence[str] = PAIRED
+) -> dict[int, Costs]:
+    """The paired contenders' costs on four real ranks, by the number of sequences in the global batch."""
+    both = [each for name in names for each in (name, AGAINST[name])]
+    return {batch: read_all(replace(work, batch=batch), rounds, both) for batch in sequences}
+
+
+def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
+    """Muon's step time over AdamW's, for growing batches and the same optimizer step."""
+    rows = tuple(
+        _batch_row(name, batch, context, costs)
+        for name in next(iter(found.values()))
+        if name in AGAINST
+        for batch, costs in found.items()
+    )
+    notes = (
+        "The optimizer's work does not grow with the batch, forward and backward do: Muon's extra time is a "
+        "part of the step that shrinks. Above 1, Muon takes longer. Each round's ratio is taken within the "
+        "round, then the median over rounds, with its quartiles.",
+    )
+    return Table("Where the extra time vanishes: larger batches", rows, command, notes)
+
+
+def _batch_row(name: str, batch: int, context: int, costs: Costs) -> TableRow:
+    mine, its = steps_of(costs[name]), steps_of(costs[AGAINST[name]])
+    median, low, high = ratios_by_round(mine, its)
+    return {
+        "contender": name,
+        "against": AGAINST[name],
+        "tokens in the batch": batch * context,
+        "step ms": 1e3 * _middle(mine),
+        "AdamW's step ms": 1e3 * _middle(its),
+        "whole step": median,
+        "a quarter below": low,
+        "a quarter above": high,
+        "optimizer's share": _middle(shares_of(costs[name])),
+    }
 
 
 def seconds_table(costs: Costs, command: str) -> Table:
@@ -196,14 +230,10 @@ def _state_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
 
 
 VARIANTS: dict[str, Builder] = {
-    "replicated": STRATEGIES["replicated"],
-    "round_robin": round_robin,
+    **{name: STRATEGIES[name] for name in ("replicated", "round_robin")},
     "zero1, gather all": zero1,
     "zero1, boundary": partial(zero1, gather="boundary"),
-    "layerwise": layerwise,
-    "gram": gram,
-    "owner": owner,
-    "owner_per_replica": owner_per_replica,
+    **{name: STRATEGIES[name] for name in ("layerwise", "gram", "owner", "owner_per_replica")},
 }
 
 

@@ -25,6 +25,8 @@ from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
+from .turns import in_milliseconds
+
 WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
     "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
     "64 matrices of 128 × 128": ((128, 128),) * 64,
@@ -158,7 +160,7 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
     peaks = {name: max(rates) for name, rates in found.rates.items()}
     rows: list[TableRow] = []
     for name, seconds in found.seconds.items():
-        middle, low, high = median_and_spread(seconds)
+        middle, *_ = median_and_spread(seconds)
         floor = None
         if name in RECIPES:
             kind = "fp32" if RECIPES[name].dtype is torch.float32 else "bf16"
@@ -167,25 +169,19 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
         rows.append(
             {
                 "orthogonalize": name,
-                "ms": round(1e3 * middle, 1),
-                "quarter below": round(1e3 * low, 1),
-                "quarter above": round(1e3 * high, 1),
+                **in_milliseconds(seconds),
                 "times torch": round(base / middle, 2),
                 "of its floor": floor,
             }
         )
     note = ", ".join(f"{name} {rate:.0f}" for name, rate in peaks.items())
     chosen = ", ".join(f"{name} for {shape}" for shape, name in found.chosen.items())
-    return Table(
-        f"{found.work}, {where}",
-        tuple(rows),
-        command,
-        (
-            f"Medians of {len(found.seconds[TORCH])} rounds. Highest rate of a plain product in this "
-            f"run, GFLOP/s: {note}. The floor is the time of a recipe's operations at that rate if symmetric "
-            "products compute each element once." + (f" Here auto took {chosen}." if chosen else ""),
-        ),
+    notes = (
+        f"Medians of {len(found.seconds[TORCH])} rounds. Highest rate of a plain product in this "
+        f"run, GFLOP/s: {note}. The floor is the time of a recipe's operations at that rate if symmetric "
+        "products compute each element once." + (f" Here auto took {chosen}." if chosen else ""),
     )
+    return Table(f"{found.work}, {where}", tuple(rows), command, notes)
 
 
 def summary(tables: Sequence[tuple[str, Sequence[Mapping[str, Cell]]]]) -> str:

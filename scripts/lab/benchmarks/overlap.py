@@ -23,6 +23,8 @@ from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.strategies import Builder, layerwise, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
+from .turns import slowest
+
 TITLE = "Gradient reduction during backward"
 BUILDERS: dict[str, Builder] = {"zero1": zero1, "layerwise": layerwise}
 WIDTH, LAYERS, TOKENS = 256, 12, 12_288
@@ -58,12 +60,10 @@ def measure_overlap(cases: Sequence[OverlapCase], rounds: int) -> list[OverlapSe
     found = []
     for case in cases:
         by_rank = launch(time_rounds, case.ranks, args=(case, rounds), timeout=300)
-        kinds = by_rank[0][0]
-        slowest = {
-            kind: statistics.median(map(max, zip(*(times[kind] for times, _ in by_rank), strict=True)))
-            for kind in kinds
+        seconds = {
+            kind: statistics.median(slowest([times[kind] for times, _ in by_rank])) for kind in by_rank[0][0]
         }
-        found.append(OverlapSeconds(slowest, all(same for _, same in by_rank)))
+        found.append(OverlapSeconds(seconds, all(same for _, same in by_rank)))
     return found
 
 

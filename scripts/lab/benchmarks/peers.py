@@ -13,6 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
@@ -61,7 +62,6 @@ class Peer:
     batching: str
     remark: str = ""
     compiles: bool = False
-    steps: int = 5
 
     def contender(self) -> StepContender:
         """Import the package.
@@ -76,16 +76,8 @@ class Peer:
             raise UsageError(f"{self.package} is not installed: pip install -e '.[peers]'") from None
         except Exception as error:  # a foreign import may fail in any way
             raise UsageError(f"{self.package} cannot be imported here: {first_line(error)}") from error
-        return StepContender(
-            self.package,
-            source,
-            lambda params: self.make(module, params),
-            self.coefficients,
-            self.steps,
-            self.batching,
-            self.remark,
-            self.compiles,
-        )
+        work = (self.coefficients, 5, self.batching, self.remark, self.compiles)
+        return StepContender(self.package, source, partial(self.make, module), *work)
 
 
 def first_line(error: BaseException) -> str:
@@ -122,10 +114,6 @@ def _bare_package(name: str, folder: Path) -> None:
         sys.modules[name] = package
 
 
-def _make_keller_jordan(module: Any, params: Params) -> Optimizer:
-    return module.SingleDeviceMuon(params, momentum=MOMENTUM, **SETTINGS)
-
-
 def _make_timm(module: Any, params: Params) -> Optimizer:
     options = {"ns_coefficients": "original", "ns_steps": 5, "adjust_lr_fn": "original"}
     return module.Muon(params, momentum=MOMENTUM, nesterov=True, **options, **SETTINGS)
@@ -136,17 +124,13 @@ def _make_pytorch_optimizer(module: Any, params: Params) -> Optimizer:
     return module.Muon(groups, momentum=MOMENTUM, nesterov=True, ns_coeffs="original", ns_steps=5, **SETTINGS)
 
 
-def _make_heavyball(module: Any, params: Params) -> Optimizer:
-    return module.Muon(params, betas=(MOMENTUM, 0.99), nesterov=True, **SETTINGS)
-
-
 KELLER_JORDAN_TEXT = "Keller Jordan"
 
 PEERS: tuple[Peer, ...] = (
     Peer(
         "muon-optimizer",
         lambda: importlib.import_module("muon"),
-        _make_keller_jordan,
+        lambda module, params: module.SingleDeviceMuon(params, momentum=MOMENTUM, **SETTINGS),
         KELLER_JORDAN_TEXT,
         "one by one",
         "Keller Jordan's own code; SingleDeviceMuon; writes to the gradients",
@@ -170,7 +154,7 @@ PEERS: tuple[Peer, ...] = (
     Peer(
         "heavyball",
         lambda: importlib.import_module("heavyball"),
-        _make_heavyball,
+        lambda module, params: module.Muon(params, betas=(MOMENTUM, 0.99), nesterov=True, **SETTINGS),
         "You Jiacheng",
         "one by one",
         "its coefficients cannot be chosen; rounds to bf16 at random; compiled by torch.compile as it ships",

@@ -19,27 +19,12 @@ from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, round_robin, zero1
+from muon_tutorial.timing.model_shape import stage_matrices
+from muon_tutorial.timing.models import find_model
 
-KINDS: tuple[Kind, ...] = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "all_to_all",
-    "gather",
-    "scatter",
-    "broadcast",
-    "reduce",
-)
+ROOTED: tuple[Kind, ...] = ("gather", "scatter", "broadcast", "reduce")
+KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", *ROOTED)
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
-LAYER_70B = (
-    ("q", (8192, 8192), 0),
-    ("k", (1024, 8192), 0),
-    ("v", (1024, 8192), 0),
-    ("o", (8192, 8192), 1),
-    ("gate", (28672, 8192), 0),
-    ("up", (28672, 8192), 0),
-    ("down", (8192, 28672), 1),
-)
 
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
@@ -82,7 +67,7 @@ def sample_request(
         "broadcast": (whole if rooted else None, whole),
     }[kind]
     send = None if sent is None else torch.zeros(sent, dtype=dtype, device=device)
-    root = 0 if kind in ("gather", "scatter", "broadcast", "reduce") else None
+    root = 0 if kind in ROOTED else None
     splits = (each,) * parts if kind == "all_to_all" else None
     return Collective(kind, ("dp",), dtype, send, received or 0, Label(kind), root, splits, splits)
 
@@ -170,12 +155,8 @@ def _straddling(D: int, g: int, p: int) -> float:
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
     """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and over dp as by FSDP2 if asked."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
-    rows = [
-        (f"layers.{layer}.{name}", shape, (("tp", Shard(dim)), *inner))
-        for layer in range(80)
-        for name, shape, dim in LAYER_70B
-    ]
-    return [Matrix(i, *row, dtype=torch.bfloat16) for i, row in enumerate(rows)]
+    dense, _ = stage_matrices(find_model("llama-3.1-70b"), tp=8)
+    return [replace(matrix, cuts=(*matrix.cuts, *inner)) for matrix in dense]
 
 
 def thousands_table(command: str, grid: Grid | None = None) -> Table:

@@ -25,21 +25,20 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.plan.rounds import IN_FLIGHT
-from muon_tutorial.plan.strategies import Plan, layerwise, owner, replicated, round_robin, zero1
+from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, round_robin, zero1
 from muon_tutorial.step import orthogonalize
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.shadow import walk_alone
 
-BUILDERS: Mapping[str, Any] = {
-    "replicated": replicated,
+from .turns import slowest
+
+SHARED: Mapping[str, Builder] = {
     "owner": owner,
     "layerwise": layerwise,
     "round_robin": round_robin,
-    "round_robin, all_gather": partial(round_robin, back="all_gather"),
     "zero1": zero1,
-    "zero1, boundary": partial(zero1, gather="boundary"),
 }
-SHARED = ["owner", "layerwise", "round_robin", "zero1"]
+"""The strategies that share the work of Newton–Schulz."""
 PATIENCE = 120.0
 NAP = 0.1
 EQUAL = ((128, 128),) * 16
@@ -117,23 +116,23 @@ def cases(ranks: Sequence[int]) -> list[SleepCase]:
     ]
 
 
-def run_case(case: SleepCase, strategies: Sequence[str]) -> list[SleepStep]:
+def run_case(case: SleepCase) -> list[SleepStep]:
     """Steps of every strategy on real ranks: the fastest of several, and one more whose memory is counted."""
-    rows = launch(_on_rank, case.ranks, args=(case, list(strategies)), timeout=PATIENCE)
+    rows = launch(_on_rank, case.ranks, args=(case,), timeout=PATIENCE)
     worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
     return [
         SleepStep(case, name, seconds, int(peak), int(predicted), without)
-        for name, (seconds, peak, predicted, without) in zip(strategies, worst, strict=True)
+        for name, (seconds, peak, predicted, without) in zip(SHARED, worst, strict=True)
     ]
 
 
-def _on_rank(rank: int, case: SleepCase, strategies: Sequence[str]) -> list[tuple[float, ...]]:
+def _on_rank(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
     mesh = build_mesh({"dp": case.ranks})
-    return [_one(rank, case, name, mesh) for name in strategies]
+    return [_one(rank, case, builder, mesh) for builder in SHARED.values()]
 
 
-def _one(rank: int, case: SleepCase, name: str, mesh: Any) -> tuple[float, ...]:
-    builder = BUILDERS[name] if case.limit is None else partial(BUILDERS[name], round_bytes=case.limit)
+def _one(rank: int, case: SleepCase, builder: Builder, mesh: Any) -> tuple[float, ...]:
+    builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
     muon = _muon(case.shapes, strategy=builder, mesh=mesh)
     assert muon.plan is not None
     with _naps(replace(case, seconds=0.0)):
@@ -166,17 +165,16 @@ def _give_gradients(muon: Muon) -> None:
 
 
 def _fastest(muon: Muon, times: int) -> float:
-    return min(_timed(muon) for _ in range(times))
-
-
-def _timed(muon: Muon) -> float:
-    """Seconds of a step, from when all ranks are ready until all have finished."""
-    _give_gradients(muon)
-    dist.barrier()
-    start = time.perf_counter()
-    muon.step()
-    dist.barrier()
-    return time.perf_counter() - start
+    """Seconds of the fastest of some steps, from when all ranks are ready until all have finished."""
+    seconds = []
+    for _ in range(times):
+        _give_gradients(muon)
+        dist.barrier()
+        start = time.perf_counter()
+        muon.step()
+        dist.barrier()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
 
 
 def real_table(command: str) -> Table:
@@ -184,11 +182,9 @@ def real_table(command: str) -> Table:
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
-            seconds = [
-                max(its) for its in zip(*launch(_real, ranks, args=(ranks, shapes), timeout=600), strict=True)
-            ]
+            seconds = slowest(launch(_real, ranks, args=(ranks, shapes), timeout=600))
             for way, its in zip(REAL, seconds, strict=True):
-                row = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
+                row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
                 rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
     return Table("Real work", tuple(rows), command, REAL_NOTES)
 

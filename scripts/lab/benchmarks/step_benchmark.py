@@ -10,19 +10,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
+from muon_tutorial.evidence.tables import Table, TableRow
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.orthogonalizers.choices import AUTO
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 
 from .newton_schulz_times import PEAKS, product
 from .peers import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
-from .step_work import StepWork, watch
+from .step_work import StepWork, watch_first_step
+from .turns import in_milliseconds, ratios_by_round
 
 TORCH = "torch.optim.Muon"
 OURS = "this Muon"
@@ -97,20 +99,15 @@ def ways() -> tuple[str, ...]:
     return (STOCK, *RECIPES, AUTO)
 
 
-def contenders(names: Sequence[str] | None = None) -> tuple[list[StepContender], list[str]]:
-    """Torch's Muon, this one by each name (all of ``ways()`` unless given), and other packages'.
+def contenders() -> tuple[list[StepContender], list[str]]:
+    """Torch's Muon, this one by each name, and other packages'.
 
     The second list has a line per package that was left out, with the reason.
     """
-    theirs = StepContender(
-        TORCH, f"torch {torch.__version__}", _make_torch, KELLER_JORDAN_TEXT, 5, "one by one"
-    )
+    make, source = partial(torch.optim.Muon, **SETTINGS), f"torch {torch.__version__}"
+    theirs = StepContender(TORCH, source, make, KELLER_JORDAN_TEXT, 5, "one by one")
     peers, missing = find_peers()
-    return [theirs, *(our_contender(name) for name in names or ways()), *peers], missing
-
-
-def _make_torch(params: Params) -> Optimizer:
-    return torch.optim.Muon(params, **SETTINGS)
+    return [theirs, *map(our_contender, ways()), *peers], missing
 
 
 def our_contender(name: str) -> StepContender:
@@ -124,15 +121,8 @@ def our_contender(name: str) -> StepContender:
         coefficients = KELLER_JORDAN_TEXT if published.startswith("KellerJordan/Muon") else published
         steps, batching = len(recipe.coefficients), "stacked by shape"
         remark = f"{recipe.form}, {recipe.scaling} scaling"
-    return StepContender(
-        f"{OURS}, {name}",
-        THIS,
-        lambda params: Muon(params, orthogonalize=name, **SETTINGS),
-        coefficients,
-        steps,
-        batching,
-        remark,
-    )
+    make = partial(Muon, orthogonalize=name, **SETTINGS)
+    return StepContender(f"{OURS}, {name}", THIS, make, coefficients, steps, batching, remark)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,26 +190,19 @@ def first_step(
     contender: StepContender, params: Params, gradients: Sequence[Tensor], device: torch.device
 ) -> FirstStep:
     """Make an optimizer and take its first step, watched."""
-    made: list[Optimizer] = []
-
-    def begin() -> None:
-        made.append(contender.make(params))
-        made[0].step()
-
     if contender.compiles or contender.source == THIS:  # to compile, measure or try things out, once
         given = give(params, gradients)
-        begin()
-        made.clear()
+        contender.make(params).step()
         del given
     given = give(params, gradients)
     before = [param.detach().clone() for param in params[: len(LAYER)]]
-    seen = watch(begin, device)
+    optimizer, seen = watch_first_step(partial(contender.make, params), device)
     update = [
         -(param.detach() - old) / SETTINGS["lr"] - SETTINGS["weight_decay"] * old
         for param, old in zip(params, before, strict=False)
     ]
     del given
-    return FirstStep(contender, made[0], seen, update)
+    return FirstStep(contender, optimizer, seen, update)
 
 
 def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -277,16 +260,13 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
     base = run.steps[0].seconds
     rows: list[TableRow] = []
     for one in run.steps:
-        middle, low, high = (1e3 * value for value in median_and_spread(one.seconds))
-        ratio, *_ = median_and_spread([a / b for a, b in zip(base, one.seconds, strict=True)])
+        ratio, *_ = ratios_by_round(base, one.seconds)
         rows.append(
             {
                 "contender": one.contender.name,
-                "ms": round(middle, 1),
-                "quarter below": round(low, 1),
-                "quarter above": round(high, 1),
+                **in_milliseconds(one.seconds),
                 "times torch": round(ratio, 2),
-                "peak MB": round(extra_bytes(one.work, run.work) / 1e6, 1),
+                "peak MB": round((one.work.peak - run.work.nbytes) / 1e6, 1),
             }
         )
     peaks = ", ".join(f"{name} {max(rates):,.0f}" for name, rates in run.rates.items())
@@ -298,11 +278,6 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
         *(f"Left out: {line}." for line in (*missing, *run.left_out)),
     )
     return Table(TIMES_TITLE, tuple(rows), command, notes)
-
-
-def extra_bytes(seen: StepWork, work: StepSet) -> int:
-    """The peak without parameters, gradients and one momentum."""
-    return seen.peak - work.nbytes
 
 
 def work_table(run: StepRun, command: str) -> Table:

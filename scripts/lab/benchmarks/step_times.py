@@ -7,14 +7,12 @@ was used to fit the machine: ``timing/calibrate`` measures only single collectiv
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 
 import torch
-import torch.distributed as dist
 
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow
@@ -23,9 +21,12 @@ from muon_tutorial.plan.grid import Grid
 from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
+from muon_tutorial.step.step import PlanStep
 from muon_tutorial.timing.machine import Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
+
+from .turns import slowest, take_turns
 
 TITLE = "Seconds of a step, predicted and measured"
 TELLING = 0.10
@@ -120,41 +121,31 @@ def measure_steps(found: Sequence[StepCase], rounds: int, timeout: float = 600.0
     for axes in dict.fromkeys(case.axes for case in found):
         same = [case for case in found if case.axes == axes]
         by_rank = launch(time_steps, same[0].grid.world_size, args=(same, rounds), timeout=timeout)
-        seconds.update(zip(same, map(_median_of_slowest, zip(*by_rank, strict=True)), strict=True))
+        seconds |= {case: statistics.median(slowest([its[case] for its in by_rank])) for case in same}
     return [seconds[case] for case in found]
 
 
-def _median_of_slowest(by_rank: Sequence[Sequence[float]]) -> float:
-    return statistics.median(map(max, zip(*by_rank, strict=True)))
-
-
-def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> list[list[float]]:
+def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCase, list[float]]:
     """One rank's seconds of each case, by round. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh(found[0].grid))
-    steps = [step_over_ones(case.plan, world.at, torch.device("cpu"), case.window) for case in found]
-    seconds: list[list[float]] = [[] for _ in found]
+    steps = {case: step_over_ones(case.plan, world.at, torch.device("cpu"), case.window) for case in found}
     with torch.no_grad():
-        for number in range(rounds + 1):
-            for step, its in zip(steps, seconds, strict=True):
-                dist.barrier()
-                begin = time.perf_counter()
-                world.run(step.step())
-                if number:  # the first one warms up
-                    its.append(time.perf_counter() - begin)
-    return seconds
+        return take_turns({case: partial(walk, world, step) for case, step in steps.items()}, rounds)
 
 
-def on_link(machine: Machine, mbit: int | None) -> Machine:
-    """The machine with its loopback limited: a bus that all ranks share."""
-    return machine if mbit is None else machine.on_bus(mbit * MBIT)
+def walk(world: LiveWorld, step: PlanStep) -> None:
+    """Take one step. All ranks must call."""
+    world.run(step.step())
 
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:
     """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
     grid, plan, meta = case.grid, case.plan, torch.device("meta")
     walks = [step_over_ones(plan, grid.at(rank), meta, case.window).step() for rank in grid.ranks]
-    return TimedWorld(grid, on_link(machine, case.mbit)).run(walks)
+    if case.mbit is not None:  # all ranks share the limited loopback
+        machine = machine.on_bus(case.mbit * MBIT)
+    return TimedWorld(grid, machine).run(walks)
 
 
 NAMES = ("strategy", "grid", "bucket bytes", "window", "link", "width", "layers")
@@ -189,7 +180,7 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
 
 def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
     """The time that a window of three buckets saves over a window of one: measured and predicted."""
-    seconds = {case: both for (case, *both) in _with_predictions(found, said)}
+    seconds = {case: (seen, its) for (case, seen), its in zip(found, said, strict=True)}
     rows: list[TableRow] = []
     for case, (measured, predicted) in seconds.items():
         wide = seconds.get(replace(case, window=3))
@@ -208,19 +199,12 @@ def windows_table(found: Sequence[Measured], said: Sequence[float], command: str
     return Table("A window of three buckets against one", tuple(rows), command)
 
 
-def _with_predictions(
-    found: Sequence[Measured], said: Sequence[float]
-) -> list[tuple[StepCase, float, float]]:
-    return [(case, seen, its) for (case, seen), its in zip(found, said, strict=True)]
-
-
 def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
     """The predictions' errors, by link and over all, and how often they name the faster of two cases."""
     rows = []
     for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
-        chosen = [
-            (seen, its) for case, seen, its in _with_predictions(found, said) if link in ("all", case.link)
-        ]
+        both = zip(found, said, strict=True)
+        chosen = [(seen, its) for (case, seen), its in both if link in ("all", case.link)]
         seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
         rows.append(accuracy(link, seen, its))  # of the rounded values in the table
     return Table("How far predicted seconds are off", tuple(rows), command)

@@ -10,10 +10,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
 
 PRODUCTS = {
@@ -71,6 +72,21 @@ def watch(run: Callable[[], object], device: torch.device) -> StepWork:
     return StepWork(peak, left, dict(operations))
 
 
+Made = TypeVar("Made", bound=Optimizer)
+
+
+def watch_first_step(make: Callable[[], Made], device: torch.device) -> tuple[Made, StepWork]:
+    """Make an optimizer and let it take its first step, watched."""
+    made: list[Made] = []
+
+    def begin() -> None:
+        made.append(make())
+        made[0].step()
+
+    seen = watch(begin, device)
+    return made[0], seen
+
+
 def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
     """Floating-point operations of a product of two matrices, or stacks of them, from the arguments' shapes.
 
@@ -93,7 +109,7 @@ def _running(sizes: Iterable[int]) -> tuple[int, int]:
     return peak, now
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors in an optimizer's state, at any depth."""
     return sum(tensor.nbytes for tensor in _tensors(optimizer.state))
 

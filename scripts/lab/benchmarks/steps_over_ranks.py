@@ -7,16 +7,16 @@ the half of the matrices that ``owner`` gives it, as a separate process that sen
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
+from muon_tutorial.evidence.tables import Table, TableRow
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.timeouts import new_groups_time_out
 from muon_tutorial.optimizer.muon import Muon
@@ -24,7 +24,8 @@ from muon_tutorial.orthogonalizers.named import STOCK
 
 from .peers import SETTINGS, Params
 from .step_benchmark import StepSet, give, time_step
-from .step_work import state_bytes, watch
+from .step_work import state_bytes, watch_first_step
+from .turns import in_milliseconds, ratios_by_round, slowest
 
 PATIENCE = 600.0
 """Seconds that ranks wait for the others' turns."""
@@ -51,19 +52,10 @@ class RankCase:
 
 @dataclass(frozen=True, slots=True)
 class RankSteps:
-    """A case's steps: seconds of the slowest rank, one per round; the most bytes that a rank's first step
-    allocated beyond parameters, gradients and momentum; and the most bytes of momentum that a rank keeps."""
+    """A case's steps on one rank, or on the rank with most: seconds, one per round; bytes that its first step
+    allocated beyond parameters, gradients and momentum; and bytes of momentum that it keeps."""
 
     case: RankCase
-    seconds: Sequence[float]
-    extra: int
-    momentum: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankPart:
-    """One rank's part in a case: its own seconds, and bytes as ``RankSteps`` has them."""
-
     seconds: list[float]
     extra: int
     momentum: int
@@ -93,94 +85,59 @@ def measure_over_ranks(
     return [_together(case, [rank[case] for rank in by_rank if case in rank]) for case in chosen]
 
 
-def _together(case: RankCase, parts: Sequence[RankPart]) -> RankSteps:
-    slowest = [max(turn) for turn in zip(*(part.seconds for part in parts), strict=True)]
+def _together(case: RankCase, parts: Sequence[RankSteps]) -> RankSteps:
     extra, momentum = max(part.extra for part in parts), max(part.momentum for part in parts)
-    return RankSteps(case, slowest, extra, momentum)
+    return RankSteps(case, slowest([part.seconds for part in parts]), extra, momentum)
 
 
 def time_cases(
     rank: int, work: StepSet, chosen: Sequence[RankCase], rounds: int, device_type: str, orthogonalize: str
-) -> Mapping[RankCase, RankPart]:
+) -> Mapping[RankCase, RankSteps]:
     """One rank's part in every case in which it takes part. All ranks must call."""
     torch.set_num_threads(1)
-    held = RankSet.of(
-        work, torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
-    )
-    meshes = _meshes(sorted({case.ranks for case in chosen}), device_type)
+    device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
+    params, gradients = work.parameters(device), work.gradients(device)
+    counts = sorted({case.ranks for case in chosen})
+    with new_groups_time_out(PATIENCE):
+        meshes = {n: DeviceMesh(device_type, list(range(n)), mesh_dim_names=("dp",)) for n in counts}
     steps: dict[RankCase, Muon] = {}
-    parts: dict[RankCase, RankPart] = {}
+    parts: dict[RankCase, RankSteps] = {}
     for case in chosen:
         dist.barrier()
         if rank < case.ranks:
-            mine = _stepped(case, held.params, meshes[case.ranks], rank)
-            steps[case], parts[case] = held.first_step(case, mine, meshes[case.ranks], orthogonalize)
+            make = _maker(case, params, meshes[case.ranks], rank, orthogonalize)
+            given = give(params, gradients)
+            steps[case], seen = watch_first_step(make, device)
+            del given
+            momentum = state_bytes(steps[case])
+            parts[case] = RankSteps(case, [], seen.peak - momentum, momentum)
     for _ in range(rounds):
         for case in chosen:
             dist.barrier()  # the previous turn is over
-            given = give(held.params, held.gradients) if rank < case.ranks else []
+            given = give(params, gradients) if rank < case.ranks else []
             dist.barrier()  # all ranks of this turn have their gradients
             if rank < case.ranks:
-                parts[case].seconds.append(time_step(steps[case], held.device))
+                parts[case].seconds.append(time_step(steps[case], device))
             del given
     return parts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RankSet:
-    """All parameters and their gradients, as one rank holds them."""
-
-    device: torch.device
-    params: Params
-    gradients: Sequence[Tensor]
-
-    @classmethod
-    def of(cls, work: StepSet, device: torch.device) -> RankSet:
-        """The same on every rank."""
-        return cls(device, work.parameters(device), work.gradients(device))
-
-    def first_step(
-        self, case: RankCase, mine: Params, mesh: DeviceMesh, orthogonalize: str
-    ) -> tuple[Muon, RankPart]:
-        """Make a case's optimizer over parameters and take its first step, watched."""
-        made: list[Muon] = []
-
-        def begin() -> None:
-            made.append(_make(case, mine, mesh, orthogonalize))
-            made[0].step()
-
-        given = give(self.params, self.gradients)
-        seen = watch(begin, self.device)
-        del given
-        momentum = state_bytes(made[0])
-        return made[0], RankPart([], seen.peak - momentum, momentum)
-
-
-def _meshes(counts: Sequence[int], device_type: str) -> dict[int, DeviceMesh]:
-    """A mesh of the first ranks, for each number of them. All ranks must call."""
-    with new_groups_time_out(PATIENCE):
-        return {n: DeviceMesh(device_type, list(range(n)), mesh_dim_names=("dp",)) for n in counts}
-
-
-def _stepped(case: RankCase, params: Params, mesh: DeviceMesh, rank: int) -> Params:
-    """The parameters for a rank's optimizer: all, or the half that ``owner`` gives the rank. All ranks of
-    the case must call this."""
+def _maker(
+    case: RankCase, params: Params, mesh: DeviceMesh, rank: int, orthogonalize: str
+) -> Callable[[], Muon]:
+    """Makes a rank's optimizer: over all parameters, or over the half that ``owner`` gives the rank. All
+    ranks of the case must call this."""
+    settings = {"orthogonalize": orthogonalize, **SETTINGS}
     if case.strategy != APART:
-        return params
+        return partial(Muon, params, mesh=mesh, **STRATEGIES[case.strategy], **_UNCOMPARED, **settings)
     plan = Muon(params, strategy=OWNER, mesh=mesh, **_UNCOMPARED).plan
     assert plan is not None
-    return [param for index, param in enumerate(params) if rank in plan.workers(index)]
+    mine = [param for index, param in enumerate(params) if rank in plan.workers(index)]
+    return partial(Muon, mine, **settings)
 
 
 _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": None}
 """Turns comparisons off: the ranks' values drift apart under several cases. Seconds do not depend on that."""
-
-
-def _make(case: RankCase, params: Params, mesh: DeviceMesh, orthogonalize: str) -> Muon:
-    if case.strategy == APART:
-        return Muon(params, orthogonalize=orthogonalize, **SETTINGS)
-    options = {**STRATEGIES[case.strategy], "mesh": mesh, **_UNCOMPARED}
-    return Muon(params, orthogonalize=orthogonalize, **options, **SETTINGS)
 
 
 RANKS_TITLE = "Whole steps over ranks"
@@ -191,15 +148,12 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
     base = next(one.seconds for one in found if one.case == RankCase(OWNER, 1))
     rows: list[TableRow] = []
     for one in found:
-        middle, low, high = (1e3 * value for value in median_and_spread(one.seconds))
-        ratio, *_ = median_and_spread([a / b for a, b in zip(base, one.seconds, strict=True)])
+        ratio, *_ = ratios_by_round(base, one.seconds)
         rows.append(
             {
                 "strategy": one.case.strategy,
                 "ranks": one.case.ranks,
-                "ms": round(middle, 1),
-                "quarter below": round(low, 1),
-                "quarter above": round(high, 1),
+                **in_milliseconds(one.seconds),
                 "times one rank": round(ratio, 2),
                 "peak MB": round(one.extra / 1e6, 1),
                 "momentum MB": round(one.momentum / 1e6, 1),
@@ -211,39 +165,25 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
         "Every rank holds all parameters and their averaged gradients. Memory is that of the rank with most: "
         "`peak MB` beyond parameters, gradients and momentum, while the optimizer was made and took its "
         f"first step. {upper(APART)}: what `owner` could reach on 2 ranks if nothing had to travel.",
-        *(f"{upper(text)}." for text in ratios(found).values()),
+        *(f"{upper(text)}." for text in ratios(found)),
     )
     return Table(RANKS_TITLE, tuple(rows), command, notes)
 
 
-def ratios(found: Sequence[RankSteps]) -> dict[str, str]:
+def ratios(found: Sequence[RankSteps]) -> list[str]:
     """The goals for ``owner`` as sentences, with the medians of ratios within each turn."""
-    seconds = {one.case: one.seconds for one in found}
-
-    def ratio(above: RankCase, below: RankCase) -> float | None:
-        if above not in seconds or below not in seconds:
-            return None
-        pairs = zip(seconds[above], seconds[below], strict=True)
-        return median_and_spread([a / b for a, b in pairs])[0]
-
-    asked: dict[str, tuple[str, float | None]] = {}
+    seconds, told = {one.case: one.seconds for one in found}, []
     for name in (OWNER, OVERLAPPED):
-        two = RankCase(name, 2)
-        asked |= {
-            f"{name}: speed": (
-                f"`{name}` on 2 ranks is {{:.2f}} times as fast as on one",
-                ratio(RankCase(OWNER, 1), two),
-            ),
-            f"{name}: apart": (
-                "its speed on 2 ranks is {:.2f} of the two halves'",
-                ratio(RankCase(APART, 2), two),
-            ),
-            f"{name}: eight": (
-                f"`{name}` on 8 ranks takes {{:.2f}} times as long as on 2",
-                ratio(RankCase(name, 8), two),
-            ),
+        goals = {
+            f"`{name}` on 2 ranks is {{:.2f}} times as fast as on one": RankCase(OWNER, 1),
+            "its speed on 2 ranks is {:.2f} of the two halves'": RankCase(APART, 2),
+            f"`{name}` on 8 ranks takes {{:.2f}} times as long as on 2": RankCase(name, 8),
         }
-    return {name: text.format(value) for name, (text, value) in asked.items() if value is not None}
+        two = RankCase(name, 2)
+        for text, other in goals.items():
+            if two in seconds and other in seconds:
+                told.append(text.format(ratios_by_round(seconds[other], seconds[two])[0]))
+    return told
 
 
 def upper(text: str) -> str:

@@ -9,8 +9,7 @@ import pytest
 from muon_tutorial.training.gpt import GPTShape
 from scripts.lab.benchmarks.contender_costs import ContenderSeconds
 from scripts.lab.benchmarks.contenders import Workload
-from scripts.lab.benchmarks.larger_batches import batches_table, read_batches
-from scripts.lab.benchmarks.measured import AGAINST, Costs
+from scripts.lab.benchmarks.measured import AGAINST, Costs, batches_table, read_batches
 
 NAME = "Muon zero1, DP=4"
 

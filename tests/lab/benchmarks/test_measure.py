@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from scripts import measure
+from scripts.result_files import RESULTS, read_tables
 
 
 @pytest.mark.parametrize(
@@ -40,9 +41,8 @@ def test_a_folder_that_cannot_be_written_is_refused_first(
 
 
 def test_plots_are_drawn_from_the_kept_tables(tmp_path: Path) -> None:
-    kept = Path(measure.ROOT) / "results"
-    words = measure.plots(tmp_path, measure.read_tables(kept / "measure.json"))
+    words = measure.plots(tmp_path, read_tables(RESULTS / "measure.json"))
     assert len(words) == 3
     for name, said in words.items():
         assert "</svg>" in (tmp_path / name).read_text(encoding="utf-8")
-        assert f"![{said}]({name})" in (kept / "README.md").read_text(encoding="utf-8")
+        assert f"![{said}]({name})" in (RESULTS / "README.md").read_text(encoding="utf-8")

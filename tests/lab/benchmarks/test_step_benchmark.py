@@ -237,7 +237,7 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
         RankSteps(RankCase(APART, 2), [1.0, 2.0, 2.0], 0, 0),
         RankSteps(RankCase(OVERLAPPED, 2), [1.0, 2.0, 4.0], 0, 0),
     ]
-    assert [*ratios(found).values()] == [
+    assert ratios(found) == [
         "`owner` on 2 ranks is 2.00 times as fast as on one",
         "its speed on 2 ranks is 0.50 of the two halves'",
         "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",
