@@ -111,16 +111,13 @@ def undeclared_parameters(notebook: Mapping[str, Any], given: Iterable[str]) -> 
     """The ``given`` parameters that the notebook's ``parameters`` cell does not declare."""
     declared = declared_parameters(notebook)
     known = ", ".join(declared) or "none"
-    return [
-        Problem("notebook", f"no parameter {name!r}; declared: {known}")
-        for name in given
-        if name not in declared
-    ]
+    unknown = [name for name in given if name not in declared]
+    return [Problem("notebook", f"no parameter {name!r}; declared: {known}") for name in unknown]
 
 
 def declared_parameters(notebook: Mapping[str, Any]) -> list[str]:
     """The annotated assignments of the cell tagged ``parameters``, in order."""
-    cells = [cell for cell in notebook["cells"] if "parameters" in _tags(cell)]
+    cells = [cell for cell in notebook["cells"] if "parameters" in tags_of(cell)]
     lines = [line for cell in cells for line in ast.parse(_text(cell["source"])).body]
     return [
         line.target.id
@@ -150,7 +147,7 @@ def _model_errors(state: Mapping[str, Any]) -> Iterator[str]:
 def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
     if cell["cell_type"] != "code":
         return []
-    tags, outputs, said = _tags(cell), cell["outputs"], []
+    tags, outputs, said = tags_of(cell), cell["outputs"], []
     evidence = [out["data"][EVIDENCE] for out in outputs if EVIDENCE in out.get("data", ())]
     failed = [item for item in evidence if item["kind"] == "child"]
     if "raises-exception" not in tags:
@@ -167,10 +164,11 @@ def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
 def wants_ranks(cell: Mapping[str, Any]) -> bool:
     """Whether a cell must start real ranks: it is tagged ``ranks``, or it calls ``launch``."""
     calls = _CALLS_LAUNCH.search(_text(cell["source"])) is not None
-    return "ranks" in _tags(cell) or (calls and "raises-exception" not in _tags(cell))
+    return "ranks" in tags_of(cell) or (calls and "raises-exception" not in tags_of(cell))
 
 
-def _tags(cell: Mapping[str, Any]) -> list[str]:
+def tags_of(cell: Mapping[str, Any]) -> list[str]:
+    """A cell's tags."""
     return cell.get("metadata", {}).get("tags", [])
 
 

@@ -32,10 +32,9 @@ from nbformat import NotebookNode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.notebook_guards import EVIDENCE, Problem, find_problems, undeclared_parameters
+from scripts.files import FOLDER, ROOT
+from scripts.notebook_guards import EVIDENCE, Problem, find_problems, tags_of, undeclared_parameters
 
-ROOT = Path(__file__).resolve().parents[1]
-FOLDER = ROOT / "notebooks"
 VIEW = "application/vnd.jupyter.widget-view+json"
 GUARDS = str(ROOT / "scripts" / "notebook_guards.py")
 WATCH = f"import runpy; runpy.run_path({GUARDS!r})['watch'](get_ipython());"
@@ -58,9 +57,8 @@ class NotebookProblemsError(RuntimeError):
 
 def sources(prefixes: Sequence[str] = ()) -> list[Path]:
     """The texts whose names start with one of ``prefixes``, or all texts without prefixes."""
-    return [
-        path for path in sorted((FOLDER / "src").glob("*.py")) if path.name.startswith(tuple(prefixes) or "")
-    ]
+    found = sorted((FOLDER / "src").glob("*.py"))
+    return [path for path in found if path.name.startswith(tuple(prefixes) or "")]
 
 
 def built_path(source: Path) -> Path:
@@ -97,8 +95,8 @@ def _cell_ids(cells: Sequence[NotebookNode]) -> Iterator[str]:
 def solved(notebook: NotebookNode) -> NotebookNode:
     """The same notebook with each cell tagged ``stub`` filled with the next folded solution."""
     notebook = nbformat.from_dict(notebook)
-    waiting = [cell for cell in notebook.cells if "stub" in _tags(cell)]
-    answers = [cell for cell in notebook.cells if "solution" in _tags(cell)]
+    waiting = [cell for cell in notebook.cells if "stub" in tags_of(cell)]
+    answers = [cell for cell in notebook.cells if "solution" in tags_of(cell)]
     if len(waiting) != len(answers):
         raise NotebookProblemsError(f"{len(waiting)} stubs but {len(answers)} solutions")
     for stub, answer in zip(waiting, answers, strict=True):
@@ -187,7 +185,7 @@ def normalise(notebook: NotebookNode) -> NotebookNode:
     """The form of an executed notebook that is committed, without anything that changes from run to run."""
     notebook = nbformat.from_dict(notebook)
     notebook.metadata = NotebookNode(METADATA)
-    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in _tags(cell)]
+    notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in tags_of(cell)]
     numbers = iter(range(1, len(notebook.cells) + 1))
     for cell in notebook.cells:
         cell.metadata = _kept_metadata(cell)
@@ -219,30 +217,26 @@ def _normal_outputs(outputs: Sequence[NotebookNode], count: int) -> list[Noteboo
 def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
     """The places where a committed notebook differs from its text."""
     if len(text.cells) != len(committed.cells):
-        return [
-            Problem("notebook", f"the text has {len(text.cells)} cells, the notebook {len(committed.cells)}")
-        ]
+        counts = f"the text has {len(text.cells)} cells, the notebook {len(committed.cells)}"
+        return [Problem("notebook", counts)]
     pairs = zip(text.cells, committed.cells, strict=True)
     advice = "text and notebook differ; run scripts/notebooks.py build"
     return [Problem(mine.id, advice) for mine, theirs in pairs if _said(mine) != _said(theirs)]
 
 
 def _said(cell: NotebookNode) -> tuple:
-    return cell.id, cell.cell_type, cell.source, _tags(cell)
+    return cell.id, cell.cell_type, cell.source, tags_of(cell)
 
 
 def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
     """Cells whose outputs differ from those of a fresh run, except cells tagged ``volatile``."""
+
+    def shown(cell: NotebookNode) -> Any:
+        return None if "volatile" in tags_of(cell) else cell.get("outputs")
+
     pairs = zip(fresh.cells, committed.cells, strict=False)
-    return [
-        Problem(mine.id, "the outputs differ from those of a fresh run")
-        for mine, theirs in pairs
-        if _shown(mine) != _shown(theirs)
-    ]
-
-
-def _shown(cell: NotebookNode) -> Any:
-    return None if "volatile" in _tags(cell) else cell.get("outputs")
+    advice = "the outputs differ from those of a fresh run"
+    return [Problem(mine.id, advice) for mine, theirs in pairs if shown(mine) != shown(theirs)]
 
 
 def unclean(notebook: NotebookNode) -> list[Problem]:
@@ -263,10 +257,6 @@ _UNCLEAN = {
     r" at 0x[0-9a-f]{6,}": "a memory address",
     r"\b\w{0,40}Warning: .*": "a warning",
 }
-
-
-def _tags(cell: NotebookNode) -> list[str]:
-    return cell.metadata.get("tags", [])
 
 
 def build(source: Path) -> Path:

@@ -15,14 +15,15 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from scripts.notebook_guards import tags_of
+
 SWITCH = "widgets"
 
 
 def widget_cells(notebook: NotebookNode) -> list[NotebookNode]:
     """The code cells that display a widget, in order."""
-    return [
-        cell for cell in _code_cells(notebook) if SWITCH in _names(cell)[0] and not _is(cell, "parameters")
-    ]
+    cells = [cell for cell in _code_cells(notebook) if "parameters" not in tags_of(cell)]
+    return [cell for cell in cells if SWITCH in _names(cell)[0]]
 
 
 def cells_for(notebook: NotebookNode, cell: NotebookNode) -> list[NotebookNode]:
@@ -53,17 +54,13 @@ def displayed(
             continue
         with redirect_stdout(io.StringIO()):
             shown[cell.id] = _run(cell, names)
-        if _is(cell, "parameters"):
+        if "parameters" in tags_of(cell):
             names.update(parameters or {})
     return [shown[cell.id] for cell in cells]
 
 
 def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
-    return [cell for cell in notebook.cells if cell.cell_type == "code" and not _is(cell, "setup")]
-
-
-def _is(cell: NotebookNode, tag: str) -> bool:
-    return tag in cell.metadata.get("tags", [])
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and "setup" not in tags_of(cell)]
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
