@@ -188,7 +188,10 @@ def _linked(text: str) -> str:
     """A list of paths, with each lesson's number as a link."""
     stems = {lesson.number: lesson.stem for lesson in series.LESSONS}
     return re.sub(
-        r"\b(\d\d)(?=[,.]| and |$)", lambda found: f"[{found[1]}]({stems[found[1]]}.html)", text, flags=re.MULTILINE
+        r"\b(\d\d)(?=[,.]| and |$)",
+        lambda found: f"[{found[1]}]({stems[found[1]]}.html)",
+        text,
+        flags=re.MULTILINE,
     )
 
 
