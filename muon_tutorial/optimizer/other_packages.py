@@ -6,7 +6,7 @@ The formats, from each package's published code:
 - ``muon-optimizer``: Keller Jordan's classes on PyPI; the same, and AdamW's moments. The distributed ones
   sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
-  called ``variance``.
+  called ``variance``, its step ``step_dev``, and before August 2026 that was ``step`` of the group.
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: ``momentum_buffer``, a
   moving average.
 - ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten parameters.
@@ -32,17 +32,18 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A package's keys for the momentum and AdamW's two moments, and whether its momentum is a sum."""
+    """A package's keys for the momentum and for AdamW's moments and step; whether its momentum is a sum."""
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"
     second: str = "exp_avg_sq"
+    step: str = "step"
     is_sum: bool = False
 
 
 FORMATS: dict[str, Format] = {
     **dict.fromkeys(("torch", "muon-optimizer", "megatron", "deepspeed"), Format()),
-    "dion": Format("momentum", "momentum", "variance", is_sum=True),
+    "dion": Format("momentum", "momentum", "variance", "step_dev", is_sum=True),
 }
 
 
@@ -134,7 +135,7 @@ def _entries(
     """Each non-empty entry of the saved states, with its parameter's name."""
     for state in saved:
         groups = state["param_groups"]
-        order = [number for group in groups for number in group["params"]]
+        order = {number: group for group in groups for number in group["params"]}
         said = [name for group in groups for name in group.get("param_names", ())]
         known = said if len(said) == len(order) else list(names or ())
         if len(known) != len(order):
@@ -142,9 +143,9 @@ def _entries(
                 f"the state has {len(order)} parameters, and {len(known)} names: pass names=, in the order "
                 "of the groups of the optimizer that saved it"
             )
-        for name, number in zip(known, order, strict=True):
+        for name, (number, group) in zip(known, order.items(), strict=True):
             if state["state"].get(number):
-                yield name, state["state"][number]
+                yield name, {"step": group.get("step", 0), **state["state"][number]}
 
 
 def _taken(
@@ -171,7 +172,7 @@ def _taken(
         return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
-    return {"step": torch.tensor(float(entry["step"])), **made}
+    return {"step": torch.tensor(float(entry.get(its.step, entry["step"]))), **made}
 
 
 def _given(
@@ -188,7 +189,7 @@ def _given(
     elif "exp_avg" in entry:
         yield its.first, _whole(entry["exp_avg"]).clone()
         yield its.second, _whole(entry["exp_avg_sq"]).clone()
-        yield "step", int(entry["step"])
+        yield its.step, torch.tensor(float(entry["step"])) if its.is_sum else int(entry["step"])
 
 
 def _whole(tensor: Tensor) -> Tensor:

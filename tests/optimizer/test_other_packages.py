@@ -1,13 +1,14 @@
 """Momentum is loaded from other packages and back: two more steps are those that the package would take.
 
-torch's and Keller Jordan's (PyPI ``muon-optimizer``) optimizers save the files themselves. dion, Megatron-LM
-and DeepSpeed are not installed: their files are made by their published formats, and their two steps follow
-the update in their code.
+torch's, Keller Jordan's (PyPI ``muon-optimizer``) and DeepSpeed's optimizers make the states themselves, if
+installed. dion's and Megatron-LM's are not on PyPI: their states have the published formats, and
+their two steps follow the update in their code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, UsageError, zeropower_via_newtonschulz
-from muon_tutorial.optimizer.other_packages import Package, load_momentum, momentum_for
+from muon_tutorial.optimizer.other_packages import FORMATS, Package, load_momentum, momentum_for
 
 SHAPES = {"up.weight": (24, 12), "down.weight": (12, 24), "o.weight": (12, 12)}
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.95}
@@ -62,19 +63,34 @@ def keller_jordans(params: Any) -> Any:
     return muon.SingleDeviceMuon(list(params), **OPTIONS)
 
 
+@pytest.fixture(autouse=True)
+def stance() -> Iterator[None]:
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.set_stance("default")
+
+
+def deepspeeds(params: Any) -> Any:
+    ours: Any = pytest.importorskip(
+        "deepspeed.runtime.zero.muon.original_muon", reason="pip install deepspeed"
+    )
+    torch.compiler.set_stance("force_eager")  # it compiles its update; ``stance`` undoes this
+    return ours.SingleDeviceMuon(list(params), **OPTIONS, ns_method="standard")
+
+
 THEIRS: dict[Package, Callable[[Any], Any]] = {
     "torch": lambda params: torch.optim.Muon(list(params), **OPTIONS),
     "muon-optimizer": keller_jordans,
     "dion": lambda params: ByFormat(params, "momentum", is_sum=True),
     "megatron": lambda params: ByFormat(params, "momentum_buffer", is_sum=False),
-    "deepspeed": lambda params: ByFormat(params, "momentum_buffer", is_sum=False),
+    "deepspeed": deepspeeds,
 }
 
 
 def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
     """Whether parameters are equal to the bit. For dion, whose sum rounds differently from an average, and
-    for Keller Jordan's order of multiplications in bf16, it only compares them up to rounding."""
-    if package in ("torch", "megatron", "deepspeed"):
+    for the order of multiplications in bf16 of Keller Jordan and DeepSpeed, it compares up to rounding."""
+    if package in ("torch", "megatron"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)
     start = build()
     return all(
@@ -124,26 +140,32 @@ def test_two_more_steps_after_going_to_another_package_are_ours(package: Package
     assert near(package, mine, theirs)
 
 
-def test_a_pair_takes_over_keller_jordans_with_adams_moments() -> None:
-    muon: Any = pytest.importorskip("muon")
+@pytest.mark.parametrize(
+    ("package", "place"), [("muon-optimizer", "step"), ("dion", "step_dev"), ("dion", "")]
+)
+def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, place: str) -> None:
+    """dion counts steps in the parameter's state, and once did in its group."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
-    names = {param: name for name, param in model.named_parameters()}
-    hidden, rest = [it for it in names if it.ndim == 2], [it for it in names if it.ndim < 2]
-    other = muon.SingleDeviceMuonWithAuxAdam(
-        [{"params": rest, "use_muon": False}, {"params": hidden, "use_muon": True}]
-    )
-    for param in names:
-        param.grad = torch.randn_like(param)
-    other.step()
-    order = [names[it] for group in other.param_groups for it in group["params"]]
+    params = dict(model.named_parameters())
+    rest, hidden = ([name for name in params if word in name] for word in ("bias", "weight"))
+    names, keys = [*rest, *hidden], FORMATS[package]
+    state: dict[int, dict[str, Any]] = {}
+    for i, name in enumerate(names):
+        held = [keys.first, keys.second] if name in rest else [keys.momentum]
+        state[i] = {key: torch.rand_like(params[name]) for key in held}
+        if name in rest and place:
+            state[i][place] = torch.tensor(7.0)
+    groups: list[dict[str, Any]] = [{"params": [0, 1], "step": 7}, {"params": [2, 3], "step": 7}]
     pair = MuonWithAdamW.from_model(model, lr=0.02)
-    report = load_momentum(pair, other.state_dict(), "muon-optimizer", order)
-    assert str(report) == "muon-optimizer: momentum of 2 matrices, moments of 2 others"
-    for param in rest:
-        assert torch.equal(pair.state[param]["exp_avg_sq"], other.state[param]["exp_avg_sq"])
-    for param in hidden:
-        assert torch.equal(pair.state[param]["momentum_buffer"], other.state[param]["momentum_buffer"])
+    report = load_momentum(pair, {"state": state, "param_groups": groups}, package, names)
+    assert str(report) == f"{package}: momentum of 2 matrices, moments of 2 others"
+    assert [float(pair.state[params[name]]["step"]) for name in rest] == [7.0, 7.0]
+    given = momentum_for(pair, package, names)["state"]
+    assert {int(given[i][keys.step]) for i in (0, 1)} == {7}
+    for i, entry in state.items():
+        for key in entry.keys() - {place}:
+            assert torch.allclose(given[i][key], entry[key])
 
 
 def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:
