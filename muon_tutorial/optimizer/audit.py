@@ -196,7 +196,8 @@ class Audit:
         self._follow(targets)
         before, self._before = self._held, {}
         groups = {param: group for group in self.optimizer.param_groups for param in group["params"]}
-        places = _places_of(self.optimizer)
+        steps = muon.plan_steps if (muon := _muon_of(self.optimizer)) else ()
+        places = {it.parameter.param: (it, step) for step in steps for it in step.momentum_shards.values()}
         for it in targets:
             if it.param.grad is not None and it.param in groups:
                 held = _holding(it, groups[it.param], places.get(it.param))
@@ -330,11 +331,6 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
 
 
 _Place = tuple[MomentumShard, PlanStep]
-
-
-def _places_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, _Place]:
-    steps = muon.plan_steps if (muon := _muon_of(optimizer)) else ()
-    return {it.parameter.param: (it, step) for step in steps for it in step.momentum_shards.values()}
 
 
 def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _Held:

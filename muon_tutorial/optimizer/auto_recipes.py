@@ -133,16 +133,12 @@ def _keep(path: Path, calibration: Calibration) -> None:
 def _missing(groups: Groups, mesh: MeshStep) -> tuple[Shape, ...]:
     """The shapes of this step's matrices for which their group has no choice yet."""
     known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
-    wanted = {shape: None for number, shape in _shapes(groups, mesh) if _lacks(known[number], shape)}
-    return tuple(wanted)
+    each = ((known[number], shape) for number, shape in _shapes(groups, mesh))
+    return tuple({shape: None for its, shape in each if its is not None and shape not in its})
 
 
 def _chooses(group: Mapping[str, Any]) -> bool:
     return is_auto(group.get("orthogonalize"))
-
-
-def _lacks(known: Mapping[Shape, str] | None, shape: Shape) -> bool:
-    return known is not None and shape not in known
 
 
 def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:

@@ -206,22 +206,14 @@ def _delta_net(it: FusedWeight) -> Fused | None:
     return None
 
 
-def _thirds(it: FusedWeight) -> Fused | None:
-    """The convolution of LFM2."""
+def _by_class(it: FusedWeight) -> Fused | None:
+    """The convolution of LFM2, torch's multi-head attention, and the gates of its LSTM and GRU."""
     if it.name == "in_proj" and "ShortConv" in it.owner and it.lines == 3 * it.inputs:
         return Fused("B, C, x", _equal(it, 3))
-    return None
-
-
-def _recurrent(it: FusedWeight) -> Fused | None:
-    """The gates of ``torch.nn.LSTM`` and ``GRU``."""
-    gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(type(it.modules[0]).__name__)
+    if isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight":
+        return Fused("q, k, v", _equal(it, 3))
+    gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(it.owner)
     return Fused("gates", _equal(it, gates)) if gates and it.name.startswith("weight_") else None
-
-
-def _multihead(it: FusedWeight) -> Fused | None:
-    is_fused = isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight"
-    return Fused("q, k, v", _equal(it, 3)) if is_fused else None
 
 
 def _named_as_fused(it: FusedWeight) -> Fused | None:
@@ -231,8 +223,8 @@ def _named_as_fused(it: FusedWeight) -> Fused | None:
 
 
 RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
-    *(_multihead, _recurrent, _narrow_keys, _query_key_value, _latent, _state_space, _delta_net, _thirds),
-    *(_gate_and_up, _named_as_fused),
+    *(_by_class, _narrow_keys, _query_key_value, _latent, _state_space, _delta_net, _gate_and_up),
+    _named_as_fused,
 )
 
 

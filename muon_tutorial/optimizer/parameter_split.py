@@ -110,16 +110,13 @@ class ParameterSplit:
         rows = [("parameter", "shape", "who", "why"), *_rows(self.verdicts)]
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = ["  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows]
-        return "\n".join([*lines, self._summary(), *self._on_experts()])
+        return "\n".join([*lines, self._summary(), *([experts_message(self)] if self.left_experts else [])])
 
     def _summary(self) -> str:
         shares = {who: sum(it.param.numel() for it in self._of(who)) for who in ("Muon", "AdamW", "left out")}
         muon, adamw, left_out = (_percent(share, self.numel) for share in shares.values())
         frozen = f", and {left_out} is left out" if shares["left out"] else ""
         return f"Muon has {muon} of {self.numel:,} parameters, AdamW {adamw}{frozen}."
-
-    def _on_experts(self) -> list[str]:
-        return [experts_message(self)] if self.left_experts else []
 
 
 def experts_message(split: ParameterSplit) -> str:

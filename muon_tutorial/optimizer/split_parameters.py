@@ -273,11 +273,8 @@ def _holdings(model: nn.Module) -> Iterator[_Holding]:
 def _homes_of_experts(holdings: Sequence[_Holding]) -> Iterator[str]:
     """Yield the name of every module that holds experts directly."""
     for it in holdings:
-        yield from (".".join(it.path[:i]) for i, word in enumerate(it.path) if _names_experts(word))
-
-
-def _names_experts(word: str) -> bool:
-    return "expert" in word and "gate" not in word
+        experts = (i for i, word in enumerate(it.path) if "expert" in word and "gate" not in word)
+        yield from (".".join(it.path[:i]) for i in experts)
 
 
 def _is_shell(module: nn.Module) -> bool:
@@ -366,16 +363,12 @@ def _is_bare(it: _Holding) -> bool:
     return it.own_name != "weight"
 
 
-def _is_conv1d(it: _Holding) -> bool:
-    """Whether it is in GPT-2's ``Conv1D``, a linear layer of Hugging Face that stores (in, out)."""
-    return type(it.module).__name__ == "Conv1D" and it.param.shape[-1] == getattr(it.module, "nf", None)
-
-
 def _is_transposed(it: _Holding) -> bool:
     if it.is_stack:
         named = type(it.module).__name__ in TRANSPOSED_EXPERTS
         return bool(getattr(it.module, "is_transposed", named))
-    return _is_conv1d(it)
+    # GPT-2's Conv1D, a linear layer of Hugging Face
+    return type(it.module).__name__ == "Conv1D" and it.param.shape[-1] == getattr(it.module, "nf", None)
 
 
 def _fused_weight(it: _Holding) -> FusedWeight:

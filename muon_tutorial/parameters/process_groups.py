@@ -58,7 +58,8 @@ def read_process_groups(
     if not crossing:
         world: LiveWorld | LocalMesh = alone()
     else:
-        world = LiveWorld(mesh_of_groups(_outermost_first(crossing), _device_type(params)))
+        device = params[0].device.type if params else "cpu"
+        world = LiveWorld(mesh_of_groups(_outermost_first(crossing), device))
     tp_dim = plain_tp_dim(params, tp_dim)
     cut_by_hand = not any(isinstance(param, DTensor) for param in params)
 
@@ -201,7 +202,3 @@ def _outermost_first(groups: Mapping[str, ProcessGroup]) -> dict[str, ProcessGro
         return ranks[1] - ranks[0] if len(ranks) > 1 else 0
 
     return dict(sorted(groups.items(), key=lambda item: -stride(item[1])))
-
-
-def _device_type(params: Sequence[Tensor]) -> str:
-    return params[0].device.type if params else "cpu"

@@ -135,18 +135,38 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     assert names(model, include_frozen=True) == names(GPT())
 
 
-def test_other_than_modules_and_patterns_that_match_nothing_are_refused() -> None:
-    with pytest.raises(UsageError, match="got list"):
-        split_parameters([nn.Linear(2, 2)])  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"exclude matches no parameter of the model: 'layers\.\*'"):
-        split_parameters(GPT(), exclude=["layers.*", "wte.*"])
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"exclude": ["layers.*", "wte.*"]}, r"exclude matches no parameter of the model: 'layers\.\*'"),
+    ({"experts": "sgd"}, r"experts must be '\w+' or '\w+', got 'sgd'"),
+    ({"fused": "sgd"}, r"fused must be '\w+' or '\w+', got 'sgd'"),
+    ({"heads": "alone"}, "heads must be 'together' or 'apart', got 'alone'"),
+    ({"parts": {"*.Wqkv.weight": 4}}, "parts matches no parameter of the model: '\\*.Wqkv.weight'"),
+    ({"parts": {"*.0.up.weight": (4, 2)}}, "does not split the 8 rows"),
+    ({"parts": {"*.0.up.weight": ("by heads", 4)}}, "does not split the 8 rows"),
+    ({"parts": {"*.0.up.weight": ("interleaved", 5)}}, "does not split the 8 rows"),
+]
 
 
-@pytest.mark.parametrize("option", ["experts", "fused"])
-def test_other_values_of_an_option_are_refused(option: str) -> None:
-    options: dict[str, Any] = {option: "sgd"}
-    with pytest.raises(UsageError, match=rf"{option} must be '\w+' or '\w+', got 'sgd'"):
+@pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda it: str(it)[:30])
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
         split_parameters(GPT(), **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ([nn.Linear(2, 2)], "got list"),
+        (
+            nn.Sequential(type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)),
+            "FSDP1 flattens.*fully_shard",
+        ),
+    ],
+    ids=["a list", "FSDP1"],
+)
+def test_other_than_modules_and_what_fsdp1_has_flattened_are_refused(model: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        split_parameters(model)
 
 
 # --- wrappers -----------------------------------------------------------------------------------------------
@@ -238,99 +258,78 @@ def within(path: str, module: nn.Module) -> nn.Module:
     return module
 
 
-def linear(path: str, rows: int = 4) -> nn.Module:
-    return within(path, nn.Linear(4, rows, bias=False))
+def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
+    """A model with this parameter: in a module, bare with a shape, or a linear layer's with its rows."""
+    path, _, own = name.rpartition(".")
+    if isinstance(what, tuple):
+        return within(path, bare(**{own: what})) if path else bare(**{own: what})
+    if not isinstance(what, int):
+        return within(path.removesuffix(".parametrizations.weight"), what)
+    module: nn.Module = nn.Linear(4, what, bias=False)
+    if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
+        return within(path, module)
+    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # a mixture: what lies beside them
+    inner = path.removeprefix("layers.0.mlp.")
+    if not inner.startswith("experts"):
+        first, *rest = inner.split(".")
+        experts[first] = within(".".join(rest), module) if rest else module
+    return within("layers.0.mlp", experts)
 
 
-def moe(**routing: nn.Module) -> nn.Module:
-    return within("layers.0.mlp", nn.ModuleDict({**routing, "experts": nn.ModuleList([nn.Linear(4, 4)])}))
-
-
-EXPERT = "layers.0.mlp.experts.0.weight"
-STAYS: dict[str, tuple[nn.Module, str]] = {
-    "score": (linear("score", 2), "score.weight"),
-    "question answering": (linear("qa_outputs", 2), "qa_outputs.weight"),
-    "a head of two layers": (linear("classifier.dense"), "classifier.dense.weight"),
-    "a reward model's head": (linear("v_head.summary", 1), "v_head.summary.weight"),
-    "biases of experts": (
-        within("layers.0.experts", bare(up_proj_bias=(3, 4))),
-        "layers.0.experts.up_proj_bias",
-    ),
-    "a matrix of biases": (within("layers.0", bare(attention_bias=(3, 4))), "layers.0.attention_bias"),
-    "relative positions": (bare(relative_position_bias_table=(3, 4)), "relative_position_bias_table"),
-    "positions": (bare(positional_table=(3, 4)), "positional_table"),
-    "learned tokens": (bare(register_tokens=(3, 4)), "register_tokens"),
-    "experts folded into rows": (within("layers.0.experts", bare(w1=(12, 4))), "layers.0.experts.w1"),
-    "decay rates of a state space": (within("layers.0.mixer", bare(A_log=(8, 4))), "layers.0.mixer.A_log"),
-    "its skip": (within("layers.0.mixer", bare(D=(8, 4))), "layers.0.mixer.D"),
-    "its step sizes": (within("layers.0.mixer", bare(dt_bias=(8,))), "layers.0.mixer.dt_bias"),
-    "its convolution": (
-        within("layers.0.mixer.conv1d", nn.Conv1d(8, 8, 4, groups=8, bias=False)),
-        "layers.0.mixer.conv1d.weight",
-    ),
-    "a router": (linear("layers.0.mlp.router", 3), "layers.0.mlp.router.weight"),
-    "a router in two modules": (linear("layers.0.mlp.router.layer", 3), "layers.0.mlp.router.layer.weight"),
-    "a router by class": (within("layers.0.mlp.choose", Router()), "layers.0.mlp.choose.weight"),
-    "a gate beside experts": (moe(gate=nn.Linear(4, 3, bias=False)), "layers.0.mlp.gate.weight"),
-    "a gate in two modules": (
-        moe(gate=nn.ModuleDict({"wg": nn.Linear(4, 3, bias=False)})),
-        "layers.0.mlp.gate.wg.weight",
-    ),
-    "a shared expert's gate": (
-        moe(shared_expert_gate=nn.Linear(4, 1, bias=False)),
-        "layers.0.mlp.shared_expert_gate.weight",
-    ),
-}
-
-
-class Bare(nn.Module):
-    """A module with one bare parameter of two dimensions."""
-
-    def __init__(self, name: str, shape: tuple[int, int] = (4, 4)) -> None:
-        super().__init__()
-        self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-
-
-STAYS |= {
-    "a norm over two dimensions": (within("layers.0.norm", nn.LayerNorm((4, 4))), "layers.0.norm.weight"),
+STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
+    "score": ("score.weight", 2),
+    "question answering": ("qa_outputs.weight", 2),
+    "a head of two layers": ("classifier.dense.weight", 4),
+    "a reward model's head": ("v_head.summary.weight", 1),
+    "biases of experts": ("layers.0.experts.up_proj_bias", (3, 4)),
+    "a matrix of biases": ("layers.0.attention_bias", (3, 4)),
+    "relative positions": ("relative_position_bias_table", (3, 4)),
+    "positions": ("positional_table", (3, 4)),
+    "learned tokens": ("register_tokens", (3, 4)),
+    "experts folded into rows": ("layers.0.experts.w1", (12, 4)),
+    "decay rates of a state space": ("layers.0.mixer.A_log", (8, 4)),
+    "its skip": ("layers.0.mixer.D", (8, 4)),
+    "its step sizes": ("layers.0.mixer.dt_bias", (8,)),
+    "its convolution": ("layers.0.mixer.conv1d.weight", nn.Conv1d(8, 8, 4, groups=8, bias=False)),
+    "a router": ("layers.0.mlp.router.weight", 3),
+    "a router in two modules": ("layers.0.mlp.router.layer.weight", 3),
+    "a router by class": ("layers.0.mlp.choose.weight", Router()),
+    "a gate beside experts": ("layers.0.mlp.gate.weight", 3),
+    "a gate in two modules": ("layers.0.mlp.gate.wg.weight", 3),
+    "a shared expert's gate": ("layers.0.mlp.shared_expert_gate.weight", 1),
+    "a norm over two dimensions": ("layers.0.norm.weight", nn.LayerNorm((4, 4))),
     "weight norm's gain": (
-        within("layers.0.up", nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))),
         "layers.0.up.parametrizations.weight.original0",
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
     ),
     **{
-        f"a gain called {name}": (within("layers.0.attn", Bare(name)), f"layers.0.attn.{name}")
+        f"a gain called {name}": (f"layers.0.attn.{name}", (4, 4))
         for name in ("weight_g", "log_scale", "layer_gain", "attention_biases", "lora_E", "oft_r")
     },
-    "a row": (within("layers.0.up", nn.Linear(4, 1, bias=False)), "layers.0.up.weight"),
-    "a column": (within("layers.0", Bare("kernel", (4, 1))), "layers.0.kernel"),
-    "IA3's gains": (
-        within("layers.0.ia3_l", nn.ParameterDict({"default": torch.zeros(4, 4)})),
-        "layers.0.ia3_l.default",
-    ),
+    "a row": ("layers.0.up.weight", 1),
+    "a column": ("layers.0.kernel", (4, 1)),
+    "IA3's gains": ("layers.0.ia3_l.default", nn.ParameterDict({"default": torch.zeros(4, 4)})),
 }
 
 
-@pytest.mark.parametrize(("model", "name"), STAYS.values(), ids=STAYS)
-def test_what_is_no_hidden_matrix_stays_with_adamw(model: nn.Module, name: str) -> None:
-    assert name in names(model)[1]
+@pytest.mark.parametrize(("name", "what"), STAYS.values(), ids=STAYS)
+def test_what_is_no_hidden_matrix_stays_with_adamw(name: str, what: Any) -> None:
+    assert name in names(having(name, what))[1]
 
 
-GOES: dict[str, tuple[nn.Module, str]] = {
-    "a gated projection": (linear("layers.0.mlp.gate_proj"), "layers.0.mlp.gate_proj.weight"),
-    "a gate without experts": (linear("layers.0.mlp.gate"), "layers.0.mlp.gate.weight"),
-    "an expert of its own": (moe(gate=nn.Linear(4, 3)), EXPERT),
-    "an expert's gated projection": (
-        linear("layers.0.experts.0.gate_proj"),
-        "layers.0.experts.0.gate_proj.weight",
-    ),
-    "a layer's own score": (linear("layers.0.score"), "layers.0.score.weight"),
-    "attention heads of a layer": (linear("layers.0.heads.0"), "layers.0.heads.0.weight"),
+GOES: dict[str, str] = {
+    "a gated projection": "layers.0.mlp.gate_proj.weight",
+    "a gate without experts": "layers.0.ffn.gate.weight",
+    "an expert of its own": "layers.0.mlp.experts.0.weight",
+    "an expert's gated projection": "layers.0.experts.0.gate_proj.weight",
+    "a layer's own score": "layers.0.score.weight",
+    "attention heads of a layer": "layers.0.heads.0.weight",
 }
 
 
-@pytest.mark.parametrize(("model", "name"), GOES.values(), ids=GOES)
-def test_hidden_matrices_with_misleading_names_go_to_muon(model: nn.Module, name: str) -> None:
-    assert name in names(model)[0]
+@pytest.mark.parametrize("name", GOES.values(), ids=GOES)
+def test_hidden_matrices_with_misleading_names_go_to_muon(name: str) -> None:
+    assert name in names(having(name, 4))[0]
 
 
 class Says(nn.Module):
@@ -472,16 +471,28 @@ def test_fused_weights_stay_whole_if_asked() -> None:
     assert "hidden matrix, fused, taken whole, transposed" in str(split)
 
 
-def test_keys_and_values_of_cross_attention_are_two() -> None:
-    (group,) = split_parameters(nn.ModuleDict({"c_attn": Conv1D(8, 4)})).hidden
-    assert group["parts"] == (4, 4)
+Groups = list[tuple[list[str], Any]]
+FUSED: dict[str, tuple[nn.Module, Groups]] = {
+    "keys and values of GPT-2's cross-attention": (
+        nn.ModuleDict({"c_attn": Conv1D(8, 4)}),
+        [(["c_attn.weight"], (4, 4))],
+    ),
+    "torch's own attention": (
+        nn.MultiheadAttention(4, 2),
+        [(["out_proj.weight"], None), (["in_proj_weight"], (4, 4, 4))],
+    ),
+    "nanoGPT's attention": (
+        within("h.0", nn.ModuleDict({"c_attn": nn.Linear(4, 12, bias=False), "c_proj": nn.Linear(4, 4)})),
+        [(["h.0.c_proj.weight"], None), (["h.0.c_attn.weight"], (4, 4, 4))],
+    ),
+    "an LSTM's gates": (nn.LSTM(5, 3), [(["weight_ih_l0", "weight_hh_l0"], (3, 3, 3, 3))]),
+}
 
 
-def test_torchs_own_attention_is_cut_along_rows() -> None:
-    plain, fused = split_parameters(nn.MultiheadAttention(4, 2)).hidden
-    assert [name for name, _ in plain["params"]] == ["out_proj.weight"]
-    assert fused.pop("params")[0][0] == "in_proj_weight"
-    assert fused == {"parts": (4, 4, 4)}
+@pytest.mark.parametrize(("model", "groups"), FUSED.values(), ids=FUSED)
+def test_fused_weights_are_taken_apart(model: nn.Module, groups: Groups) -> None:
+    hidden = split_parameters(model).hidden
+    assert [([name for name, _ in it["params"]], it.get("parts")) for it in hidden] == groups
 
 
 def test_a_convolution_of_the_same_name_is_none() -> None:
@@ -510,26 +521,6 @@ def test_the_table_names_each_parameter_its_shape_who_and_why() -> None:
         "lm_head.weight            9 × 4  AdamW  head",
         "Muon has 38.1 % of 252 parameters, AdamW 61.9 %.",
     ]
-
-
-class FullyShardedDataParallel(nn.Module):
-    """Named like FSDP1's wrapper, which needs an accelerator: the split recognizes it by its type's name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.flat = nn.Parameter(torch.zeros(12))
-
-
-def test_a_model_flattened_by_fsdp1_is_refused_with_the_remedy() -> None:
-    with pytest.raises(UsageError, match=r"FSDP1 flattens matrices.*fully_shard"):
-        split_parameters(nn.Sequential(FullyShardedDataParallel()))
-
-
-def test_nanogpts_fused_attention_is_cut_along_rows() -> None:
-    layer = nn.ModuleDict({"c_attn": nn.Linear(4, 12, bias=False), "c_proj": nn.Linear(4, 4, bias=False)})
-    groups = split_parameters(nn.ModuleDict({"h": nn.ModuleList([layer])})).hidden
-    found = {name: group.get("parts") for group in groups for name, _ in group["params"]}
-    assert found == {"h.0.c_attn.weight": (4, 4, 4), "h.0.c_proj.weight": None}
 
 
 # --- fused weights that no sizes explain, and what a user says of them --------------------------------------
@@ -561,20 +552,6 @@ def test_what_the_user_says_is_taken_without_a_warning(parts: Any) -> None:
     assert group.get("parts") == parts
 
 
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        ({"*.Wqkv.weight": 4}, "parts matches no parameter of the model: '\\*.Wqkv.weight'"),
-        ({"*.qkv.weight": (4, 4)}, "does not split the 12 rows"),
-        ({"*.qkv.weight": ("by heads", 4)}, "does not split the 12 rows"),
-        ({"*.qkv.weight": ("interleaved", 5)}, "does not split the 12 rows"),
-    ],
-)
-def test_what_cannot_be_is_refused(parts: Any, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        split_parameters(unknown(), parts=parts)
-
-
 def test_a_stack_that_the_user_names_goes_to_muon() -> None:
     stack = nn.Module()
     stack.weight = nn.Parameter(torch.zeros(2, 6, 4))
@@ -604,13 +581,6 @@ def test_heads_can_be_orthogonalized_apart() -> None:
     assert [name for name, _ in whole["params"]] == ["o_proj.weight"]
     assert [name for name, _ in heads["params"]] == ["q_proj.weight", "k_proj.weight"]
     assert heads["parts"] == ("heads", 3)
-    with pytest.raises(UsageError, match="heads must be 'together' or 'apart'"):
-        split_parameters(Attention(), heads="alone")  # type: ignore[arg-type]
-
-
-def test_the_gates_of_a_recurrent_layer_are_taken_apart() -> None:
-    lstm = split_parameters(nn.LSTM(5, 3)).hidden
-    assert [(group["parts"], len(group["params"])) for group in lstm] == [((3, 3, 3, 3), 2)]
 
 
 class Adapted(nn.Module):
