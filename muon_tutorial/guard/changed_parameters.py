@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..parameters.describe_matrices import named_params
+from ..parameters.describe_matrices import FLATTENED, named_params
 from ..plan.matrix import Parts
 from ..step.parameter_state import group_parts, local_part
 from .momentum_slice import MomentumSlice
@@ -155,18 +155,17 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse parameters whose number of dimensions has changed since the optimizer was made.
+    """Refuse parameters whose number of dimensions has changed since the optimizer was made, and vectors.
 
     Raises:
         UsageError: it names one, and the libraries that flatten parameters.
     """
     named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
     for (name, param), made in zip(named, before.each, strict=False):
-        if param is made.param and param.ndim != len(made.kind[2]):
+        if param.ndim != len(made.kind[2]) and (param is made.param or param.ndim < 2):
             raise UsageError(
                 f"{name} had shape {made.kind[2]} when this optimizer was made, and has {tuple(param.shape)} "
-                "now: FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part "
-                "of a flat one cannot be orthogonalized; use FSDP2 (fully_shard), or ZeRO stage 0"
+                f"now: {FLATTENED}"
             )
 
 
@@ -212,7 +211,8 @@ def _say(tensor: Tensor) -> str:
 
 def has_moved(state: Mapping[str, Any]) -> bool:
     """Whether a parameter's state holds momentum that is not zero."""
-    return "momentum_buffer" in state and bool(local_part(state["momentum_buffer"]).any())
+    held = local_part(state["momentum_buffer"]) if "momentum_buffer" in state else None
+    return held is not None and not held.is_meta and bool(held.any())
 
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:

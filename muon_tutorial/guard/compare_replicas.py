@@ -8,6 +8,7 @@ only a hash and its square for each parameter, and the tensors that are broadcas
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,11 @@ Axes = frozenset[str]
 Named = Sequence[tuple[str, Tensor]]
 """Names and parameters."""
 
+OWN = (
+    "; if each rank has its own (such as an expert), give it to another Muon, with "
+    "create_processgroup_config(ep_pg=...) as its distributed_config"
+)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
@@ -42,7 +48,7 @@ class Replica:
 
     ``named``: the name is the user's; else it is a position in a list whose order may differ on other ranks.
     Along ``assumed`` axes copies are only presumed: each rank may have its own, such as an expert that FSDP2
-    was told to ignore.
+    was told to ignore. A difference is an error if Muon steps it, else it ``only_warns``.
     """
 
     name: str
@@ -50,6 +56,7 @@ class Replica:
     axes: Axes
     named: bool = True
     assumed: Axes = frozenset()
+    only_warns: bool = False
 
     @property
     def hash(self) -> Tensor:
@@ -72,48 +79,68 @@ def compare_replicas(
     steps_done: int = 0,
     unstepped: Named = (),
     rest: Named = (),
-) -> None:
+) -> bool:
     """Compare parameters and state on every mesh of real processes, including those Muon does not step.
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
     the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped`` are named
     parameters that no optimizer steps, ``rest`` parameters whose gradients are averaged with Muon's, named by
-    their position. If a plan expects averaged gradients, they are compared as well. It costs two tiny sums
-    per axis. All ranks must call.
+    their position. If a plan expects averaged gradients, they are compared as well: returns what
+    ``compare_gradients`` does. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
+    DTensors are compared as well, with their gradients, and a warning names one that differs: FSDP2 does not
+    average it, which is right only if each rank has its own. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: copies differ.
         GradientError: on all ranks: gradients that should be averaged differ.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
-        _refuse_other_names(world, replicas)
-        wrong = _differing(world, replicas)
+        named = _refuse_other_names(world, replicas)
+        differing = _differing(world, replicas)
+        wrong = [index for index in differing if not replicas[index].only_warns]
+        unlike = [index for index in differing if replicas[index].only_warns and index in named]
+        if unlike and not wrong:
+            who = _who_differs(world, replicas[unlike[0]])
+            warnings.warn(
+                f"{replicas[unlike[0]].name} is not the same on all ranks ({who}): this parameter is no "
+                "DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the root, or average "
+                "it yourself, unless each rank has its own",
+                stacklevel=2,
+            )
         if wrong:
             when = f"after {steps_done} steps" if steps_done else "before the first step"
             others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
             remedy = "load a checkpoint" if steps_done else "use the same seed or load the same file on all"
-            if replicas[wrong[0]].assumed:
-                remedy += (
-                    "; if each rank has its own (such as an expert), give it to another Muon, with "
-                    "create_processgroup_config(ep_pg=...) as its distributed_config"
-                )
+            remedy += OWN if replicas[wrong[0]].assumed else ""
             raise MismatchError(
                 f"{when} {replicas[wrong[0]].name} is not the same on all ranks that hold copies of "
                 f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
             )
-    for mesh in steps:
-        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            _compare_gradients(mesh.step, mesh.world)
+    return compare_gradients(steps)
 
 
-def _compare_gradients(step: PlanStep, world: LiveWorld) -> None:
-    """Compare gradients that a plan expects to be averaged, over all axes except tp.
+def compare_gradients(steps: Sequence[MeshStep]) -> bool:
+    """Compare gradients that plans expect to be averaged, over all axes except tp.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
+    Returns whether to call it at the next step, too: a plain matrix among DTensors, which may be each rank's
+    own, has had no gradient other than zero. All ranks must call.
+
+    Raises:
+        GradientError: on all ranks: they differ.
     """
+    again = False
+    for mesh in steps:
+        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
+            again |= _compare_gradients(mesh.step, mesh.world, mesh.assumed)
+    return again
+
+
+def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes) -> bool:
     if step.plan.expects != "averaged" or step.present is None:
-        return
-    held = [_gradient(step, shard) for index, shard in step.momentum_shards.items() if index in step.present]
+        return False
+    present = {i: shard for i, shard in step.momentum_shards.items() if i in step.present}
+    held = [_gradient(step, shard) for shard in present.values()]
     wrong = _differing(world, held)
     if wrong:
         others = f", nor are those of {len(wrong) - 1} others" if len(wrong) > 1 else ""
@@ -121,8 +148,18 @@ def _compare_gradients(step: PlanStep, world: LiveWorld) -> None:
             f"the gradient of {held[wrong[0]].name} is not the same on all ranks that should hold the same "
             f"of it{others}: {_who_differs(world, held[wrong[0]])}; strategy {step.plan.strategy!r} expects "
             "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
-            "which averages them itself; this step changed nothing"
+            f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
         )
+    plain = [i for i, it in step.momentum_shards.items() if not isinstance(it.parameter.param, DTensor)]
+    if not plain or not assumed:
+        return False
+    moves = torch.tensor([i in present and bool(_gradient(step, present[i]).parts[0].any()) for i in plain])
+    device = step.momentum_shards[plain[0]].parameter.data.device
+    counts = moves.double().to(device)
+    for axis in world.grid.axes:
+        if world.grid.size(axis) > 1:
+            sum_counts(counts, world.group((axis,)))
+    return not bool(counts.all())
 
 
 def compare_in_process(steps: Sequence[MeshStep]) -> None:
@@ -198,7 +235,8 @@ def _meshes(
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             all_groups = [*groups, (still, {}, True), (others, {}, False)]
-            beside = _beside(all_groups, mesh.world, plain=mesh is steps[0] and "dp" not in mesh.assumed)
+            plain = mesh is steps[0] and not (mesh.assumed and mesh.own_along)
+            beside = _beside(all_groups, mesh.world, plain, mesh.assumed)
             held = [*_planned(mesh.step, mesh.assumed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
@@ -234,45 +272,54 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 
 
 def _beside(
-    groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool
+    groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
     """The parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
 
-    A group holds named parameters, their state, and whether the names are the user's.
+    A group holds named parameters, their state, and whether the names are the user's. Plain ones among
+    DTensors, along ``assumed`` axes except tp, come with their gradient instead of their state.
     """
     for params, states, named in groups:
         for name, param in params:
             if isinstance(param, DTensor) and torch.equal(param.device_mesh.mesh, world.mesh.mesh):
                 cut = {axis for axis, _ in dtensor_cuts(name, param, world.grid.axes)}
                 axes = frozenset(world.grid.axes) - cut
+            elif plain and assumed and not isinstance(param, DTensor):
+                grad = torch.zeros_like(param) if param.grad is None else param.grad
+                kinds = ((name, param.detach()), (f"the gradient of {name}", grad))
+                axes = assumed - {"tp"}
+                value, its = (Replica(said, (it,), axes, named, axes, True) for said, it in kinds)
+                yield value, its
+                continue
             elif plain and not isinstance(param, DTensor):
                 says_uncut = (getattr(param, "partition_dim", None) or 0) < 0
                 axes = frozenset({"dp", "tp"} if says_uncut else {"dp"})
             else:
                 continue
-            state = _state_tensors(states.get(param, {}))
+            entry = states.get(param, {})
+            state = tuple(local_part(entry[key]) for key in sorted(entry) if isinstance(entry[key], Tensor))
             yield (
                 Replica(name, (local_part(param.detach()),), axes, named),
                 Replica(f"the optimizer state of {name}", state, axes),
             )
 
 
-def _state_tensors(state: Mapping[str, Any]) -> tuple[Tensor, ...]:
-    return tuple(local_part(state[key]) for key in sorted(state) if isinstance(state[key], Tensor))
-
-
-def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> None:
+def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> set[int]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
+
+    Returns those with the same names on all ranks: each rank may name its own experts differently.
 
     Raises:
         MismatchError: on all ranks.
     """
-    wrong = _differing(world, replicas, [replica.name_hash for replica in replicas])
+    others = _differing(world, replicas, [replica.name_hash for replica in replicas])
+    wrong = [index for index in others if not replicas[index].only_warns]
     if wrong:
         raise MismatchError(
             f"{replicas[wrong[0]].name} on this rank is another parameter on other ranks: all ranks must "
             "name the optimizer's parameters the same, in the same order; nothing was changed"
         )
+    return {*range(len(replicas))} - {*others}
 
 
 def _differing(
@@ -287,7 +334,8 @@ def _differing(
         return []
     device = torch.device("cpu") if world.mesh.device_type == "cpu" else replicas[0].parts[0].device
     each = [replica.hash for replica in replicas] if hashes is None else hashes
-    flags = _flags(each, device)
+    numbers = torch.stack([it.to(device) for it in each]).double()
+    flags = torch.stack([numbers, numbers.square()], dim=1)  # [hashes, 2]: their sums show what differs
     wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:
         sums = sum_counts(flags.clone(), world.group((axis,)))
@@ -310,9 +358,3 @@ def _who_differs(world: LiveWorld, replica: Replica) -> str:
         if len(set(hashes)) > 1:
             return say_outliers(hashes, ranks)
     raise AssertionError("hashes differed in their sums, and do not one by one")
-
-
-def _flags(hashes: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Each hash and its square, [hashes, 2]; their sums over ranks show whether all are the same."""
-    numbers = torch.stack([it.to(device) for it in hashes]).double()
-    return torch.stack([numbers, numbers.square()], dim=1)

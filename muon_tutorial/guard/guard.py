@@ -39,7 +39,7 @@ from ..worlds.local import LocalMesh
 from .changed_gradients import SeenGradients
 from .changed_parameters import Changed, check_flattened
 from .check_groups import check_gradients, check_numbers
-from .compare_replicas import broadcast_parameters, compare_in_process, compare_replicas
+from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
 from .grad_scaler import skip_overflow
@@ -65,7 +65,8 @@ class Guard:
     and ``beside`` the other parameters whose gradients were last averaged with the matrices'. It
     ``broadcasts`` the first rank's values when the optimizer is made. ``number`` counts the mesh's Muons.
     ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
-    groups' settings at the last check, and ``described`` the texts to compare, made from them.
+    groups' settings at the last check, and ``described`` the texts to compare, made from them. It
+    ``compares_gradients`` at every step while a matrix that may be each rank's own has had none.
     """
 
     steps: CurrentSteps
@@ -85,6 +86,7 @@ class Guard:
     is_new: bool = True
     has_warned_of_slices: bool = False
     is_compared: bool = False
+    compares_gradients: bool = False
     steps_done: int = 0
     skipped_gradients: int = 0
 
@@ -96,7 +98,7 @@ class Guard:
         """
         steps = self.current_steps(optimizer)
         for mesh in steps:
-            if isinstance(mesh.world, LiveWorld):
+            if isinstance(mesh.world, LiveWorld) and mesh.step.ranks.device.type != "meta":
                 grid = None if self.world is None else self.world.grid
                 alike = dimensions(self.all_groups(optimizer), grid)
                 alike["overlap_grad_reduce"] = str(self.hooks.overlap)
@@ -139,9 +141,14 @@ class Guard:
             for mesh in steps:  # all meshes agree before any of them changes
                 yield from mesh.in_its_world(mesh.step.agree(fingerprint))
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
-            self._compare_replicas(steps)
+            own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
+            still = () if self.is_compared else self.unstepped  # no step changes these, so once is enough
+            self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
+            self.is_compared = True
+        elif self.compares_gradients:
+            self.compares_gradients = compare_gradients(steps)
         if self.steps_done == 0:
-            _warn_of_no_gradients(params_of(optimizer))
+            _warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if self.steps.alone:  # there may be other processes by now, which chose other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
@@ -291,7 +298,8 @@ class Guard:
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
-                yield from mesh.in_its_world(compare_fingerprints(mesh.step.ranks, fingerprint))
+                if mesh.step.ranks.device.type != "meta":
+                    yield from mesh.in_its_world(compare_fingerprints(mesh.step.ranks, fingerprint))
         return self.current_steps(optimizer)
 
     def fingerprint(
@@ -347,7 +355,7 @@ class Guard:
                     mesh.step.check_groups(optimizer.param_groups)
                 for number, group in enumerate(groups):
                     check_numbers(group, number)
-                if Changed.KINDS in changed:
+                if changed & (Changed.KINDS | Changed.PARAMETERS):
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said
             check_gradients(groups)
@@ -374,13 +382,6 @@ class Guard:
                 "call it once per step, after the last backward()"
             )
         return None
-
-    def _compare_replicas(self, steps: Sequence[MeshStep]) -> None:
-        """Compare the parameters and state that several ranks hold copies of."""
-        beside = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
-        still = () if self.is_compared else self.unstepped  # no step changes these, so once is enough
-        compare_replicas(steps, self.companions, self.steps_done, still, beside)
-        self.is_compared = True
 
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
@@ -490,10 +491,10 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
     return torch.nn.utils.get_total_norm([param.grad for param in params if param.grad is not None])
 
 
-def _warn_of_no_gradients(params: Sequence[Tensor]) -> None:
+def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
     """Warn if the first step would do nothing: these may not be the parameters that train."""
-    trained = [param for param in params if param.requires_grad]
-    if trained and not any(param.grad is not None for param in trained):
+    trained = [param for param in params if param.requires_grad] or [*params, *beside]
+    if not any(param.grad is not None for param in trained):
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

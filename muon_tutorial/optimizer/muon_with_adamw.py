@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import UsageError
 from ..guard.changed_parameters import check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
+from ..parameters.describe_matrices import FLATTENED
 from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..plan.strategies import Builder
@@ -280,7 +281,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon.take_step(self._rest, self._error())
         for after in self.muon._optimizer_step_post_hooks.values():
             after(self.muon, (), {})
-        _take_momentum_for_beta1(self.adamw)
+        for group in self.adamw.param_groups:
+            if "momentum" in group:
+                group["betas"] = (group["momentum"], group["betas"][1])
         self.adamw.step()
         return loss
 
@@ -315,22 +318,28 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once per parameter, of those that train now but were frozen when the pair was made."""
-        if len(self._stepped) == len(self.verdicts):
-            return
-        late = [
-            verdict.name
-            for param, verdict in self.verdicts.items()
-            if param.grad is not None and param.requires_grad and param not in self._stepped
-        ]
-        names = [name for name in late if name not in self._told]
-        if names:
-            self._told = self._told | set(names)
-            others = f", and {len(names) - 3} others" if len(names) > 3 else ""
+        """Warn, once per parameter, of those that train now but were frozen when the pair was made, and, at
+        the first step, of those that came into the model afterwards."""
+        new: dict[str, Tensor] = {}
+        if (model := self._model()) is not None and self.muon.guard.steps_done == 0:
+            known = {*self._seen, *self.verdicts}
+            new = {name: it for name, it in parameters_by_name(model).items() if it not in known}
+        if late := _trained(new, self._told):
+            flat, usual = (
+                late[0].endswith("_flat_param"),
+                "make the optimizer after fully_shard() or adapters",
+            )
+            what, remedy = "not in the model yet", FLATTENED if flat else usual
+        elif len(self._stepped) != len(self.verdicts):
+            still = {it.name: param for param, it in self.verdicts.items() if param not in self._stepped}
+            late = _trained(still, self._told)
+            what, remedy = "frozen", "call add_param_group() with them, or from_model(…, include_frozen=True)"
+        if late:
+            self._told = self._told | set(late)
+            others = f", and {len(late) - 3} others" if len(late) > 3 else ""
             warnings.warn(
-                f"{', '.join(names[:3])}{others}: frozen when this optimizer was made, but trained now, and "
-                "this optimizer does not step them: give them to add_param_group(), or make the optimizer by "
-                "from_model(…, include_frozen=True), unless another optimizer steps them",
+                f"{', '.join(late[:3])}{others}: {what} when this optimizer was made, but trained now, "
+                f"and this optimizer does not step them: {remedy}, unless another optimizer steps them",
                 stacklevel=5,
             )
 
@@ -411,10 +420,10 @@ def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, 
     return [*([{"params": others}] if others or not still else []), *still]
 
 
-def _take_momentum_for_beta1(adamw: torch.optim.AdamW) -> None:
-    for group in adamw.param_groups:
-        if "momentum" in group:
-            group["betas"] = (group["momentum"], group["betas"][1])
+def _trained(params: Mapping[str, Tensor], told: Set[str]) -> list[str]:
+    """The names of those that have gradients, but not of those ``told``."""
+    grown = (name for name, it in params.items() if it.requires_grad and it.grad is not None)
+    return [name for name in grown if name not in told]
 
 
 def _owner_of(group: Mapping[str, Any]) -> str:

@@ -81,9 +81,14 @@ class PairGroups(list[dict[str, Any]]):
             "its groups, assign optimizer.param_groups, or call add_param_group()"
         )
 
+    def __setitem__(self, place: Any, groups: Any) -> None:
+        """Allow a write that changes nothing: DeepSpeed puts back the groups that have parameters."""
+        if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
+            self._refuse()
+
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Copying or pickling gives a plain list, which may be changed."""
         return list, (list(self),)
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    __delitem__ = __iadd__ = __imul__ = _refuse
     append = extend = insert = remove = pop = clear = sort = reverse = _refuse

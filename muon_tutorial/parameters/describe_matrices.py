@@ -8,11 +8,17 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from ..errors import UsageError
 from ..plan.grid import Coordinate
 from ..plan.matrix import Matrix, split_parts
 from ..step.parameter_state import gradient_dtype, group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
 from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
+
+FLATTENED = (
+    "FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part of a flat one "
+    "cannot be orthogonalized; use FSDP2 (fully_shard), or ZeRO stage 0"
+)
 
 
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
@@ -41,8 +47,15 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
 
 
 def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    """The parameters of an optimizer's group with their names, or with their positions if they have none."""
+    """The parameters of an optimizer's group with their names, or with their positions if they have none.
+
+    Raises:
+        UsageError: there are more or fewer names than parameters, because a host has replaced these.
+    """
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
+    if len(names) != len(group["params"]):
+        number = f"{len(names)} names, {names[0]} first, and {len(group['params'])} parameters"
+        raise UsageError(f"a group has {number} now: {FLATTENED}")
     return list(zip(names, group["params"], strict=True))
 
 

@@ -1,0 +1,172 @@
+"""What once went wrong without a word, beside FSDP2 and FSDP1: two ranks take three steps and listen.
+
+``tests/guard/test_guard.py`` has the silences of one process, ``test_other_hosts`` those of other packages.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from muon_tutorial import MuonWithAdamW, launch
+from muon_tutorial.optimizer.audit import audit
+
+STEPS = 3
+QUIET: Sequence[str] = ("", "", "")
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6), nn.LayerNorm(6))
+
+
+class WithExpert(nn.Module):
+    """A dense matrix, and a plain one, whose gradient is zero at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.dense, self.expert = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.dense(x) + self.expert(x) * (self.calls > 1)
+
+
+def listen(model: Any, optimizer: Any, rank: int, parts: str = "own") -> list[str]:
+    """What each of three steps says; with ``parts="same"``, all ranks learn from the same inputs."""
+    heard = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        made = torch.Generator().manual_seed(10 * step + (rank if parts == "own" else 0))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings("always", module="muon_tutorial|tests")
+            warnings.simplefilter("always", UserWarning)
+            model(torch.randn(4, 6, generator=made)).square().sum().backward()
+            try:
+                optimizer.step()
+                heard.append(
+                    "; ".join(str(it.message) for it in caught if "random oper" not in str(it.message))
+                )
+            except Exception as error:
+                heard.append(f"{type(error).__name__}: {error}")
+    return heard
+
+
+def layers_alone(rank: int) -> list[str]:
+    model = network()
+    fully_shard(model[0])
+    fully_shard(model[2])
+    return listen(model, MuonWithAdamW.from_model(model, lr=0.02, muon={"compare_every": 2}), rank)
+
+
+def ignored(rank: int) -> list[str]:
+    model = network()
+    fully_shard(model, ignored_params={*model[3].parameters()})
+    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+
+
+def other_norms(rank: int) -> list[str]:
+    model = network()
+    nn.init.constant_(model[3].weight, 1.0 + rank)
+    fully_shard(model[0])
+    fully_shard(model[2])
+    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)[:1]
+
+
+def averaged_by_hand(rank: int) -> list[str]:
+    model = network()
+    fully_shard(model, ignored_params={*model[3].parameters()})
+    for param in model[3].parameters():
+        param.register_post_accumulate_grad_hook(lambda it: dist.all_reduce(it.grad))
+    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+
+
+def own_expert(rank: int) -> list[str]:
+    model = WithExpert()
+    fully_shard(model, ignored_params={*model.expert.parameters()})
+    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+
+
+def made_between(rank: int) -> list[str]:
+    model = network()
+    fully_shard(model[0])
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    fully_shard(model[2])
+    fully_shard(model)
+    return listen(model, optimizer, rank)
+
+
+def made_on_meta(rank: int) -> list[str]:
+    """Said to train: an audit sees Muon after ``to_empty``."""
+    with torch.device("meta"):
+        model = network()
+    fully_shard(model)
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    model.to_empty(device="cpu")
+    torch.manual_seed(0)
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.1)
+    seen = audit(optimizer)
+    return [*listen(model, optimizer, rank), seen.report().line]
+
+
+def fsdp1_later(rank: int, use_orig_params: bool) -> list[str]:
+    model = network()
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    cpu = torch.device("cpu")
+    return listen(
+        FullyShardedDataParallel(model, device_id=cpu, use_orig_params=use_orig_params), optimizer, rank
+    )
+
+
+NOT_AVERAGED = r"weight is not the same on all ranks .*no DTensor, so FSDP2 does not average"
+NOT_STEPPED = "not in the model yet when this optimizer was made, but trained now"
+FLAT = r"0\.weight had shape \(8, 6\) when this optimizer was made, and has .* now: FSDP1"
+
+CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
+    "a root that is not sharded": (
+        layers_alone,
+        (f"the gradient of 3.{NOT_AVERAGED}", "", f"^3.{NOT_AVERAGED}"),
+    ),
+    "parameters that FSDP2 ignores": (ignored, (f"the gradient of 3.{NOT_AVERAGED}", "", "")),
+    "other first values beside shards": (other_norms, (f"^3.{NOT_AVERAGED}",)),
+    "gradients averaged by hand": (averaged_by_hand, QUIET),
+    "an expert whose first gradient is zero": (
+        own_expert,
+        ("", *["gradient of expert.weight is not .*ep_pg"] * 2),
+    ),
+    "made between two fully_shard": (made_between, (rf"2\.weight, 2\.bias.*{NOT_STEPPED}", "", "")),
+    "made on the meta device": (made_on_meta, (*QUIET, "^this is Muon")),
+    "FSDP1 later": (lambda rank: fsdp1_later(rank, True), [FLAT] * 3),
+    "FSDP1 later, one flat parameter": (
+        lambda rank: fsdp1_later(rank, False),
+        (f"{NOT_STEPPED}.*FSDP1.*no parameter of this Muon has a gradient", "", ""),
+    ),
+}
+
+
+def heard_by(rank: int) -> dict[str, list[str]]:
+    return {name: case(rank) for name, (case, _) in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def heard() -> list[dict[str, list[str]]]:
+    return launch(heard_by, 2, timeout=120)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_said_on_both_ranks(name: str, heard: list[dict[str, list[str]]]) -> None:
+    for said in (its[name] for its in heard):
+        for words, pattern in zip(said, CASES[name][1], strict=True):
+            assert re.search(pattern, words, re.DOTALL) if pattern else words == "", said
