@@ -1,6 +1,4 @@
-"""Accelerate with FSDP2.
-
-accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
+"""accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
 
 The optimizer is made before ``prepare``, which puts FSDP2's parameters into it. Accelerate shards only on
 GPUs: on CPUs it silently uses DDP.
@@ -46,12 +44,14 @@ def main() -> None:
     for epoch in range(first, args.epochs):
         for batch in loader:
             with accelerator.accumulate(model):
-                accelerator.backward(model(**batch)["loss"])
+                loss = model(**batch)["loss"]
+                accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), args.max_norm)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
+        accelerator.print(f"epoch {epoch + 1}: loss {loss.item():.3f}")
         accelerator.save_state(args.save / f"epoch-{epoch + 1}")
     accelerator.end_training()
 

@@ -25,6 +25,7 @@ from .checks import (
     train,
 )
 from .recipes import ALL, distance
+from .test_other_hosts import rows as other_rows
 
 HEADINGS = (
     "recipe",
@@ -93,13 +94,22 @@ state stay in fp32.
 """
 
 
+OTHERS = """
+## Other hosts
+
+`pytest tests/hosts/test_other_hosts.py` checks each row if its packages are installed; here they were peft
+0.21.2, trl 1.16.0 and deepspeed 0.19.8.
+
+"""
+
+
 def as_markdown(rows: list[list[str]]) -> str:
     """The table, and what its cells mean."""
     packages = ("torch", "accelerate", "transformers", "lightning")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
     table = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
     table += [f"| {' | '.join(row)} |" for row in rows]
-    return TEXT.format(versions=versions, margin=MARGIN) + "\n".join(table) + "\n"
+    return TEXT.format(versions=versions, margin=MARGIN) + "\n".join(table) + "\n" + OTHERS + other_rows()
 
 
 def main() -> None:

@@ -85,7 +85,8 @@ def test_every_recipe_is_tried() -> None:
 
 
 def test_the_table_kept_has_a_good_row_for_every_recipe() -> None:
-    kept = (Path(__file__).parent / "hosts_table.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parent / "hosts_table.md").read_text(encoding="utf-8")
+    kept, _, _ = text.partition("## Other hosts")
     rows = [line.split(" | ") for line in kept.splitlines() if line.startswith("| ")][1:]
     assert [row[0].removeprefix("| ") for row in rows] == [*ALL]
     assert [row[2] for row in rows] == ["shards" if it.sharded else "whole" for it in ALL.values()]
