@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +27,21 @@ def not_cut(model: nn.Module, shard: Any) -> Any:
     return MuonWithAdamW.from_model(model, **RIGHT)
 
 
-def adamw_alone(model: nn.Module, shard: Any) -> Any:
-    shard(model)
-    return torch.optim.AdamW(model.parameters(), lr=LR)
+def cut_then(make: Callable[[nn.Module], Any]) -> Any:
+    """A prepare that shards the model and then makes something of it."""
+
+    def prepare(model: nn.Module, shard: Any) -> Any:
+        shard(model)
+        return make(model)
+
+    return prepare
 
 
-def nothing_made(model: nn.Module, shard: Any) -> Any:
-    shard(model)
-
-
-def one_rate(model: nn.Module, shard: Any) -> Any:
-    shard(model)
-    return MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY)
-
-
-def torchs_decay(model: nn.Module, shard: Any) -> Any:
-    shard(model)
-    return MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR)
-
-
-def less_for_muon(model: nn.Module, shard: Any) -> Any:
-    shard(model)
-    return MuonWithAdamW.from_model(model, **RIGHT, exclude=["layers.0.up*"])
+adamw_alone = cut_then(lambda model: torch.optim.AdamW(model.parameters(), lr=LR))
+nothing_made = cut_then(lambda model: None)
+one_rate = cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY))
+torchs_decay = cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR))
+less_for_muon = cut_then(lambda model: MuonWithAdamW.from_model(model, **RIGHT, exclude=["layers.0.up*"]))
 
 
 def own_shard_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
@@ -57,54 +50,32 @@ def own_shard_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
         assert parameter.grad is not None
         mine.grad = trials.local(parameter.grad)
     torch.nn.utils.clip_grad_norm_(locals_of, MAX_NORM)
-    finish(optimizer, scheduler)
+    not_clipped(model, optimizer, scheduler)
 
 
-def not_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    finish(optimizer, scheduler)
+def updated(*acts: str, most: float = MAX_NORM) -> Any:
+    """An update of these acts, in this order."""
+
+    def update(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
+        known = {
+            "clip": lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), most),
+            "step": optimizer.step,
+            "schedule": scheduler.step,
+            "clear": optimizer.zero_grad,
+        }
+        for act in acts:
+            known[act]()
+
+    return update
 
 
-def clipped_afterwards(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    optimizer.step()
-    scheduler.step()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.zero_grad()
-
-
-def clipped_too_short(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM / 2)
-    finish(optimizer, scheduler)
-
-
-def stepped_twice(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()
-    finish(optimizer, scheduler)
-
-
-def scheduler_first(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    scheduler.step()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def scheduler_forgotten(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def gradients_left(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
-    optimizer.step()
-    scheduler.step()
-
-
-def finish(optimizer: Any, scheduler: Any) -> None:
-    optimizer.step()
-    scheduler.step()
-    optimizer.zero_grad()
+not_clipped = updated("step", "schedule", "clear")
+clipped_afterwards = updated("step", "schedule", "clip", "clear")
+clipped_too_short = updated("clip", "step", "schedule", "clear", most=MAX_NORM / 2)
+stepped_twice = updated("clip", "step", "step", "schedule", "clear")
+scheduler_first = updated("clip", "schedule", "step", "clear")
+scheduler_forgotten = updated("clip", "step", "clear")
+gradients_left = updated("clip", "step", "schedule")
 
 
 def stub(*_: object) -> Any:

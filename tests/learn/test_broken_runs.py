@@ -11,7 +11,6 @@ import torch
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import broken_runs as lesson
-from muon_tutorial.learn.broken_runs.broken import PATIENTS
 from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun, run_file
 
 from .answers import assert_quiz, message_of_wrong
@@ -70,7 +69,6 @@ def test_each_file_is_broken_as_its_evidence_says_and_the_repair_is_green(letter
     verdict = clinic.check(letter, REPAIRS[letter])
     assert verdict.passed, verdict
     assert "The ladder of" in verdict.picture.alt
-    assert clinic.check(letter, ...).passed is None
 
 
 @pytest.mark.exhaustive
@@ -86,20 +84,17 @@ def test_on_other_grids_the_same_lines_are_broken(grid: tuple[int, int], letter:
     ("letter", "repair", "says"),
     [
         ("A", "nothing", "start of step 0 on ranks 1, 2 and 3 still differs"),
-        ("A", {6: "return self.seed + 1"}, "start of step 0 on all ranks still differs"),
         ("B", {43: "if self.loss > 0:"}, "momentum of step 1 on all ranks still differs"),
         ("B", {44: ""}, "waits for rank"),
         ("C", {80: "return 1.0"}, "size 0.7071, cosine 1.0000"),
         ("D", {40: "if self.loss < 0:", 41: "pass"}, ""),
         ("D", {15: ""}, "has no attribute 'whole'"),
         ("E", {33: "return []"}, "gradient of step 1 on all ranks still differs"),
-        ("F", {52: "self.memory[name].mul_(MEMORY).add((1 - MEMORY) * mean)"}, "momentum of step 1"),
         ("F", {52: "self.memory[name].mul_("}, "was never closed, in line 52"),
         ("F", {0: "x"}, "The file has lines 1 to 99, and no line 0"),
         ("F", {"52": "x"}, "Give a dictionary"),
         ("F", "mul_", "Give a dictionary"),
         ("G", {43: "order = list(self.gradients)"}, "share of step 1 on all ranks still differs"),
-        ("G", {90: "dist.broadcast(flat, group_src=place, group=group)"}, "average of step 1"),
     ],
 )  # fmt: skip
 def test_a_repair_is_judged_by_what_the_repaired_file_does(
@@ -180,14 +175,6 @@ def test_the_first_picture_is_the_recording_of_that_run(hang: TrainingRun) -> No
     assert "rank 3 waits for rank 2 in load of step 3" in recorded
 
 
-def test_copies_agree_though_they_are_wrong(lie: TrainingRun) -> None:
-    assert lesson.outcomes(lie) == {"rung": "share", "agree": True}
-    assert repr(lesson.first_difference(lie)) == "share of step 2 on ranks 1 and 3"
-    assert "copies agree to the last bit at the end   yes" in lesson.say_outcome(lie)
-    ladder = lesson.draw_ladder(lie).alt
-    assert "the first rungs that differ: step 2 share on rank 1; step 2 share on rank 3" in ladder
-
-
 def test_a_bit_that_is_flipped_in_a_report_is_the_first_difference(lie: TrainingRun) -> None:
     notes = lie.reports[3].notes
     rungs = {key: dict(found) for key, found in notes.rungs.items()}
@@ -221,11 +208,6 @@ def test_the_quiz_is_what_the_runs_say(hang: TrainingRun, lie: TrainingRun) -> N
 def test_a_grid_with_nothing_to_break_is_refused(grid: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="this lesson needs dp of 2 or more"):
         lesson.open_clinic(*grid)
-
-
-def test_every_patient_has_a_story_and_only_the_hard_one_has_two_mistakes() -> None:
-    assert all(patient.story.endswith(".") for patient in PATIENTS.values())
-    assert [name for name, patient in PATIENTS.items() if len(patient.planted) > 1] == ["G"]
 
 
 # Run in a local world.

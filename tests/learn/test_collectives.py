@@ -10,16 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import launch
-from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import collectives
-from muon_tutorial.learn.collectives import messages
 
-from ..exhaustive import left_out
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 pytestmark = pytest.mark.live
-SIZES = [2, 3, 4]
+SIZES = [2, 3]
 
 
 def all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
@@ -106,7 +102,6 @@ def test_the_solution_and_the_reference_pass(ranks: int) -> None:
     assert collectives.check_ring(ranks).check(collectives.ring_all_gather)
 
 
-@pytest.mark.parametrize("ranks", [3, left_out(4)])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -119,12 +114,11 @@ def test_the_solution_and_the_reference_pass(ranks: int) -> None:
         (one_buffer, "what came last has overwritten the rest"),
         (torchs_own, "no message was seen. Send them yourself"),
         (lambda mine, rank, ranks: dist.recv(mine, rank - 1), "there is no rank -1: ranks go from 0 to"),
-        (lambda mine, rank, ranks: [mine][ranks], "IndexError"),
         (to_everybody, "In a ring it sends to rank 1 only"),
     ],
 )
-def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str, ranks: int) -> None:
-    assert message in says(wrong, ranks)
+def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str) -> None:
+    assert message in says(wrong, 3)
 
 
 def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
@@ -133,20 +127,11 @@ def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
     assert "SIGSEGV" not in message
 
 
-def test_ranks_that_wait_for_each_other_are_told() -> None:
+def test_ranks_that_wait_for_each_other_or_for_no_handle_are_told() -> None:
     assert "all are in send(), and none receives" in says(sends_first, 3, timeout=1.5)
     assert "rank 0 waits to receive from rank 2" in says(receives_first, 3, timeout=1.5)
-
-
-def test_a_handle_that_is_never_waited_for_is_named() -> None:
     message = says(made(wait=False), 4, timeout=3.0)
     assert "has not waited for" in message or "returns without wait()" in message
-
-
-def test_a_stub_is_no_answer_and_the_reference_stands_in(capsys: pytest.CaptureFixture[str]) -> None:
-    assert collectives.check_ring(2).check(lambda *given: ...).passed is None
-    assert collectives.run_gather(lambda *given: ..., 2).messages_sent(0) == 1
-    assert "reference" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ranks", SIZES)
@@ -166,30 +151,12 @@ def test_counted_bytes_are_the_formulas_and_the_halves_are_equal(ranks: int) -> 
         assert [line.split()[-1] == line.split()[-2] for line in said[1:]] == [True] * 3
 
 
-@pytest.mark.parametrize("ranks", SIZES)
-def test_the_first_picture_shows_what_a_run_really_sends(ranks: int) -> None:
-    def sent(found: list[messages.Message]) -> list[tuple[Any, ...]]:
-        return [(each.round, each.sender, each.receiver, each.content, each.nbytes) for each in found]
-
-    run = collectives.run_sum(all_reduce, ranks)
-    assert sent(run.messages) == sent(messages.of_ring_all_reduce(ranks, 4096))
-
-
-@pytest.mark.parametrize(
-    ("kind", "share"),
-    [("all_gather", 3 / 4), ("reduce_scatter", 3 / 4), ("all_reduce", 3 / 2), ("broadcast", 1)],
-)
-def test_the_shares_that_the_lesson_states_are_the_packages(kind: Any, share: float) -> None:
-    assert collectives.ring_formula(kind, 4096, 2, 4) == share * 4096 * 2
-
-
 def test_the_sum_of_the_reader_passes_and_says_its_bytes_beside_par() -> None:
     exercise = collectives.check_reduce_scatter(4)
     verdict = exercise.check(reduce_scatter)
     assert verdict
     assert "Your all_reduce: 24,576 bytes; par 24,576." in verdict.message
     assert "Your all_reduce: 61,440 bytes; par 24,576." in exercise.check(fetches_all).message
-    assert exercise.check(lambda *given: ...).passed is None
 
 
 def reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
@@ -223,19 +190,10 @@ def torchs_sum(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
     return whole.chunk(ranks)[rank]
 
 
-def sends_sum_first(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
-    dist.send(pieces[0], (rank + 1) % ranks)
-    return reduce_scatter(pieces, rank, ranks)
-
-
-@pytest.mark.parametrize("ranks", [3, left_out(4)])
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (
-            lambda pieces, rank, ranks: pieces,
-            "a tensor of 1024 entries; rank 0 returned list",
-        ),
+        (lambda pieces, rank, ranks: pieces, "a tensor of 1024 entries; rank 0 returned list"),
         (lambda pieces, rank, ranks: torch.cat(pieces), "returned a tensor of shape"),
         (lambda pieces, rank, ranks: pieces[rank], "but the entries of rank 1, 2"),
         (summed(last=-1, start=0, mine=lambda r, step: r - step - 1), "Its own is piece 0"),
@@ -244,18 +202,11 @@ def sends_sum_first(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
         (torchs_sum, "no message was seen"),
     ],
 )
-def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(
-    wrong: Callable, message: str, ranks: int
-) -> None:
-    verdict = collectives.check_reduce_scatter(ranks, timeout=5.0).check(wrong)
+def test_a_wrong_sum_is_told_what_is_wrong_with_it_and_drawn(wrong: Callable, message: str) -> None:
+    verdict = collectives.check_reduce_scatter(3, timeout=5.0).check(wrong)
     assert verdict.passed is False
     assert message in verdict.message
     assert verdict.picture is not None
-
-
-def test_a_sum_that_waits_in_a_circle_is_told() -> None:
-    exercise = collectives.check_reduce_scatter(3, timeout=1.5)
-    assert "all are in send(), and none receives" in message_of_wrong(exercise, sends_sum_first)
 
 
 def formula(collective: str, entries: int, itemsize: int, ranks: int) -> float:
@@ -266,7 +217,7 @@ def test_the_formula_knows_right_from_wrong() -> None:
     exercise = collectives.check_formula()
     assert exercise.check(formula)
     assert exercise.check(collectives.ring_formula)
-    assert exercise.check(lambda *given: ...).passed is None
+    assert collectives.ring_formula("broadcast", 4096, 2, 4) == 4096 * 2
     for wrong, says in [
         (lambda kind, n, size, ranks: formula(kind, n, 1, ranks), "Those are entries"),
         (lambda kind, n, size, ranks: formula("all_gather", n, size, ranks), "one half of an all_reduce"),
@@ -279,49 +230,9 @@ def test_the_formula_knows_right_from_wrong() -> None:
         assert_wrong(exercise, wrong, says)
 
 
-def exchange(mine: Tensor, rank: int, ranks: int, first: Any) -> Tensor:
-    arrived = torch.empty_like(mine)
-    if first[rank] == "send":
-        dist.send(mine, (rank + 1) % ranks)
-    dist.recv(arrived, (rank - 1) % ranks)
-    if first[rank] == "receive":
-        dist.send(mine, (rank + 1) % ranks)
-    return arrived
-
-
-def test_real_ranks_get_through_those_settings_of_the_switches_that_the_film_gets_through() -> None:
-    runs = collectives.run_every_setting(exchange)
-    film = {setting: collectives.moments_of(setting) for setting in collectives.EVERY}
-    assert runs.arrived == {setting: sum(map(len, moments)) == 4 for setting, moments in film.items()}
-    assert runs.stuck == 2
-    assert collectives.guess_stuck().check(runs.stuck)
-
-
 def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:
     run = collectives.run_setting(lambda mine, rank, ranks, first: mine, ("send",) * 4)
     assert not collectives.has_arrived(run)
-
-
-def test_the_sum_is_torchs_own() -> None:
-    assert launch(_same_as_torchs, 3) == [True] * 3
-
-
-def _same_as_torchs(rank: int) -> bool:
-    pieces = collectives.my_pieces(rank, 3)
-    whole = torch.cat(pieces)
-    dist.all_reduce(whole)
-    return torch.equal(torch.cat(all_reduce(pieces, rank, 3)), whole)
-
-
-def test_everybody_sends_first_ends_in_a_named_error() -> None:
-    with pytest.raises(RankFailedError) as caught:
-        launch(_send_first, 2, timeout=1.5)
-    assert collectives.say_failure(caught.value).startswith("RankFailedError\nno rank failed by itself")
-
-
-def _send_first(rank: int) -> None:
-    dist.send(torch.ones(1), 1 - rank)
-    dist.recv(torch.ones(1), 1 - rank)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 6])
@@ -346,15 +257,11 @@ def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
     )
 
 
-def test_a_wire_is_fitted_through_exact_times() -> None:
+def test_a_wire_is_fitted_through_exact_times_and_never_negative() -> None:
     sizes = [4**power for power in range(1, 12)]
     times = [5e-5 + size / 2e9 for size in sizes]
     wire = collectives.fit_wire(sizes, times)
     assert (wire.latency, wire.bandwidth) == pytest.approx((5e-5, 2e9))
     assert "latency 50 µs" in collectives.picture_of_wire(wire, sizes, times).alt
-
-
-def test_a_wire_is_never_negative() -> None:
-    wire = collectives.fit_wire([4, 1024, 4096], [3e-3, 2e-3, 1e-3])
-    assert wire.latency > 0
-    assert wire.bandwidth > 0
+    backwards = collectives.fit_wire([4, 1024, 4096], [3e-3, 2e-3, 1e-3])
+    assert min(backwards.latency, backwards.bandwidth) > 0

@@ -14,58 +14,35 @@ import pytest
 from muon_tutorial.learn.pictures import colours
 
 LEARN = Path(colours.__file__).resolve().parents[1]
-PALETTE = Path(colours.__file__).relative_to(LEARN).as_posix()
-FILES = sorted(path.relative_to(LEARN).as_posix() for path in LEARN.rglob("*.py"))
+PALETTE = Path(colours.__file__)
 HEX = re.compile(r"#[0-9a-fA-F]{3,8}\b")
-NAMED = {
-    *matplotlib.colors.CSS4_COLORS,
-    *matplotlib.colors.TABLEAU_COLORS,
-    *(f"C{number}" for number in range(10)),
-}
-SHORT = set(matplotlib.colors.BASE_COLORS)
-COLOUR_WORDS = {
-    "c",
-    "color",
-    "colour",
-    "ec",
-    "edgecolor",
-    "edgecolors",
-    "fc",
-    "facecolor",
-    "facecolors",
-    "fill",
-}
+NAMED = "|".join([*matplotlib.colors.CSS4_COLORS, *matplotlib.colors.TABLEAU_COLORS, r"C\d"])
+SHORT = "|".join([*matplotlib.colors.BASE_COLORS, r"[\d.]+"])
+COLOUR_WORDS = "c|colou?r|ec|edgecolors?|fc|facecolors?|fill"
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
+COLOUR = re.compile(rf"{HEX.pattern}|'(?:{NAMED})'|\b(?:{COLOUR_WORDS})='(?:{SHORT})'")
+"""In hex, by name, or by a letter or grey level as a colour argument; Python's own quotes are single."""
 SATURATED = 0.2
 """HSV saturation. Paler fills may mean anything; fills at least this saturated stand for ranks."""
 
 
-def tree(file: str) -> ast.Module:
-    return ast.parse((LEARN / file).read_text(encoding="utf-8"))
-
-
-def docstrings(module: ast.Module) -> set[int]:
-    """The ids of strings that are statements: docstrings, and descriptions below constants."""
-    alone = (node.value for node in ast.walk(module) if isinstance(node, ast.Expr))
-    return {id(value) for value in alone if isinstance(value, ast.Constant)}
-
-
-def named_colours(module: ast.Module) -> Iterator[str]:
-    """The colours that a module names: in hex, by name, or by a letter or grey level as a colour argument."""
-    apart = docstrings(module)
+def code_of(text: str) -> ast.Module:
+    """A module without docstrings and descriptions below constants."""
+    module = ast.parse(text)
     for node in ast.walk(module):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in apart:
-            yield from HEX.findall(node.value)
-            if node.value in NAMED:
-                yield node.value
-        if (
-            isinstance(node, ast.keyword)
-            and node.arg in COLOUR_WORDS
-            and isinstance(node.value, ast.Constant)
-        ):
-            value = node.value.value
-            if isinstance(value, str) and (value in SHORT or re.fullmatch(r"[\d.]+", value)):
-                yield value
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            kept = [each for each in node.body if not is_words(each)]
+            node.body = kept or [ast.Pass()]
+    return module
+
+
+def is_words(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def named_colours(module: ast.Module) -> list[str]:
+    """The colours that a module names."""
+    return COLOUR.findall(ast.unparse(module))
 
 
 def fills(module: ast.Module) -> Iterator[str]:
@@ -91,57 +68,30 @@ def saturation(colour: str) -> float:
     return colorsys.rgb_to_hsv(*matplotlib.colors.to_rgb(colour))[1]
 
 
-def saturated_names() -> set[str]:
-    """The palette's single colours that are too saturated for any fill except a rank's."""
-    return {
-        name
-        for name, value in vars(colours).items()
-        if isinstance(value, str) and HEX.fullmatch(value) and saturation(value) >= SATURATED
-    }
-
-
 def test_no_other_file_names_a_colour_and_a_saturated_fill_is_a_ranks() -> None:
-    saturated = saturated_names()
-    for file in FILES:
-        module = tree(file)
-        found = sorted(set(named_colours(module))) if file != PALETTE else []
-        assert not found, f"{file}, {found}: take names from learn/pictures/colours.py"
-        found = sorted(set(fills(module)) & saturated)
-        assert not found, f"{file}, {found}: say it by an edge, a mark or a pale fill"
-
-
-def test_ranks_are_saturated_and_pale_fills_are_not() -> None:
+    single = {name: value for name, value in vars(colours).items() if re.fullmatch(HEX, str(value))}
+    saturated = {name for name, value in single.items() if saturation(value) >= SATURATED}
+    assert {"WRONG", "RIGHT", "SGD", "ADAMW", "MUON"} <= saturated
+    assert not {"CARD", "EMPTY", "FAINT", "MARKED", "WRONG_FILL", "RIGHT_FILL"} & saturated
     assert min(map(saturation, colours.RANKS)) >= SATURATED
-    pale = (
-        colours.CARD,
-        colours.EMPTY,
-        colours.FAINT,
-        colours.MARKED,
-        colours.WRONG_FILL,
-        colours.RIGHT_FILL,
-    )
-    assert max(map(saturation, pale)) < SATURATED
-    assert {"WRONG", "RIGHT", "SGD", "ADAMW", "MUON"} <= saturated_names()
+    for path in LEARN.rglob("*.py"):
+        module = code_of(path.read_text(encoding="utf-8"))
+        found = named_colours(module) if path != PALETTE else []
+        assert not found, f"{path}, {found}: take names from learn/pictures/colours.py"
+        found = sorted(set(fills(module)) & saturated)
+        assert not found, f"{path}, {found}: say it by an edge, a mark or a pale fill"
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        ('"""#ffffff, red"""', []),
-        ('FILL = "#F0e68c"', ["#F0e68c"]),
-        ('style = f"color:#123;width:{w}px"', ["#123"]),
-        ('axes.plot(x, color="red")', ["red"]),
-        ('axes.plot(x, c="k")', ["k"]),
-        ('axes.plot(x, color="0.5")', ["0.5"]),
-        ('axes.plot(x, color="C1")', ["C1"]),
-        ('write("red alert", marker="k", to="#1", color=INK)', []),
+        ('"""#ffffff, red"""', 0),
+        ('FILL = "#F0e68c"', 1),
+        ('style = f"color:#123;width:{w}px"', 1),
+        ('axes.plot(x, c="k", color="0.5", fc="C1")', 3),
+        ('write("red alert", marker="k", to="#1", color=INK)', 0),
     ],
 )
-def test_planted_colours_are_found(line: str, found: list[str]) -> None:
-    assert list(named_colours(ast.parse(line))) == found
-
-
-def test_planted_fills_are_found() -> None:
-    planted = "rectangle(axes, 0, 0, 1, 1, WRONG if bad else CARD)\naxes.bar(x, y, facecolor=colours.MUON)"
-    assert list(fills(ast.parse(planted))) == ["WRONG", "CARD", "MUON"]
-    assert list(fills(ast.parse("axes.plot(x, y, color=MUON)"))) == []
+def test_planted_colours_are_found(line: str, found: int) -> None:
+    assert len(named_colours(code_of(line))) == found
+    assert list(fills(ast.parse("rectangle(axes, 0, 0, 1, 1, WRONG if bad else CARD)"))) == ["WRONG", "CARD"]

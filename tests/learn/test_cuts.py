@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
@@ -17,7 +16,7 @@ from muon_tutorial.learn.cuts.on_ranks import KINDS
 
 from .answers import assert_quiz, assert_wrong
 
-GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
+GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
 
 def piece_of_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
@@ -57,7 +56,6 @@ def with_length(length: Any) -> Any:
         (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
         (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
         (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
-        (lambda shape, *_: shape[2], "tp 1, tp_rank 0: The function raised IndexError"),
         (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
     ],
 )
@@ -68,7 +66,6 @@ def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -
 def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
     assert lesson.shapes_exercise().check(by_chunk)
     assert lesson.shapes_exercise().check(lesson.local_shape)
-    assert lesson.shapes_exercise().check(lambda shape, kind, tp_rank, tp: ...).passed is None
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 7])
@@ -118,42 +115,18 @@ def own_part(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
     return torch.relu(x @ up.T) @ down.T
 
 
-def without_relu(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    y = x @ up.T @ down.T
-    dist.all_reduce(y, group=tp_group)
+def summed(y: torch.Tensor, group: Any = None) -> torch.Tensor:
+    dist.all_reduce(y, group=group)
     return y
 
 
-def relu_last(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return torch.relu(without_relu(x, up, down, tp_group))
-
-
-def over_all_ranks(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    y = own_part(x, up, down, tp_group)
-    dist.all_reduce(y)
-    return y
-
-
-def hidden_only(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return torch.relu(x @ up.T)
-
-
-def nothing(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    work.both_layers(x, up, down, tp_group)
-
-
-def wrong_way_round(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return x @ up
-
-
-def _stub(x: Any, up: Any, down: Any, tp_group: Any) -> Any:
-    return ...
+def nothing(*given: Any) -> Any:
+    work.both_layers(*given)
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("dp_tp", [(2, 2), (1, 3), (3, 1)])
-def test_a_right_pass_through_both_layers_passes(dp_tp: tuple[int, int]) -> None:
-    assert lesson.layers_exercise(*dp_tp).check(lesson.both_layers)
+def test_a_right_pass_through_both_layers_passes() -> None:
+    assert lesson.layers_exercise(2, 2).check(lesson.both_layers)
 
 
 @pytest.mark.live
@@ -161,24 +134,15 @@ def test_a_right_pass_through_both_layers_passes(dp_tp: tuple[int, int]) -> None
     ("answer", "says"),
     [
         (own_part, "its own part of every sum"),
-        (without_relu, "without relu"),
-        (relu_last, "relu comes after the sum"),
-        (over_all_ranks, "the sum over all ranks"),
-        (hidden_only, "returned shape (4, 5); y has the shape (4, 6)"),
+        (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
+        (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
+        (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
+        (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
         (nothing, "returned NoneType"),
-        (wrong_way_round, "RuntimeError"),
     ],
 )
 def test_a_wrong_pass_is_told_what_it_has_calculated(answer: Any, says: str) -> None:
     assert_wrong(lesson.layers_exercise(2, 2), answer, says)
-
-
-@pytest.mark.live
-def test_an_open_pass_is_no_wrong_answer_and_whole_numbers_agree_to_the_bit() -> None:
-    assert lesson.layers_exercise(1, 2).check(_stub).passed is None
-    run = lesson.run_layers(lesson.both_layers, 1, 3)
-    assert run.same_bits()
-    assert "the same output: True   the same bits: True" in lesson.say_layers(run, "whole")
 
 
 # The holder of an entry.
@@ -231,17 +195,9 @@ def test_cut_as_one_every_head_is_torn_and_cut_each_only_where_tp_does_not_fit()
     assert each == [0, 0, 2, 0, 0, 4]
 
 
-@pytest.mark.parametrize(("heads", "tp"), [(4, 3), (8, 3), (2, 5), (6, 1)])
-def test_the_inverse_of_the_reference_gives_every_bit_back(heads: int, tp: int) -> None:
-    whole = qkv.fused_weight(1, heads)
-    pieces = [qkv.shard_qkv(whole, heads, tp_rank, tp) for tp_rank in range(tp)]
-    assert torch.equal(qkv.join_qkv(pieces, heads), whole)
-
-
 def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     verdict = lesson.qkv_exercise().check(qkv.shard_qkv, qkv.join_qkv)
     assert "Yours takes 144 entries on the busiest rank; par is 144." in verdict.message
-    assert lesson.qkv_exercise().check(lambda *args: ..., lambda *args: ...).passed is None
     all_on_one = lesson.qkv_exercise().check(
         lambda W, heads, r, tp: W if r == 0 else W[:0], lambda p, h: p[0]
     )
@@ -290,12 +246,6 @@ def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: A
     assert_wrong(lesson.qkv_exercise(), shard, join, says)
 
 
-# Pictures.
-
-
-# Training.
-
-
 def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
     def gradients(rank: int, step: int) -> torch.Tensor:
         weights = work.my_parameters(rank, 2, 0)
@@ -305,32 +255,3 @@ def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
     assert torch.equal(gradients(0, 0), gradients(0, 0))
     for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
         assert not torch.equal(gradients(0, 0), gradients(rank, step))
-
-
-def _train(rank: int, dp: int, tp: int, steps: int) -> work.KeptByRank:
-    weights = work.my_parameters(rank, tp, 0)
-    optimizer = Muon(weights, strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}))
-    for step in range(steps):
-        work.fill_gradients(weights, rank, tp, step)
-        optimizer.step()
-    return work.kept_by(optimizer)
-
-
-@pytest.mark.live
-def test_weights_repeat_along_dp_after_steps_and_momentum_is_cut_as_the_plan_says() -> None:
-    kept = launch(_train, 4, args=(2, 2, 2))
-    plan = lesson.plan_of(2, 2)
-    start = work.my_parameters(0, 2, 0)
-    for rank, mine in enumerate(kept):
-        assert all(
-            torch.equal(one, other) for one, other in zip(mine.weights, kept[rank % 2].weights, strict=True)
-        )
-        holdings = plan.buckets[0].stored_shards(plan.grid.at(rank))
-        assert [part.numel() for part in mine.momentum] == [holding.numel for holding in holdings]
-    assert not torch.equal(kept[0].weights[0], start[0])
-    assert kept[0].entries == 35
-    weight, momentum = lesson.picture_of_kept(2, 2, kept).alt.split(" tp 0: ")
-    assert "rank 0 holds rows 0 to 4 of up (bytes A); rank 1 holds rows 5 to 9 of up (bytes B)" in weight
-    assert "rank 2 holds rows 0 to 4 of up (bytes A)" in weight
-    assert len(set(lesson.letters_of(kept)[2])) == 4
-    assert "rank 0 keeps 0 to 35 (bytes E)" in momentum

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ import torch.distributed as dist
 from muon_tutorial import Grid
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.learn import early_return as lesson
-from muon_tutorial.learn.early_return import exercises, loops, missing_wait, steps
+from muon_tutorial.learn.early_return import exercises, loops, missing_wait
 from muon_tutorial.learn.exercises.judge import Exercise
-from muon_tutorial.timing.timeline import compare_phases
 from muon_tutorial.worlds.local import LocalWorld
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
-RANKS = [2, 3, 4]
+RANKS = [2, 3]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -32,7 +30,6 @@ def test_the_makespans_are_those_that_a_pencil_finds(ranks: int) -> None:
     }
     exercise = exercises.makespan_exercise(ranks)
     assert exercise.check(*right.values())
-    assert exercise.check(..., ..., ...).passed is None
     for place, name in enumerate(right):
         wrong = [*right.values()]
         wrong[place] += 3
@@ -128,7 +125,6 @@ def test_the_reference_and_another_way_to_write_it_pass(ranks: int) -> None:
         exercise = exercises.prefetch_exercise(ranks, 1)
         assert exercise.check(loop)
         assert exercise.accepted is loop
-    assert exercises.prefetch_exercise(ranks, 1).check(lambda *given: ...).passed is None
 
 
 @pytest.mark.parametrize("window", [1, 2, 9])
@@ -148,14 +144,6 @@ def test_real_ranks_walk_a_loop_and_a_wrong_one_is_seen() -> None:
     assert len(run.timeline.flights) == 4 * 3
     mixed = lesson.run_loop(mixes_tickets_up, 2, 0, window=2, count=4)
     assert str(mixed).startswith("other bits: rank 0 from turn 0 on, rank 1")
-
-
-@pytest.mark.live
-def test_a_recorded_step_has_the_phases_of_its_plan() -> None:
-    plan = lesson.plan_of(2, buckets=2, side=32)
-    for recorded, window in zip(lesson.record_steps(plan, (1, 3), 1), (1, 3), strict=True):
-        said = steps.predict_step(plan, steps.machine_of("1 Gbit/s"), window)
-        assert len(compare_phases(said, recorded)) > 2 * 2 * 3
 
 
 WRONG_WAITS = [
@@ -192,19 +180,6 @@ def test_a_wrong_wait_is_told_by_its_own_run(line: Any, ticket: Any, says: str, 
 @pytest.mark.parametrize("answer", [(9, "leaving[i - 2]"), (8, "leaving[ i-2 ]")])
 def test_a_wait_that_is_early_enough_and_late_enough_passes(answer: tuple[int, str], ranks: int) -> None:
     assert exercises.wait_exercise(ranks).check(*answer)
-    assert exercises.wait_exercise(ranks).check(..., answer[1]).passed is None
-
-
-def test_the_program_as_it_stands_is_wrong_and_its_picture_shows_where() -> None:
-    run = missing_wait.run_program(missing_wait.PROGRAM, 3)
-    assert run.wrong == 0
-    assert "s0 still reads it" in exercises.broken_program(3).alt
-    assert lesson.say_program().splitlines()[8].split(maxsplit=1) == ["9", "buffer.copy_(update)"]
-
-
-def test_a_fast_link_hides_the_missing_wait() -> None:
-    assert lesson.say_overwriting(1, 2).endswith("after s0 has ended")
-    assert lesson.say_overwriting(8, 2).endswith("while s0 still reads it")
 
 
 def in_another_order(count: int, gather: Any, work: Any, window: int) -> Walk:
@@ -235,21 +210,6 @@ def test_a_late_backend_reads_when_a_rank_waits() -> None:
         assert first.tolist() == again.tolist() == [10.0, 11.0]
 
 
-def test_ranks_that_ask_in_different_orders_are_named() -> None:
-    def program(rank: int) -> Walk:
-        for i in [0, 1] if rank == 0 else [1, 0]:
-            yield lesson.asked_for("gather", i, 2, 3)
-
-    said = lesson.try_in_timed_world(program, 3)
-    assert said.startswith("MismatchError: members of one group asked differently")
-    assert "rank 0 asks all_to_all over dp, gather of matrix 0\n" in said
-
-    def alike(rank: int) -> Walk:
-        yield lesson.asked_for("gather", 0, 2, 3)
-
-    assert lesson.try_in_timed_world(alike, 3) == "went through in 2 ms"
-
-
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_quiz_knows_right_from_wrong(ranks: int) -> None:
     right = {"endless": 14, "held": 3, "exposed": 2}
@@ -268,16 +228,3 @@ def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_
         assert three.exposed <= one.exposed
     shares = {link: three.milliseconds / one.milliseconds for link, (one, three) in by_link.items()}
     assert min(shares, key=shares.__getitem__) == "50 Mbit/s"
-
-
-def test_the_recording_says_what_it_is_and_holds_both_links() -> None:
-    recording = lesson.recorded()
-    said, about = lesson.predict_recorded(recording), lesson.say_about(recording)
-    assert all(word in about for word in ("machine:", "date:", "torch:", "link:", "command:"))
-    assert len(lesson.links_of(recording)) == 2
-    for step in recording.steps:
-        assert len(compare_phases(said[step.strategy, step.window, step.link], step.timeline)) > 10
-        assert step.timeline.seconds == pytest.approx(statistics.median_low(step.seconds), abs=1e-4)
-    assert len(lesson.say_gains(recording, said).splitlines()) == 1 + 4
-    shell: Any = lesson.explore_recording(recording, said)
-    assert "owner, window 3, loopback" in shell.at(link="loopback", window=3, strategy="owner").alt

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from muon_tutorial.learn.pictures.picture import blank, finish
 from muon_tutorial.learn.widgets.reveal import Reveal
-from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, choice, slider
+from muon_tutorial.learn.widgets.shell import Shell
 from scripts.notebooks import read_text, sources
 from scripts.shells import displayed, widget_cells
 
 from ..exhaustive import left_out
-from .drive_widget import FEW, MOST, alt_of_sound_picture, drive_question, drive_shell, move, positions
+from .drive_widget import FEW, MOST, alt_of_sound_picture, drive_question, drive_shell
 
 SLOW = {"11-a-grid-you-have-not-seen"}
 """Widgets that plan another grid at each position. A usual run leaves them to ``test_many_ranks.py``."""
@@ -43,31 +42,11 @@ def test_every_position_is_a_picture_with_words_of_its_own(
             drive_shell(shown, most=most)
 
 
-def draw(row: int, rank: int) -> Any:
-    if row == 1:
-        raise ValueError("row 1 cannot be drawn")
-    return finish(blank(20, 10)[0], "a", f"row {row} of rank {rank}")
-
-
-def test_positions_are_bounded_and_reach_every_value_of_every_control() -> None:
-    shell = Shell(draw, row=slider("row", last=30), rank=choice("rank", {str(n): n for n in range(20)}))
-    found = list(positions(shell))
-    assert len(found) == 2 * (31 + 20)
-    assert {position["row"] for position in found} == set(range(31))
-    assert {position["rank"] for position in found} == set(range(20))
-
-
-def test_a_position_that_cannot_be_drawn_is_seen() -> None:
-    shell = Shell(draw, row=slider("row", last=2), rank=choice("rank", {"0": 0, "1": 1}))
-    pages = [move(shell, position) for position in positions(shell)]
-    assert [ERROR_MARK in page for page in pages] == [False, False, True, True, False, False]
-
-
 @pytest.mark.parametrize(
     "change", [("data:", "http://elsewhere/"), ("<img", "<script><img"), ("alt=", "title=")]
 )
 def test_a_picture_that_needs_more_than_itself_is_refused(change: tuple[str, str]) -> None:
-    page = draw(row=0, rank=1).html
+    page = finish(blank(20, 10)[0], "a", "row 0 of rank 1").html
     assert alt_of_sound_picture(page) == "row 0 of rank 1"
     with pytest.raises((AssertionError, ValueError, KeyError)):
         alt_of_sound_picture(page.replace(*change))

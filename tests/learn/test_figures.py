@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import itertools
 import re
 import xml.dom.minidom
 
@@ -73,7 +72,7 @@ def test_alt_text_is_made_from_the_data_and_escaped() -> None:
     assert 'alt="a &quot;b&quot; &lt;c&gt;"' in odd.html
 
 
-@pytest.mark.parametrize(("dp", "tp"), list(itertools.product((1, 2, 3, 5), (1, 2, 4))))
+@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 4), (3, 2), (5, 4)])
 def test_every_grid_can_be_drawn_and_names_every_rank(dp: int, tp: int) -> None:
     drawn = draw("one", dp, tp)
     assert drawn.alt.count(" holds ") == dp * tp

@@ -16,7 +16,7 @@ from muon_tutorial.learn.pictures import colours
 
 from .answers import assert_quiz, assert_wrong
 
-GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 3)]
+GRIDS = [(1, 4), (4, 1), (2, 3)]
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -38,7 +38,6 @@ def columns(tp: int) -> Callable[[Tensor, int], Any]:
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_cut_knows_right_from_wrong_and_draws_the_wrong_one(dp: int, tp: int) -> None:
     exercise = first_look.check_columns(dp, tp)
-    assert exercise.check(lambda matrix, rank: ...).passed is None
     wrong: list[tuple[Callable[..., Any], str]] = [
         (lambda matrix, rank: matrix.tolist(), "Rank 0: return a tensor, not a list"),
         (lambda matrix, rank: matrix[:, :1] + 1, "is no block of the matrix"),
@@ -115,7 +114,7 @@ def test_the_film_ends_in_no_bit_that_differs_and_would_say_so_if_one_did() -> N
     assert [colours.WRONG in each.svg for each in drawn] == [False, True]
 
 
-@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (2, 8), (6, 1)])
+@pytest.mark.parametrize(("dp", "tp"), [(2, 8), (6, 1)])
 def test_its_pictures_fit_a_page_and_name_every_rank(dp: int, tp: int) -> None:
     plan, reports, alone = pretended(dp, tp)
     for drawn in (

@@ -18,11 +18,10 @@ from muon_tutorial.learn.first_muon import first_wrong_place as misplaced
 from muon_tutorial.learn.first_muon import on_ranks as sharing
 from muon_tutorial.learn.first_muon import pictures as buffers
 
-from ..exhaustive import left_out
 from . import sharings
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
-SIZES = [1, 2, 3, 4]
+SIZES = [1, 3]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
 
 
@@ -38,28 +37,18 @@ def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("way", "ranks"),
-    [("solution", 1), *((way, 3) for way in sharings.RIGHT), *(left_out("solution", n) for n in (2, 4))],
-)
-def test_the_solution_and_other_ways_to_share_pass(way: str, ranks: int) -> None:
-    exercise = lesson.check_share(ranks)
+@pytest.mark.parametrize("way", sharings.RIGHT)
+def test_the_solution_and_other_ways_to_share_pass(way: str) -> None:
+    exercise = lesson.check_share(3)
     assert exercise.check(sharings.RIGHT[way])
     assert exercise.accepted is sharings.RIGHT[way]
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("way", "ranks"),
-    [
-        *((way, 3) for way in sharings.WRONG),
-        *(left_out(way, n) for way in ("keeps to itself", "averages", "everybody does all") for n in (2, 4)),
-        left_out("gives up", 2),
-    ],
-)
-def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str, ranks: int) -> None:
+@pytest.mark.parametrize("way", sharings.WRONG)
+def test_a_wrong_sharing_is_told_what_is_wrong_with_it(way: str) -> None:
     wrong, message = sharings.WRONG[way]
-    assert message in " ".join(message_of_wrong(lesson.check_share(ranks), wrong).split())
+    assert message in " ".join(message_of_wrong(lesson.check_share(3), wrong).split())
 
 
 @pytest.mark.live
@@ -82,19 +71,9 @@ FAILS = "A run failed: rank 1 of 2 raised RuntimeError.*. Your function left no 
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(
-    ("function", "says"), [(lambda *given: ..., "No answer yet"), (sharings.moves_the_offset_first, FAILS)]
-)
-def test_the_reference_stands_in_for_a_stub_or_a_function_that_fails(
-    function: Callable, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert lesson.run_share(function, 2, lacking="k1").wrong() == []
-    assert re.fullmatch(f"{says}: this is the reference.", " ".join(capsys.readouterr().out.split()))
-
-
-@pytest.mark.live
-def test_a_stub_is_no_answer() -> None:
-    assert lesson.check_share(2).check(lambda *given: ...).passed is None
+def test_the_reference_stands_in_for_a_function_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lesson.run_share(sharings.moves_the_offset_first, 2, lacking="k1").wrong() == []
+    assert re.fullmatch(f"{FAILS}: this is the reference.", " ".join(capsys.readouterr().out.split()))
 
 
 @pytest.mark.live
@@ -176,20 +155,10 @@ def test_longest_first_is_never_worse_than_by_index(ranks: int) -> None:
     assert 1 - 1e-9 <= lesson.fair_shares(ranks, "longest first") <= lesson.fair_shares(ranks) + 1e-9
 
 
-def test_the_prose_states_what_the_plans_say() -> None:
-    """The notebook's text: even on 8 ranks; on 6, two with all large matrices; more ranks than matrices."""
-    assert lesson.fair_shares(8) == pytest.approx(1)
-    costly = [index % 6 for index, (rows, columns) in enumerate(lesson.LARGE.values()) if rows != columns]
-    assert costly == [4, 5] * 12
-    assert max(RANKS) > len(lesson.LARGE) == 72
-    assert lesson.fair_shares(128, "longest first") > 2
-    assert len(lesson.SHAPES) == 12
-
-
 @pytest.mark.live
-@pytest.mark.parametrize("ranks", [1, 3, 4])
-def test_bytes_are_the_formulas_and_the_quiz_knows_them(ranks: int) -> None:
+def test_bytes_are_the_formulas_and_the_quiz_knows_them() -> None:
     count: Callable[..., Any] = lesson.count_bytes
+    ranks = 3
     rows = launch(count, ranks, args=(ranks, 0))[0]
     assert rows[0].ring == 2 * (ranks - 1) * sharing.LENGTH * 2 // ranks
     assert rows[1].ring == lesson.predict_ring(ranks)
@@ -220,15 +189,10 @@ GATHERS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_an_all_gather_of_own_updates_passes_at_par(ranks: int) -> None:
-    exercise = lesson.check_gather(ranks)
-    verdict = exercise.check(sharing.gathered)
+def test_an_all_gather_of_own_updates_passes_at_par() -> None:
+    verdict, par = lesson.check_gather(3).check(sharing.gathered), f"{lesson.predict_ring(3):g}"
     assert verdict.passed
-    assert f"Yours takes {lesson.predict_ring(ranks):g} bytes; par is {lesson.predict_ring(ranks):g}." in str(
-        verdict.message
-    )
-    assert exercise.check(lambda *given: ...).passed is None
+    assert f"Yours takes {par} bytes; par is {par}." in verdict.message
 
 
 @pytest.mark.live
@@ -236,16 +200,6 @@ def test_an_all_gather_of_own_updates_passes_at_par(ranks: int) -> None:
 def test_a_wrong_gather_is_told_what_is_wrong_with_it(way: str) -> None:
     wrong, message = GATHERS[way]
     assert message in " ".join(message_of_wrong(lesson.check_gather(3), wrong).split())
-
-
-@pytest.mark.live
-def test_bytes_of_the_readers_collectives_are_counted_as_the_package_counts_its_own() -> None:
-    count: Callable[..., Any] = lesson.count_bytes
-    summed, gathered = launch(count, 4, args=(4, 0))[0]
-    for function, row in ((sharings.solution, summed), (sharing.gathered, gathered)):
-        [run] = sharing.run_cases(function, 4, [()])
-        assert run.sent == row.ring
-    assert gathered.ring == 36_864  # the par that the notebook gives
 
 
 @pytest.mark.parametrize("said", [(17, 17), (15, 15), (16, 15), ("a", 15), (17, 14)])
@@ -257,8 +211,8 @@ def test_five_matrices_know_right_from_wrong(said: tuple[Any, Any]) -> None:
     assert lesson.check_toy().check(*said).passed is False
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["q1", "k1", "v2", "down2"])
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["k1", "down2"])
 def test_a_lost_gradient_spoils_what_intervals_predict_and_then_everything(ranks: int, name: str) -> None:
     owner = sharing.place_of(name).owner(ranks)
     run = lesson.sabotaged(ranks, owner, name, "lost")
@@ -266,11 +220,3 @@ def test_a_lost_gradient_spoils_what_intervals_predict_and_then_everything(ranks
     assert set(run.wrong_at(2)) - {name} == set(misplaced.early_wrong(ranks, ((owner, name),))) - {name}
     assert len(run.wrong_at(3)) == len(run.wrong_at(5)) == 12
     assert all(run.agree)
-
-
-@pytest.mark.parametrize("fault", ["lost", "sign"])
-def test_only_the_owners_gradient_matters(fault: str) -> None:
-    run = lesson.sabotaged(3, 2, "k1", fault)
-    assert run.wrong == {(0, 2, "k1")}
-    mine = lesson.sabotaged(3, 1, "k1", "sign")
-    assert mine.wrong_at(1) == mine.wrong_at(2) == ["k1"]

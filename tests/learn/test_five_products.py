@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -25,7 +24,6 @@ def right_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
 
 
 def test_the_right_step_passes_in_any_form_and_the_stub_is_open() -> None:
-    assert five_products.write_step().check(lambda X, a, b, c: ...).passed is None
     assert five_products.write_step().check(right_step)
     six = five_products.write_step().check(
         lambda X, a, b, c: a * X + b * X @ X.T @ X + c * X @ X.T @ X @ X.T @ X
@@ -39,7 +37,6 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda X, a, b, c: right_step(X, 0, b, c), "a * X, is missing"),
     (lambda X, a, b, c: right_step(X, a, c, b), "changed places"),
     (lambda X, a, b, c: a * X + b * X**3 + c * X**5, "cubes each entry"),
-    (lambda X, a, b, c: a * X + b * X @ X.T, "The function raised RuntimeError"),
     (lambda X, a, b, c: a * X + b * X @ X.T, "Here X is 3 × 5, and X @ X.T is 3 × 3."),
     (lambda X, a, b, c: None, "returns nothing. Is there a return?"),
     (lambda X, a, b, c: X @ X.T, "so must the result be"),
@@ -91,7 +88,6 @@ def test_wrong_wholes_are_told_what_is_wrong_with_them(function: Callable[..., A
 def test_all_of_newton_schulz_passes_and_the_stub_is_open() -> None:
     assert five_products.write_all().check(all_of_it)
     assert five_products.write_all().check(five_products.newton_schulz)
-    assert five_products.write_all().check(lambda G: ...).passed is None
 
 
 WRONG_COSTS: list[tuple[Callable[[int, int, int], Any], str]] = [
@@ -113,12 +109,6 @@ def test_the_cost_is_what_the_products_take() -> None:
     for shape in ((3, 5), (6, 4), (4, 4)):
         made = five_products.count_products(partial(five_products.newton_schulz, torch.ones(shape)))
         assert (made.products, made.flops) == (15, five_products.flops(*shape))
-
-
-def test_a_value_of_1_goes_where_the_prediction_is_compared_with() -> None:
-    path = [five_products.polynomial(torch.tensor(1.0), steps).item() for steps in range(1, 40)]
-    assert five_products.outcome() == {"where": round(path[0], 1), "settles": False}
-    assert min(abs(after - before) for before, after in pairwise(path)) > 0.1
 
 
 def the_solution(steps: int) -> tuple[float, float]:
@@ -143,7 +133,6 @@ def test_the_bounds_know_right_from_wrong(steps: int) -> None:
     ]
     for case in wrong:
         assert_wrong(five_products.bound_values(steps), *case)
-    assert five_products.bound_values(steps).check(low, ...).passed is None
 
 
 @pytest.mark.parametrize("steps", STEPS)

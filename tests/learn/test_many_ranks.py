@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
-import torch
 
 from muon_tutorial import launch
-from muon_tutorial.learn import many_ranks as lesson
 from muon_tutorial.learn.many_ranks import balance, exercises, on_ranks, scaling
 from muon_tutorial.timing.recommend import plan_model
 from muon_tutorial.timing.step_cost import estimate
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
-
-GRIDS = [(2, 2), (3, 1), (1, 2)]
 
 
 def test_a_step_is_what_the_planner_says_of_it() -> None:
@@ -71,7 +66,6 @@ def test_the_unseen_grid_is_as_the_solution_says() -> None:
     exercise = exercises.unseen_exercise()
     assert exercises.unseen() == {"idle": 288, "shrinks": 1.0, "slower": True}
     assert exercise.check(4096 // 8 - 7 * 32, 1, True)
-    assert exercise.check(..., ..., ...).passed is None
     assert_wrong(exercise, 0, 1, True, "idle: not 0. A matrix has one owner")
     assert_wrong(exercise, 288, 2, True, "shrinks: not 2.")
     assert_wrong(exercise, 288, 1, False, "slower: not False.")
@@ -107,8 +101,8 @@ def test_what_the_text_says_of_entries_and_work_is_so() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_any_owners_give_the_bits_of_one_process(dp: int, tp: int) -> None:
+def test_any_owners_give_the_bits_of_one_process() -> None:
+    dp, tp = 2, 2
     draw = random.Random(dp)
     drawn = [draw.randrange(dp * tp) for _ in on_ranks.SHAPES]
     for assign in (balance.assign, balance.by_entries, lambda shapes, owners: drawn):
@@ -118,28 +112,9 @@ def test_any_owners_give_the_bits_of_one_process(dp: int, tp: int) -> None:
     assert "same bits as one process: True" in on_ranks.say_stepped(found)
 
 
-def test_other_weights_are_told_from_the_right_ones() -> None:
-    """The comparison on ranks can fail, since another seed's weights have other bits."""
-    assert not all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 1)))
-    assert all(map(torch.equal, on_ranks.stepped_alone(1, 0), on_ranks.stepped_alone(1, 0)))
-    assert not any(map(torch.equal, on_ranks.weights_with_gradients(0), on_ranks.stepped_alone(1, 0)))
-
-
 def test_the_quiz_knows_right_from_wrong() -> None:
     first, *_, last = scaling.steps()
     right = {"idle": 1488, "floor": 1000 * last.floor, "latency": last.latency / first.latency}
     wrong = {"idle": (560, "idle_owners"), "floor": (0.06, "milliseconds"), "latency": (512, "Divide")}
     assert_quiz(exercises.quiz(), right, wrong)
     assert "Still open" in message_of_wrong(exercises.quiz(), {**right, "idle": ...})
-
-
-def test_pictures_say_their_numbers_and_that_no_clock_has_run() -> None:
-    hero = lesson.hero()
-    assert "Predicted seconds" in hero.alt
-    assert "16,384 ranks owners are idle for 85% of the busiest one's time" in hero.alt
-    assert "no clock has run" in hero.svg
-    shell: Any = lesson.explore_scale()
-    shown = shell.at(doubling=9, links="slower")
-    assert "2,048 owners share 560 matrices; 1,488 have none" in shown.alt
-    assert "predicted, with links 0.125 times as fast" in shown.alt
-    assert lesson.explore_scale(live=False) == shell.still

@@ -65,7 +65,6 @@ def test_the_lines_that_change_are_known() -> None:
         assert_wrong(exercise, [2], missing, says)
     for number in range(1, 12):
         assert ("stays" in lesson.check_lines().check([2, number], [4, 11]).message) == (number != 2)
-    assert lesson.check_lines().check(..., [4]).passed is None
 
 
 PREPARED = {
@@ -97,12 +96,11 @@ def said_of(report: PortReport) -> str:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(3, 1), (2, 2)])
-def test_each_wrong_port_is_told_what_is_wrong_with_it(grid: tuple[int, int]) -> None:
+def test_each_wrong_port_is_told_what_is_wrong_with_it() -> None:
     pairs = [(port.prepare, port.update), (ports.stub, port.update), (port.prepare, ports.stub)]
     pairs += [(prepare, port.update) for prepare in PREPARED]
     pairs += [(port.prepare, update) for update in UPDATED]
-    right, *rest = launch(ports.try_all, grid[0] * grid[1], args=(grid, pairs), output="quiet")[0]
+    right, *rest = launch(ports.try_all, 4, args=((2, 2), pairs), output="quiet")[0]
     assert said_of(right) == ""
     assert [report.is_open for report in rest[:2]] == [True, True]
     expected = [*PREPARED.values(), *UPDATED.values()]
@@ -113,8 +111,6 @@ def test_each_wrong_port_is_told_what_is_wrong_with_it(grid: tuple[int, int]) ->
 @pytest.mark.live
 def test_the_port_is_checked_on_real_ranks_and_a_stub_is_open() -> None:
     assert lesson.check_port(2, 1, 0).check(port.prepare, port.update)
-    assert lesson.check_port(2, 1, 0).check(..., port.update).passed is None
-    assert lesson.check_port(2, 1, 0).check(ports.stub, ports.stub).passed is None
     assert_wrong(lesson.check_port(2, 1, 0), 5, port.update, "prepare must be a function")
     exercise = lesson.check_port(2, 1, 0)
     first = message_of_wrong(exercise, ports.made_too_early, port.update)
@@ -174,18 +170,15 @@ WRONG_CLIPS: list[tuple[Any, str]] = [
         "All multiplied with 0.0156",
     ),
     (lambda gradients, limit: [each.to_local().mul_(1 / 8) for each in gradients], "was shortened"),
-    (lambda gradients, limit: gradients["up"], "TypeError"),
 ]
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("ranks", [4, 3])
-def test_gradients_are_clipped_by_the_norm_of_the_whole(ranks: int) -> None:
-    found = lesson.check_clip(ranks).check(lesson.clip)
+def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
+    found = lesson.check_clip(3).check(lesson.clip)
     assert found
     assert "Yours takes 1 collectives; par is 1." in found.message
-    assert lesson.check_clip(ranks).check(by_whole_tensors)
-    assert lesson.check_clip(ranks).check(lambda *given: ...).passed is None
+    assert lesson.check_clip(3).check(by_whole_tensors)
 
 
 @pytest.mark.live
@@ -230,8 +223,6 @@ def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, 
 @pytest.mark.live
 def test_a_run_is_killed_goes_on_elsewhere_and_passes() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port)
-    assert exercise.check(..., port.load).passed is None
-    assert exercise.check(ports.stub, ports.stub).passed is None
     assert exercise.check(port.save, port.load)
 
 
@@ -257,8 +248,8 @@ def test_a_life_can_be_read_from_what_a_killed_run_left(killed: Path) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 1), (3, 1)])
-def test_what_is_the_same_to_the_bit_is_what_the_lesson_says(grid: tuple[int, int]) -> None:
+def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
+    grid = 3, 1
     life, others = lives.life_of(*grid, JOB)
     assert life.last.grid == port.other_grid(*grid) != grid
     assert lives.loaded_alike(life)
@@ -274,19 +265,6 @@ def test_what_is_the_same_to_the_bit_is_what_the_lesson_says(grid: tuple[int, in
     right = {"twice": 1, "files": grid[0], "too_long": grid[0] ** 0.5}
     wrong: Any = {"twice": (3, "taken_twice"), "files": (1, "tensor_files"), "too_long": (4, "clipped_alone")}
     assert_quiz(lesson.quiz(life), right, wrong)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (1, 3)])
-def test_what_goes_wrong_in_a_plain_loop_is_measured(dp: int, tp: int) -> None:
-    found = lesson.try_plain(dp, tp, seed=0)
-    assert found.moved == "0 of 6"
-    assert found.moved_too_early == {"AdamW": 0, "MuonWithAdamW": 0}
-    assert "make the optimizer afterwards" in lesson.say_too_early(found).replace("\n", " ")
-    assert found.clipped_alone == pytest.approx((dp * tp) ** 0.5)
-    assert found.saved_on_rank_0 == pytest.approx(1 / (dp * tp))
-    assert found.losses[-1] < found.losses[0]
-    assert "moves 0 of 6 of the model's parameters" in lesson.draw_too_early(found).alt
 
 
 def test_one_process_runs_the_same_four_functions_without_any_rank(tmp_path: Path) -> None:

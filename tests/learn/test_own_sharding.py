@@ -18,7 +18,7 @@ from muon_tutorial.learn.own_sharding.transfers import Transfer
 from . import three_functions as tried
 from .answers import assert_quiz, assert_wrong
 
-GRIDS = [(2, 2), (3, 2), (4, 1), (1, 2)]
+GRIDS = [(3, 2), (4, 1)]
 QUICK = 4.0
 
 
@@ -32,7 +32,6 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
     rows = right.rows_of(lesson.bad_rows(ranks), ranks)
     got = [None] * (ranks - 1) + ["tensor"]
     assert lesson.guess(ranks).check(rows, got)
-    assert lesson.guess(ranks).check(..., got).passed is None
     assert_wrong(lesson.guess(ranks), [*rows, 1], got, "rows: give a list")
     if ranks > 1:
         assert_wrong(lesson.guess(ranks), rows, ["tensor"] * ranks, "Who orthogonalizes this matrix?")
@@ -43,14 +42,6 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
         assert_wrong(
             lesson.guess(ranks), fair, got, "rows: fair, but torch does not deal rows out one by one"
         )
-
-
-@pytest.mark.live
-def test_the_prediction_is_what_real_ranks_do() -> None:
-    found = lesson.run_owner_of_nothing(2, 2, 0)
-    assert found.rows == [3, 3, 3, 0]
-    assert found.got == [None, None, None, "tensor"]
-    assert all(found.called)
 
 
 @pytest.mark.live
@@ -73,16 +64,6 @@ def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
     given_back = lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()))
     assert "Yours takes 400 bytes on the way back; par is 224." in given_back.check(tried.broadcast).message
     assert given_back.check(tried.redistribute_later)
-
-
-@pytest.mark.live
-def test_stubs_are_open() -> None:
-    assert lesson.check_assign(2, 1, 0).check(tried.stub).passed is None
-    assert lesson.check_gather(2, 1, 0, open_exercise()).check(tried.stub).passed is None
-    both = open_exercise(), open_exercise()
-    assert lesson.check_redistribute(2, 1, 0, both).check(tried.stub).passed is None
-    assert lesson.check_assign(2, 1, 0).check(...).passed is None
-    assert_wrong(lesson.check_assign(2, 1, 0), 5, "Give a function.")
 
 
 @pytest.mark.live
@@ -138,23 +119,20 @@ def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[
         (lambda params, state: tried.in_turn(model), "The busiest rank,"),
         (by_shard, "hold rows of it"),
         (by_shard_allowed, "What differs between them is the shards"),
-        (5, "Give a function"),
         (lambda params, state: state["ranks"], "raised KeyError"),
     ]
     for function, says in wrong:
         assert_wrong(lesson.check_shared_work(model), function, says)
-    assert lesson.check_shared_work(model).check(tried.stub).passed is None
     shown = lesson.check_shared_work(model).check(wrong[2][0])
     assert shown.picture is not None
     assert "GFLOP" in shown.picture.alt
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 2), (3, 1)])
 @pytest.mark.parametrize("layout", lesson.LAYOUTS)
-def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str, grid: tuple[int, int]) -> None:
-    found = launch(tried.travelled, grid[0] * grid[1], args=(layout, *grid), output="quiet")
-    film = pictures.journey_of(layout, *grid)
+def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str) -> None:
+    found = launch(tried.travelled, 4, args=(layout, 2, 2), output="quiet")
+    film = pictures.journey_of(layout, 2, 2)
     moments = {moment.name: moment for moment in film.moments}
     for rank, mine in enumerate(found):
         for way, name in (("out", "gather"), ("back", "redistribute")):
@@ -166,32 +144,6 @@ def test_the_film_is_what_a_helpers_functions_do_on_real_ranks(layout: str, grid
         assert (mine["full"] is None) == (moments["gather"].held[rank] == ())
         for each in moments["gather"].held[rank]:
             assert torch.tensor(mine["full"])[each.box.slices].unique().tolist() == [each.by]
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 2), (3, 1)])
-def test_the_traps_are_what_the_lesson_says_of_them(grid: tuple[int, int]) -> None:
-    ranks = grid[0] * grid[1]
-    place = lesson.try_on_groups(tried.gather_at_place_0, *grid)
-    assert "rank 0" in place
-    assert "went through" in place
-    assert ("not part of group" in place) == (grid[1] > 1)
-    uneven = lesson.try_uneven(tried.gather_uneven, ranks, 0)
-    assert uneven != "went through"
-    assert "rank 0" in uneven
-    assert "reduce it before the step" in lesson.try_partial(ranks, 0)
-    off = [
-        float(line.split()[2]) for line in lesson.try_for_steps(tried.gather_gradient, ranks, 0).splitlines()
-    ]
-    assert off[0] < 0.1 < 0.3 < min(off[1:])
-    assert lesson.try_for_steps(right.gather, ranks, 0).count("0.00 away") == 3
-    assert lesson.try_several(ranks, 0).count("the single process' bits") == 2
-
-
-@pytest.mark.live
-def test_a_loop_around_the_three_functions_is_compared_with_one_process() -> None:
-    assert lesson.run_loop(tried.loop, 3, 0) == [True] * 3
-    assert lesson.run_loop(tried.loop_of_nothing, 3, 0) == [False] * 3
 
 
 def test_a_failed_step_and_a_wrong_step_are_told() -> None:

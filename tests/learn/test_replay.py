@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Iterable
 
 import pytest
@@ -13,7 +11,7 @@ from muon_tutorial.learn import the_mirror
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.recording import Tile
 
-GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (1, 1), (2, 4)]
+GRIDS = [(3, 2), (1, 4), (4, 1)]
 
 
 @pytest.fixture(params=GRIDS, ids=str)
@@ -26,22 +24,6 @@ def test_what_is_written_is_read_again(recording: replay.Recording) -> None:
     text = replay.dumps(recording)
     assert replay.dumps(replay.loads(text)) == text
     assert len(text) < 200_000
-
-
-def test_the_same_moment_gives_the_same_bytes() -> None:
-    shipped = replay.load()
-    assert replay.render(shipped, 3).svg == replay.render(replay.load(), 3).svg
-
-
-def test_a_recording_is_drawn_without_any_process() -> None:
-    code = (
-        "import subprocess, multiprocessing.process as m, torch.distributed as d\n"
-        "subprocess.Popen.__init__ = m.BaseProcess.start = None\n"
-        "from muon_tutorial.learn.the_mirror import replay\n"
-        "print(len(replay.render(replay.load(), 4).svg), d.is_initialized())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("False\n")
 
 
 def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:

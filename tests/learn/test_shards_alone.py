@@ -12,10 +12,7 @@ from torch import Tensor
 
 from muon_tutorial.learn import shards_alone
 
-from ..exhaustive import left_out
 from .answers import assert_quiz, assert_wrong, message_of_wrong
-
-GRIDS = [(1, 2), (2, 2), (1, 4)]
 
 
 def found(matrix: str, cut: str, pieces: int) -> shards_alone.Comparison:
@@ -50,34 +47,6 @@ def test_one_piece_is_the_whole_and_no_rescaling_brings_others_nearer_than_at_be
     update, ideal = shards_alone.pieces_alone(whole, 1, 4), shards_alone.orthogonal(whole)
     best = min(((scale * update - ideal).norm() / ideal.norm()).item() for scale in torch.linspace(0, 1, 401))
     assert shards_alone.compare(update, whole).at_best == pytest.approx(best, abs=1e-4)
-
-
-@pytest.mark.parametrize("cut", ["columns", "rows"])
-@pytest.mark.parametrize("matrix", ["real", "Gaussian", "power law"])
-def test_shares_of_energy_are_a_whole_and_rows_never_leave_the_inputs_of_the_gradient(
-    matrix: str, cut: str
-) -> None:
-    whole = shards_alone.matrices()[matrix]
-    update = shards_alone.pieces_alone(whole, shards_alone.DIMS[cut], 4)
-    found = shards_alone.shares(shards_alone.in_directions(update, whole))
-    assert found.diagonal + found.beside + found.outside == pytest.approx(1)
-    if cut == "rows":
-        assert found.outside < 1e-9
-    else:
-        assert 0.2 < found.outside < 0.4
-
-
-def test_with_the_factor_of_its_shape_the_shards_update_has_the_right_rms_and_is_wrong() -> None:
-    whole = shards_alone.gradient()
-    right = shards_alone.orthogonal(whole) * shards_alone.size_factors((64, 256))[1]
-    shards = shards_alone.pieces_alone(whole, 1, 4) * shards_alone.size_factors((64, 64))[1]
-    assert shards.norm().item() == pytest.approx(right.norm().item())
-    assert found("real", "columns", 4).cosine < 0.8
-
-
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_one_case_of_six_is_harmless(tp: int) -> None:
-    assert shards_alone.harmless(tp) == ("Gaussian", "rows")
 
 
 @pytest.mark.parametrize("tp", [2, 4])
@@ -118,20 +87,14 @@ WRONG_RATIOS: list[tuple[Any, str]] = [
     (lambda shape, dim, tp: 2.0, "return two ratios"),
     (lambda shape, dim, tp: [1.0], "return two ratios"),
     (lambda shape, dim, tp: shape[2], "IndexError"),
-    (7, "Give a function"),
 ]
 
 
 def test_the_ratio_of_factors_is_judged_for_any_shape_and_cut() -> None:
     assert shards_alone.check_ratio().check(ratio)
     assert shards_alone.check_ratio().check(shards_alone.too_small)
-    assert shards_alone.check_ratio().check(lambda *given: ...).passed is None
     for wrong, says in WRONG_RATIOS:
         assert_wrong(shards_alone.check_ratio(), wrong, says)
-    assert "1.414 times too small" in shards_alone.say_factors((256, 64), 0, 2)
-    assert "64 × 256  columns                    1.00                  2.00" in shards_alone.say_ratios(
-        ratio, 4
-    )
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
@@ -158,10 +121,9 @@ def by_everybody(piece: Tensor, dim: int, group: Any) -> Any:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_solution_and_the_reference_pass(dp: int, tp: int) -> None:
-    assert shards_alone.check_gather(dp, tp).check(solution)
-    assert shards_alone.check_gather(dp, tp).check(shards_alone.gather_whole)
+def test_the_solution_and_the_reference_pass() -> None:
+    assert shards_alone.check_gather(1, 4).check(solution)
+    assert shards_alone.check_gather(2, 2).check(shards_alone.gather_whole)
 
 
 WRONG: list[tuple[Callable, str]] = [
@@ -173,15 +135,13 @@ WRONG: list[tuple[Callable, str]] = [
     (lambda piece, dim, group: piece, "nothing was put together"),
     (lambda piece, dim, group: torch.full(shards_alone.SHAPE, -1.0), "was never filled"),
     (lambda piece, dim, group: gathered(piece, group), "return a matrix, not list"),
-    (lambda piece, dim, group: [][dim], "IndexError"),
 ]
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 2), left_out((1, 4))])
 @pytest.mark.parametrize(("wrong", "says"), WRONG)
-def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str, grid: tuple) -> None:
-    message = message_of_wrong(shards_alone.check_gather(*grid), wrong)
+def test_a_wrong_gather_is_told_what_is_wrong_with_it(wrong: Callable, says: str) -> None:
+    message = message_of_wrong(shards_alone.check_gather(2, 2), wrong)
     assert says in message
     assert "Without group" not in message
 
@@ -206,21 +166,13 @@ def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
 
 
 @pytest.mark.live
-def test_pictures_show_the_readers_run_and_the_reference_for_a_stub(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_pictures_show_the_readers_run() -> None:
     def shown(function: Callable) -> str:
         return shards_alone.picture_of_gathered(shards_alone.run_gather(function, 1, 2)).alt
 
-    assert shown(solution).count("all in place") == 2
     assert shown(backwards).count("wrong from row 0, column 0") == 2
-    assert "256 × 64" not in shown(backwards)
     assert "128 × 128, a wrong shape" in shown(along(lambda dim: 0))
     assert "no matrix" in shown(lambda piece, dim, group: [piece])
-    assert shards_alone.check_gather(1, 2).check(lambda *given: ...).passed is None
-    capsys.readouterr()
-    assert "all in place" in shown(lambda *given: ...)
-    assert "reference" in capsys.readouterr().out
 
 
 def from_gram(shard: Tensor, group: Any) -> Tensor:
@@ -281,15 +233,13 @@ def by_broadcast(shard: Tensor, group: Any) -> Tensor:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_an_update_that_needs_only_a_sum_of_gram_matrices_passes_at_par(dp: int, tp: int) -> None:
-    par = f"{2 * (tp - 1) / tp * 64 * 64 * 4:g} bytes"
+def test_an_update_that_needs_only_a_sum_of_gram_matrices_passes_at_par() -> None:
     for update in (from_gram, shards_alone.surviving_update):
-        assert f"Yours takes {par}; par is" in shards_alone.check_survival(dp, tp).check(update).message
-    below = shards_alone.check_survival(dp, tp).check(from_triangle)
+        said = shards_alone.check_survival(2, 2).check(update).message
+        assert f"Yours takes {64 * 64 * 4} bytes; par is" in said
+    below = shards_alone.check_survival(1, 4).check(from_triangle)
     assert below
     assert "You are below it!" in below.message
-    assert shards_alone.check_survival(dp, tp).check(lambda *given: ...).passed is None
 
 
 WRONG_UPDATES: list[tuple[Callable, str]] = [
@@ -307,12 +257,9 @@ WRONG_UPDATES: list[tuple[Callable, str]] = [
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(2, 2), left_out((1, 4))])
 @pytest.mark.parametrize(("wrong", "says"), WRONG_UPDATES)
-def test_an_update_that_does_not_survive_is_told_why(
-    wrong: Callable, says: str, grid: tuple[int, int]
-) -> None:
-    assert_wrong(shards_alone.check_survival(*grid), wrong, says)
+def test_an_update_that_does_not_survive_is_told_why(wrong: Callable, says: str) -> None:
+    assert_wrong(shards_alone.check_survival(2, 2), wrong, says)
 
 
 @pytest.mark.live

@@ -11,16 +11,14 @@ import torch
 import torch.distributed as dist
 
 from muon_tutorial import Grid, build_mesh, launch
-from muon_tutorial.errors import MismatchError, RankFailedError
 from muon_tutorial.learn import the_grid as lesson
 from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
-from muon_tutorial.learn.the_grid import on_ranks as work
 from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
 from muon_tutorial.learn.widgets import shell
 
 from .answers import assert_quiz, assert_wrong
 
-GRIDS = [(2, 3), (3, 3), (3, 2), (3, 1), (1, 4), (2, 2), (1, 1), (2, 7)]
+GRIDS = [(2, 3), (3, 1), (1, 4), (1, 1)]
 
 
 def made(*lists: Any) -> Any:
@@ -48,7 +46,6 @@ by_the_other_step = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp, dp)
 def test_the_reference_and_other_right_groups_pass(dp_tp: tuple[int, int]) -> None:
     assert lesson.groups_exercise(*dp_tp).check(lesson.groups)
     assert lesson.groups_exercise(*dp_tp).check(from_coordinates)
-    assert lesson.groups_exercise(*dp_tp).check(lambda dp, tp: ...).passed is None
 
 
 def from_coordinates(dp: int, tp: int) -> list[tuple[tuple[int, ...], ...]]:
@@ -79,17 +76,10 @@ COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
         (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
         (made([[0, 3]]), "return two lists"),
         (lambda dp, tp: dp / 0, "ZeroDivisionError"),
-        (3, "Give a function."),
     ],
 )
 def test_wrong_groups_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
     assert_wrong(lesson.groups_exercise(2, 3), answer, says)
-
-
-@pytest.mark.parametrize("dp_tp", [(3, 1), (1, 4), (3, 2), (4, 4)])
-@pytest.mark.parametrize("answer", [numbered_by_column, one_too_short, swapped])
-def test_wrong_groups_are_wrong_on_every_grid_of_their_own(answer: Any, dp_tp: tuple[int, int]) -> None:
-    assert_wrong(lesson.groups_exercise(*dp_tp), answer, "")
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)
@@ -145,7 +135,6 @@ def test_right_groups_of_any_axes_pass_with_par() -> None:
     below = lesson.axes_exercise().check(from_the_package)
     assert below
     assert "You are below it!" in below.message
-    assert lesson.axes_exercise().check(lambda sizes, along: ...).passed is None
 
 
 @pytest.mark.parametrize(
@@ -157,7 +146,6 @@ def test_right_groups_of_any_axes_pass_with_par() -> None:
         (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
         (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
         (lambda sizes, along: sizes["xp"], "raised KeyError"),
-        (7, "Give a function."),
     ],
 )
 def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
@@ -207,37 +195,15 @@ def under_the_if(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     return heard
 
 
-def backwards_on_rank_0(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
-    return lesson.who_answers(rank, all_groups[::-1] if rank == 0 else all_groups)
-
-
-def only_the_first(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
-    return lesson.who_answers(rank, all_groups)[:1]
-
-
-def its_own_number(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
-    lesson.who_answers(rank, all_groups)
-    return rank
-
-
 def asks_nobody(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     for ranks in all_groups:
         dist.new_group(ranks)
     return [list(ranks) for ranks in all_groups if rank in ranks]
 
 
-def in_tuples(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
-    return [tuple(ranks) for ranks in lesson.who_answers(rank, all_groups)]
-
-
-def misspelt(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
-    return dist.new_groop(all_groups[0])  # type: ignore[attr-defined]
-
-
 @pytest.mark.live
-@pytest.mark.parametrize("dp_tp", [(2, 2), (1, 3), (3, 1)])
-def test_everybody_is_heard_where_all_make_all_groups(dp_tp: tuple[int, int]) -> None:
-    assert lesson.answers_exercise(*dp_tp).check(lesson.who_answers)
+def test_everybody_is_heard_where_all_make_all_groups() -> None:
+    assert lesson.answers_exercise(2, 2).check(lesson.who_answers)
 
 
 @pytest.mark.live
@@ -245,58 +211,27 @@ def test_everybody_is_heard_where_all_make_all_groups(dp_tp: tuple[int, int]) ->
     ("answer", "says"),
     [
         (under_the_if, "Is yours under the if?"),
-        (backwards_on_rank_0, "Rank 0 makes its groups in another order"),
-        (only_the_first, "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]]."),
-        (its_own_number, "Rank 0 returned 0. Return a list of ranks for each group"),
-        (misspelt, "AttributeError"),
+        (
+            lambda rank, groups: lesson.who_answers(rank, groups[::-1] if rank == 0 else groups),
+            "Rank 0 makes its groups in another order",
+        ),
+        (
+            lambda rank, groups: lesson.who_answers(rank, groups)[:1],
+            "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]].",
+        ),
+        (
+            lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank,
+            "Rank 0 returned 0. Return a list of ranks for each group",
+        ),
         (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
-        (in_tuples, "Make it a list of lists."),
+        (
+            lambda rank, groups: [tuple(ranks) for ranks in lesson.who_answers(rank, groups)],
+            "Make it a list of lists.",
+        ),
     ],
 )
 def test_a_wrong_way_to_answer_is_told_who_left_out_what(answer: Any, says: str) -> None:
-    assert_wrong(lesson.answers_exercise(2, 2), answer, says)
-
-
-def _stub(rank: int, all_groups: Any) -> Any:
-    return ...
-
-
-@pytest.mark.live
-def test_an_open_stub_is_no_wrong_answer() -> None:
-    assert lesson.answers_exercise(1, 2).check(_stub).passed is None
-
-
-def _make_all(rank: int, first_rank_backwards: bool) -> Any:
-    dp_groups, tp_groups = lesson.groups(2, 2)
-    wanted = [*dp_groups, *tp_groups]
-    if rank == 0 and first_rank_backwards:
-        wanted.reverse()
-    work.agree(wanted)
-    return lesson.who_answers(rank, wanted)
-
-
-def _ask_the_mesh(rank: int) -> list[list[int]]:
-    mesh = build_mesh({"dp": 2, "tp": 2})
-    return [dist.get_process_group_ranks(mesh.get_group(axis)) for axis in ("dp", "tp")]
-
-
-@pytest.mark.live
-def test_groups_answer_as_those_of_the_mesh() -> None:
-    answers = launch(_make_all, 4, args=(False,))
-    assert answers == launch(_ask_the_mesh, 4)
-    assert answers == [[[0, 2], [0, 1]], [[1, 3], [0, 1]], [[0, 2], [2, 3]], [[1, 3], [2, 3]]]
-    assert "   2   [0, 2] and [2, 3]" in lesson.say_answers(answers)
-    by_mesh = launch(lesson.ask_mesh, 8, args=({"pp": 2, "dp": 2, "tp": 2}, "pp"))
-    assert all(ranks in lesson.groups_along({"pp": 2, "dp": 2, "tp": 2}, ["pp"]) for ranks in by_mesh)
-
-
-@pytest.mark.live
-def test_another_order_on_one_rank_is_a_named_error_before_groups_are_made() -> None:
-    with pytest.raises(RankFailedError) as caught:
-        launch(_make_all, 4, args=(True,))
-    assert isinstance(caught.value.original, MismatchError)
-    assert "call 1 of new_group" in str(caught.value.original)
-    assert "rank 0: [2, 3]; on ranks 1, 2, 3: [0, 2]" in str(caught.value.original)
+    assert_wrong(lesson.answers_exercise(2, 2, timeout=5.0), answer, says)
 
 
 def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
@@ -315,7 +250,7 @@ def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 3, 0), (2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
+@pytest.mark.parametrize(("dp", "tp", "skips"), [(2, 2, 3), (3, 1, 1), (2, 2, NOBODY)])
 def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skips: int) -> None:
     found = launch(_row_then_column, dp * tp, args=(dp, tp, skips))
     last = film_of(Grid.of(dp=dp, tp=tp), "tp", skips)[-1]
@@ -324,23 +259,3 @@ def test_the_film_of_a_skipped_call_is_what_real_ranks_do(dp: int, tp: int, skip
         assert isinstance(each, str) or set(each) == last.heard[rank]
     lines = lesson.say_calls(found).splitlines()
     assert all(("timed out in its" in line) == (rank in last.waits) for rank, line in enumerate(lines))
-
-
-def _from_number_1(rank: int) -> Any:
-    """The cell of lesson 06."""
-    mine = torch.tensor([rank])
-    try:
-        dist.broadcast(mine, src=1, group=build_mesh({"dp": 2, "tp": 2}).get_group("dp"))
-    except ValueError as error:
-        return str(error)
-    return int(mine)
-
-
-@pytest.mark.live
-def test_src_is_a_global_rank_and_what_is_said_of_it_has_no_address() -> None:
-    found = launch(_from_number_1, 4)
-    assert [lesson.error_or_value(each) for each in found] == ["error", 1, "error", 1]
-    said = lesson.say_arrivals(found)
-    assert "rank 0: Global rank 1 is not part of group" in said
-    assert "rank 3: got 1" in said
-    assert " 0x" not in said

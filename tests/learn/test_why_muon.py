@@ -14,7 +14,7 @@ from muon_tutorial.learn import why_muon
 from muon_tutorial.learn.inputs import small_gpt
 from muon_tutorial.learn.inputs.small_gpt import TrainedGPT
 from muon_tutorial.learn.why_muon.exercises import _slipped
-from muon_tutorial.learn.why_muon.race import EVERY, RACERS, RATES, SEEDS
+from muon_tutorial.learn.why_muon.race import RACERS, SEEDS
 
 from .answers import assert_quiz, assert_wrong
 
@@ -36,51 +36,21 @@ def right_update(G: Tensor, buffer: Tensor, momentum: float = 0.95) -> Tensor:
     return u_vt((1 - momentum) * G + momentum * buffer)
 
 
-def without_nesterov(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.lerp_(G, 0.05)
-    return u_vt(buffer)
-
-
-def average_alone(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.lerp_(G, 0.05)
-    return G.lerp(buffer, 0.95)
-
-
-def summed(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.mul_(0.95).add_(G)
-    return u_vt(G + 0.95 * buffer)
-
-
-def averaged_too_late(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.lerp_(u_vt(G), 0.05)
-    return u_vt(G).lerp(buffer, 0.95)
-
-
-def other_momentum(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.lerp_(G, 0.5)
-    return u_vt(G.lerp(buffer, 0.95))
-
-
-def in_place(G: Tensor, buffer: Tensor) -> Tensor:
-    buffer.lerp_(G, 0.05)
-    return u_vt(G.lerp_(buffer, 0.95))
-
-
 WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
     (lambda G, buffer: u_vt(G), "momentum is missing"),
-    (without_nesterov, "Nesterov is missing"),
+    (lambda G, buffer: u_vt(buffer.lerp_(G, 0.05)), "Nesterov is missing"),
     (lambda G, buffer: -right_update(G, buffer), "sign"),
-    (average_alone, "the average itself"),
-    (summed, "20 times too large"),
-    (averaged_too_late, "averaged after orthogonalizing"),
-    (other_momentum, "0.95 × the old buffer + 0.05 × G"),
+    (lambda G, buffer: G.lerp(buffer.lerp_(G, 0.05), 0.95), "the average itself"),
+    (lambda G, buffer: u_vt(G + 0.95 * buffer.mul_(0.95).add_(G)), "20 times too large"),
+    (lambda G, buffer: u_vt(G).lerp(buffer.lerp_(u_vt(G), 0.05), 0.95), "averaged after orthogonalizing"),
+    (lambda G, buffer: u_vt(G.lerp(buffer.lerp_(G, 0.5), 0.95)), "0.95 × the old buffer + 0.05 × G"),
     (lambda G, buffer: G / G.norm(), "all of them should be 1"),
     (lambda G, buffer: 2 * right_update(G, buffer), "go from 2.00 to 2.00"),
     (lambda G, buffer: u_vt(G).T, "so must its update be"),
     (lambda G, buffer: torch.linalg.svd(G), "must return a matrix"),
     (lambda G, buffer: torch.eye(64) @ G, "Here G is 4 × 6."),
     (lambda G, buffer: None, "returns nothing. Is there a return?"),
-    (in_place, "has changed G itself"),
+    (lambda G, buffer: u_vt(G.lerp_(buffer.lerp_(G, 0.05), 0.95)), "has changed G itself"),
 ]
 
 
@@ -92,7 +62,6 @@ def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[..., 
 def test_nesterov_then_u_vt_passes_in_any_form_and_the_stub_is_open() -> None:
     assert why_muon.write_update().check(right_update)
     assert why_muon.write_update().check(why_muon.svd_update)
-    assert why_muon.write_update().check(lambda G, buffer: ...).passed is None
 
 
 def rebound(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
@@ -133,7 +102,6 @@ def test_wrong_steps_are_told_which_line_is_wrong(function: Callable[..., object
 def test_the_whole_update_is_torchs_to_the_bit_and_the_stub_is_open() -> None:
     assert why_muon.write_step().check(why_muon.muon_step)
     assert why_muon.write_step().check(_slipped())
-    assert why_muon.write_step().check(lambda W, G, buffer, lr: ...).passed is None
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -165,7 +133,6 @@ def test_rows_of_length_one_promise_most_and_are_told_their_lines() -> None:
     assert verdict.passed
     assert "Yours takes 2 lines; par is 2." in verdict.message
     assert why_muon.write_table().check(lambda G: torch.nn.functional.normalize(G, dim=1))
-    assert why_muon.write_table().check(lambda G: ...).passed is None
 
 
 SPECTRA = [((9.0, 1.0, 1.0, 1.0), 1), ((1.0, 1.0, 1.0, 1.0), 2), ((3.0, 2.0, 2.0, 2.0), 2)]
@@ -214,16 +181,6 @@ def test_training_gives_the_same_bits_again_on_any_number_of_threads() -> None:
     torch.set_num_threads(threads)
     assert all(torch.equal(one.gradients[name], two.gradients[name]) for name in one.gradients)
     assert all(torch.equal(one.momenta[name], two.momenta[name]) for name in one.momenta)
-
-
-def test_the_recorded_race_was_tuned_and_its_best_rates_lie_inside_what_was_tried() -> None:
-    race = why_muon.recorded_race()
-    for who in RACERS:
-        tried = [curve.rate for curve in race.tried(who)]
-        assert tried == sorted(RATES[who])
-        assert tried[0] < race.best(who).rate < tried[-1]
-        assert all(len(race.best(who, seed).losses) == race.steps // race.every + 1 for seed in SEEDS)
-    assert race.every == EVERY
 
 
 def test_the_winner_is_the_same_with_every_seed_and_catches_up_before_the_end() -> None:

@@ -28,11 +28,6 @@ def backwards_where_empty(whole: Range, place: int, length: int) -> Range:
     return max(whole[0], begin) - begin, min(whole[1], begin + length) - begin
 
 
-def without_an_end(whole: Range, place: int, length: int) -> Range:
-    start, stop = max(whole[0] - place * length, 0), max(whole[1] - place * length, 0)
-    return (start, stop) if start < min(stop, length) else (0, 0)
-
-
 def inclusive(whole: Range, place: int, length: int) -> Range:
     start, stop = lesson.local_range(whole, place, length)
     return (start, stop - 1) if stop else (0, 0)
@@ -45,10 +40,8 @@ def inclusive(whole: Range, place: int, length: int) -> Range:
         (lambda whole, place, length: whole, "reaches out of the slice"),
         (from_the_bucket, "counts from the start of the bucket"),
         (backwards_where_empty, "they share nothing; say (0, 0)"),
-        (without_an_end, "reaches out of the slice"),
         (inclusive, "leaves out the last number"),
         (lambda whole, place, length: whole[2], "raised IndexError"),
-        (5, "Give a function."),
     ],
 )
 def test_wrong_ranges_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
@@ -58,7 +51,6 @@ def test_wrong_ranges_are_told_what_is_wrong_with_them(answer: Any, says: str) -
 def test_the_right_range_passes_and_the_stub_is_open() -> None:
     assert lesson.range_exercise().check(lesson.local_range)
     assert lesson.range_exercise().check(lambda whole, place, length: list(from_plan(whole, place, length)))
-    assert lesson.range_exercise().check(lambda whole, place, length: ...).passed is None
 
 
 def from_plan(whole: Range, place: int, length: int) -> Range:
@@ -138,10 +130,7 @@ def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], 
             changed(lambda bucket, whole, local: (bucket, whole, whole)),
             "its local_range is (0, 92), not (0, 120)",
         ),
-        (lambda sizes, dp, most: by_hand(sizes, dp, 10**6), "it lies in bucket 1, not 0"),
-        (lambda sizes, dp, most: by_hand(sizes, 1, most) * dp, "its local_range is"),
         (lambda sizes, dp, most: sizes[99], "raised IndexError"),
-        (5, "Give a function."),
     ],
 )
 def test_a_wrong_plan_of_all_ranks_is_told_its_first_wrong_range(answer: Any, says: str) -> None:
@@ -152,7 +141,6 @@ def test_the_plan_by_hand_is_the_packages_at_par_and_a_wrong_one_is_drawn() -> N
     verdict = lesson.plan_exercise().check(by_hand)
     assert verdict.passed
     assert "par is 15." in verdict.message
-    assert lesson.plan_exercise().check(lambda sizes, dp, most: ...).passed is None
     drawn = lesson.plan_exercise().check(lambda sizes, dp, most: by_hand(sizes, dp, 10**6)).picture
     assert drawn is not None
     assert "Yours: rank 0:" in drawn.alt
@@ -182,15 +170,6 @@ def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: in
     assert "momentum: its slices (never travels)" in said
 
 
-def test_the_prose_states_what_the_plan_says() -> None:
-    """The notebook's solution: 92 + 55 entries on rank 0, which shares A with one rank and E with two."""
-    plan = lesson.plan_of(4, 1, 400)
-    assert [lesson.slice_length(plan, bucket.index) for bucket in plan.buckets] == [92, 55]
-    assert (lesson.kept_of(plan, "A"), lesson.kept_of(plan, "E")) == ({0: 92, 1: 28}, {0: 55, 1: 55, 2: 20})
-    assert lesson.locate(plan, "C", 1, 5).rank == 2
-    assert lesson.locate(plan, "C", 1, 4).rank == 1
-
-
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp, 400)
@@ -210,19 +189,3 @@ def test_parts_taken_with_local_range_make_the_matrix(dp: int, tp: int) -> None:
             for place, kept in enumerate(slices)
         ]
         assert torch.equal(torch.cat(parts), lesson.whole_matrix(plan, meta, 0))
-
-
-@pytest.mark.live
-def test_larger_buckets_mean_fewer_collectives_and_equal_shares() -> None:
-    from muon_tutorial import launch
-
-    measured: Callable[..., list[lesson.BucketCost]] = lesson.measure_buckets
-    costs = launch(measured, 2, args=(2, 1, 0, 1))
-    collectives = [cost.collectives for cost in costs[0]]
-    assert collectives == sorted(collectives, reverse=True)
-    assert len(set(collectives)) == len(collectives)
-    assert all(abs(cost.kept - other.kept) <= 2 * cost.buckets for cost, other in zip(*costs, strict=True))
-    said = lesson.draw_buckets(costs).alt
-    assert all(
-        f"{cost.collectives} collectives" in said and f"{cost.sent:,} bytes" in said for cost in costs[0]
-    )

@@ -10,9 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import (
-    DistributedConfig,
     create_devicemesh_config,
-    zeropower_via_newtonschulz,
 )
 from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
@@ -21,10 +19,6 @@ from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.worlds.live import build_mesh
 
 State = dict[str, Any]
-
-
-def stub(*given: Any) -> Any:
-    return ...
 
 
 def to_places(params: list[Tensor], state: State) -> Any:
@@ -119,42 +113,18 @@ def owner_alone(mine: Tensor, owner: int, state: State) -> Any:
     return right.gather(mine, owner, state)
 
 
-def everybody_gets_it(mine: Tensor, owner: int, state: State) -> Any:
-    full = right.gather(mine, owner, state)
-    return mine if full is None else full
+def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
+    """A gather that returns something else than the whole matrix (None where this is not the owner)."""
+    return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
 
 
-def own_shard(mine: Tensor, owner: int, state: State) -> Any:
-    right.gather(mine, owner, state)
-    return mine if dist.get_rank() == owner else None
-
-
-def upside_down(mine: Tensor, owner: int, state: State) -> Any:
-    full = right.gather(mine, owner, state)
-    return None if full is None else full.flip(0)
-
-
-def not_filled(mine: Tensor, owner: int, state: State) -> Any:
-    full = right.gather(mine, owner, state)
-    return None if full is None else torch.cat([full[:1], torch.zeros_like(full[1:])])
-
-
-def flat(mine: Tensor, owner: int, state: State) -> Any:
-    full = right.gather(mine, owner, state)
-    return None if full is None else full.flatten()
+def of_owner(change: Callable[[Tensor], Any]) -> Callable:
+    return gathered(lambda full, mine: None if full is None else change(full))
 
 
 def to_a_place(mine: Tensor, owner: int, state: State) -> Any:
     place = dist.get_process_group_ranks(state["group"]).index(owner)
     return padded(mine, place, state)
-
-
-def plain_gather(mine: Tensor, owner: int, state: State) -> Any:
-    rows, columns = shape_of(state)
-    lengths = right.rows_of(rows, dist.get_world_size(state["group"]))
-    pieces = [mine.new_empty(length, columns) for length in lengths] if dist.get_rank() == owner else None
-    dist.gather(mine, pieces, dst=owner, group=state["group"])
-    return None if pieces is None else torch.cat(pieces)
 
 
 def broadcast(update: Tensor | None, owner: int, state: State) -> Any:
@@ -189,12 +159,12 @@ def redistribute_raises(update: Tensor | None, owner: int, state: State) -> Any:
     return update.flatten()  # type: ignore[union-attr]
 
 
-ASSIGNED: dict[str, tuple[Callable, str]] = {
+ASSIGNED: dict[str, tuple[Any, str]] = {
     "to places": (to_places, "is a place in that group; an owner is named by its global rank"),
     "to myself": (to_myself, "share parameters, and name different owners"),
     "to the first": (to_the_first, "of them get any"),
     "too few": (too_few, "an owner for each of the parameters 0 to 3"),
-    "nothing": (lambda params, state: None, "an owner for each of the parameters 0 to 3"),
+    "no function": (5, "Give a function."),
     "raises": (assign_raises, "assign raised on rank 0: KeyError: 'ranks'"),
 }
 GATHERED: dict[str, tuple[Callable, str]] = {
@@ -203,55 +173,30 @@ GATHERED: dict[str, tuple[Callable, str]] = {
         owner_alone,
         "which had returned without making the call. Only the owner gets the matrix",
     ),
-    "everybody gets it": (everybody_gets_it, "it is not the owner, so it must return None"),
-    "own shard": (own_shard, "That is one rank's rows"),
-    "upside down": (upside_down, "in the place of row 0 of the matrix is row 4"),
-    "not filled": (not_filled, "no row of it, as if it was never filled"),
-    "flat": (flat, "it returned (30,). All its entries are there"),
+    "everybody gets it": (
+        gathered(lambda full, mine: mine if full is None else full),
+        "it is not the owner, so it must return None",
+    ),
+    "own shard": (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
+    "upside down": (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
+    "not filled": (
+        of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])),
+        "no row of it, as if it was never filled",
+    ),
+    "flat": (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     "nothing": (lambda *given: None, "the owner must return the whole matrix"),
     "to a place": (to_a_place, "gather raised on rank"),
-    "plain gather": (plain_gather, "gather"),
 }
 GIVEN_BACK: dict[str, tuple[Callable, str]] = {
     "keeps all": (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
     "nothing without update": (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
     "no answer": (no_answer, "every rank must return its part, but it returned None"),
     "first rows": (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
-    "raises": (redistribute_raises, "redistribute raised on rank 2 for matrix 0"),
     "needs an update": (
         redistribute_raises,
         "no attribute 'flatten' Hint: On other ranks the update is None",
     ),
 }
-
-
-def gather_at_place_0(mine: Tensor, group: Any) -> None:
-    pieces = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.gather(mine, pieces if dist.get_rank(group) == 0 else None, dst=0, group=group)
-
-
-def gather_uneven(mine: Tensor, lengths: list[int]) -> None:
-    pieces = [mine.new_empty(length, mine.shape[1]) for length in lengths]
-    dist.gather(mine, pieces if dist.get_rank() == 0 else None, dst=0)
-
-
-def gather_gradient(momentum: Tensor, owner: int, state: State) -> Any:
-    return right.gather(state["params"][state["param_idx"]].grad.bfloat16(), owner, state)
-
-
-def loop(
-    params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
-) -> None:
-    for index, param in enumerate(params):
-        state = {**config.state, "param_idx": index, "local_shape": tuple(param.shape)}
-        full = config.gather_fn(momenta[index], owners[index], state)
-        update = None if full is None else zeropower_via_newtonschulz(full)
-        param -= lr * config.redistribute_fn(update, owners[index], state)
-
-
-def loop_of_nothing(
-    params: list[Tensor], momenta: list[Tensor], owners: dict[int, int], config: DistributedConfig, lr: float
-) -> None: ...
 
 
 NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}

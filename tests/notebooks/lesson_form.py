@@ -5,17 +5,13 @@ question, its second shows the picture, and all logistics follow, folded. Each s
 tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are folded.
 The lesson declares, for each predicted name, patterns that would give its answer away. A pattern that matches
 no cell tagged ``answer`` is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
-
-It also counts the lines that a reader writes: those of the solutions that are not in their stubs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from typing import Any
 
@@ -195,36 +191,6 @@ def _not_folded(notebook: Mapping[str, Any]) -> list[Problem]:
     cells = [cell for cell in notebook["cells"] if has(cell, "answer")]
     what = "is tagged answer, and its outputs are not folded"
     return [Problem(cell["id"], what) for cell in cells if not is_hidden(cell, "outputs")]
-
-
-@dataclass(frozen=True, slots=True)
-class PosedExercise:
-    """The sources of a stub and its solution, and the kind in the stub's header ("" without a header)."""
-
-    difficulty: str
-    stub: str
-    solution: str
-
-    @property
-    def written(self) -> list[str]:
-        """The lines that a reader writes: those of the solution that are not in the stub."""
-        given = Counter(line.strip() for line in code_lines_of(self.stub))
-        return [*(Counter(line.strip() for line in code_lines_of(self.solution)) - given).elements()]
-
-
-def exercises(notebook: Mapping[str, Any]) -> list[PosedExercise]:
-    """The exercises of a lesson, in order; the first stub goes with the first solution, and so on."""
-    posed, prose = [], ""
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown" and not has(cell, "solution"):
-            prose = cell["source"]
-        if has(cell, "stub"):
-            headers = HEADER.findall(prose)
-            posed.append((headers[-1][0] if headers else "", cell["source"]))
-            prose = ""
-    folded = [cell["source"] for cell in notebook["cells"] if has(cell, "solution")]
-    solutions = ["\n".join(re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)) for text in folded]
-    return [PosedExercise(*each, solution) for each, solution in zip(posed, solutions, strict=True)]
 
 
 def code_lines_of(source: str) -> list[str]:
