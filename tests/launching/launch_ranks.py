@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -85,6 +86,7 @@ _FAULTS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "spin": _spin,
+    "hold the GIL": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),
     "sys.exit": lambda: sys.exit("leaving"),
     "os._exit": lambda: os._exit(0),
     "download": _fail_in_a_download,

@@ -61,6 +61,7 @@ def test_the_rank_that_broke_comes_first(fault, headline) -> None:
     [
         ("stop", r"rank 2 of 4 was stopped \(SIGSTOP\) and did not go on within 1 s"),
         ("spin", r"rank 2 of 4 kept the others waiting for more than 1 s"),
+        ("hold the GIL", r"rank 2 of 4 "),
     ],
 )
 def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:

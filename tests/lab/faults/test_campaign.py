@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from scripts import faults
 from scripts.lab.faults import broken_saves, report, starters, strikes, tampering
 from scripts.lab.faults.campaign import Campaign
 from scripts.lab.faults.case import GOOD, Case
@@ -74,7 +73,10 @@ def test_local_worlds_end_as_they_should(campaign: Campaign) -> None:
 
 @pytest.mark.live
 def test_ranks_that_end_are_named(campaign: Campaign) -> None:
-    kinds = {"SIGKILL": strikes.STARTING, "exception": strikes.IN_A_STEP[1], "os._exit(0)": "between steps"}
+    early, mid, late = strikes.IN_A_STEP
+    kinds = {"SIGKILL": strikes.STARTING, "SIGSEGV": "arguments arrive", "sys.exit(3)": "before the mesh"}
+    kinds |= {"MemoryError": early, "exception": mid, "SIGTERM": late}
+    kinds |= {"os._exit(0)": "between steps", "SIGABRT": "returning"}
     cases = [a_case(kind, "owner", phase=phase) for kind, phase in kinds.items()]
     assert outcomes_of(campaign, cases) == []
 
@@ -101,26 +103,3 @@ def test_a_whole_campaign_finds_no_hole(campaign: Campaign, seed: int) -> None:
     outcomes = campaign.run(draw(seed, 600))
     assert [f"{o.verdict}: {o.case}: {o.detail}" for o in outcomes if o.verdict not in GOOD] == []
     assert report.share_named(outcomes) >= 0.99
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--only", "nosuchkind"], "no case matches"),
-        (["--case", "99"], "no case matches"),
-        (["--case", "0", "--lines", "/nonexistent/x"], "No such file or directory: '/nonexistent/x'"),
-        (["--out", "{}/file"], "it is a file"),
-    ],
-)
-def test_a_campaign_that_cannot_be_is_refused_at_once(
-    options: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
-    monkeypatch.setattr(faults, "run", None)
-    (tmp_path / "file").touch()
-    with pytest.raises(SystemExit, match="2"):
-        faults.main(["--count", "2", *(option.format(tmp_path) for option in options)])
-    assert says in capsys.readouterr().err.splitlines()[-1]
