@@ -53,6 +53,19 @@ def run(program: Program, machine: Machine = TOY, grid: Grid | None = None) -> T
     return TimedWorld(grid, machine).run([program(rank) for rank in grid.ranks])
 
 
+def starting(*requests: Collective) -> Walk:
+    """Start all of them, and then wait for each."""
+    tickets = []
+    for request in requests:
+        tickets.append((yield Start(request)))
+    for ticket in tickets:
+        yield Wait(ticket)
+
+
+def alone(request: Collective) -> Walk:
+    yield request
+
+
 def late(rank: int) -> Walk:
     compute(rank)
     yield asked()
@@ -98,31 +111,25 @@ def test_sending_takes_a_core_where_no_card_does_it() -> None:
     assert run(overlapped, replace(shared, cores=4)).seconds == pytest.approx(2)
 
 
-def two_at_once(rank: int) -> Walk:
-    first, second = (yield Start(asked())), (yield Start(asked()))
-    yield Wait(first)
-    yield Wait(second)
-
-
 def test_a_rank_wakes_up_once_for_all_flights_at_once_and_copies_each() -> None:
     """All_reduces of two ranks have four messages each; their bytes, 1,000 a rank, are copied one by one."""
     fast = replace(TOY, cores=1, algorithm="gloo", inside=Link(1e12, 0.0))
     waking, copying = replace(fast, message=0.25), replace(fast, byte=1e-3)
     assert run(in_turn, waking).seconds == pytest.approx(2 + 4)
-    assert run(two_at_once, waking).seconds == pytest.approx(2)
-    assert run(two_at_once, copying).seconds == pytest.approx(4)
-    assert run(two_at_once, replace(waking, byte=1e-3)).seconds == pytest.approx(2 + 4)  # one after the other
-
-
-def in_columns(rank: int) -> Walk:
-    yield asked(axis="dp")
+    assert run(lambda rank: starting(asked(), asked()), waking).seconds == pytest.approx(2)
+    assert run(lambda rank: starting(asked(), asked()), copying).seconds == pytest.approx(4)
+    assert run(lambda rank: starting(asked(), asked()), replace(waking, byte=1e-3)).seconds == pytest.approx(
+        2 + 4
+    )  # one after the other
 
 
 def test_groups_share_a_bus_and_nothing_else() -> None:
     grid = Grid.of(dp=2, tp=2)
     bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
-    assert run(in_columns, TOY, grid).seconds == pytest.approx(1)
-    assert run(in_columns, bus, grid).seconds == pytest.approx(4)  # all four ranks send on it
+    assert run(lambda rank: alone(asked()), TOY, grid).seconds == pytest.approx(1)
+    assert run(lambda rank: alone(asked()), bus, grid).seconds == pytest.approx(
+        4
+    )  # all four ranks send on it
 
 
 def test_an_idle_bus_saves_up_a_burst() -> None:
@@ -180,19 +187,11 @@ def exchanged(phase: str) -> Collective:
 def test_of_a_group_gloo_carries_two_rings_at_once_and_any_messages_one_after_the_other(
     request_of: Callable[[str], Collective], begins: list[int], ends: list[int]
 ) -> None:
-    def thrice(rank: int) -> Walk:
-        tickets = [(yield Start(request_of("a"))), (yield Start(request_of("b")))]
-        tickets.append((yield Start(request_of("c"))))
-        for ticket in tickets:
-            yield Wait(ticket)
-
-    def once(rank: int) -> Walk:
-        yield request_of("a")
-
     gloo = replace(TOY, algorithm="gloo")
-    ran, alone = run(thrice, gloo), run(once, gloo).seconds
-    assert [flight.begin / alone for flight in ran.flights] == pytest.approx(begins)
-    assert [(flight.end or 0) / alone for flight in ran.flights] == pytest.approx(ends)
+    ran = run(lambda rank: starting(*map(request_of, "abc")), gloo)
+    one = run(lambda rank: alone(request_of("a")), gloo).seconds
+    assert [flight.begin / one for flight in ran.flights] == pytest.approx(begins)
+    assert [(flight.end or 0) / one for flight in ran.flights] == pytest.approx(ends)
 
 
 def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
@@ -215,29 +214,20 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
     assert flight.begin == 4.0
     assert flight.done[2] == pytest.approx(4, abs=1)
     assert flight.done[0] == flight.done[1] == flight.end == pytest.approx(ran.seconds)
-    alone = run(program, replace(gloo, algorithm="ring"), Grid.of(dp=3))
-    assert ran.seconds < alone.seconds - 3.5  # nearly all of it is over when rank 2 asks
+    ring = run(program, replace(gloo, algorithm="ring"), Grid.of(dp=3))
+    assert ran.seconds < ring.seconds - 3.5  # nearly all of it is over when rank 2 asks
 
 
 def test_a_ring_and_messages_share_what_a_rank_sends() -> None:
-    def both(rank: int) -> Walk:
-        tickets = [(yield Start(asked(elements=2500))), (yield Start(exchanged("swap")))]
-        for ticket in tickets:
-            yield Wait(ticket)
-
-    def ring(rank: int) -> Walk:
-        yield asked(elements=2500)
-
-    def swap(rank: int) -> Walk:
-        yield exchanged("swap")
-
     gloo = replace(TOY, algorithm="gloo")
-    assert run(both, gloo).seconds == pytest.approx(run(ring, gloo).seconds + run(swap, gloo).seconds)
+    both = run(lambda rank: starting(asked(elements=2500), exchanged("swap")), gloo).seconds
+    ring = run(lambda rank: alone(asked(elements=2500)), gloo).seconds
+    assert both == pytest.approx(ring + run(lambda rank: alone(exchanged("swap")), gloo).seconds)
 
 
 def test_a_link_that_is_not_duplex_carries_both_ways_together() -> None:
     def swap(rank: int) -> Walk:
-        yield exchanged("swap")
+        return alone(exchanged("swap"))
 
     gloo = replace(TOY, algorithm="gloo")
     both = replace(gloo, inside=replace(TOY.inside, duplex=False))
@@ -274,7 +264,7 @@ def test_splits_of_another_length_are_a_mismatch() -> None:
 
 def test_links_between_nodes_and_latency() -> None:
     far = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
-    assert run(in_columns, far).seconds == pytest.approx(2 + 2 * 0.25)  # there and back
+    assert run(lambda rank: alone(asked()), far).seconds == pytest.approx(2 + 2 * 0.25)  # there and back
 
 
 def test_the_last_computation_counts() -> None:
@@ -333,9 +323,9 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     steps = [step_over_ones(plan, grid.at(rank), META, window) for rank in grid.ranks]
     ran = TimedWorld(grid, machine).run([step.step() for step in steps])
     for rank in grid.ranks:
-        alone = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
+        own = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
         assert sorted(flight.asked[rank] for flight in ran.flights if rank in flight.group) == sorted(
-            map(str, alone)
+            map(str, own)
         )
         spent = sum(ran.total(doing, rank) for doing in ("product", "copy", "wait"))
         assert spent == pytest.approx(ran.ends[rank])

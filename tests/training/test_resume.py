@@ -17,6 +17,7 @@ from muon_tutorial.errors import RankFailedError, RunFolderError, TextError, Usa
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training import resume, stopping
 from muon_tutorial.training.checkpoints import Saving, StoppedRun
+from muon_tutorial.training.job import _earlier_records
 from muon_tutorial.training.loop import _check_text, train_rank
 from muon_tutorial.training.records import RunResult, StepRecord
 from muon_tutorial.training.run_folder import RunFolder
@@ -127,8 +128,6 @@ def test_a_run_has_begun_when_a_step_is_recorded_that_it_took(tmp_path: Path) ->
 
 
 def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -> None:
-    from muon_tutorial.training.job import _earlier_records
-
     folder = RunFolder.create(tmp_path / "run", {})
     records = [StepRecord(step, 5.0 - step, 0.1, 1.0, 0.5) for step in range(4)]
     for record in records:
@@ -146,8 +145,6 @@ def test_records_of_steps_that_will_be_taken_again_are_dropped(tmp_path: Path) -
 
 @pytest.mark.parametrize("damage", ["", "\0\0\0\n", '{"step": 1, "lo\n', "[1]\n", "7\n", '{"step": "x"}\n'])
 def test_records_that_a_dead_machine_lost_are_said_and_the_run_goes_on(tmp_path: Path, damage: str) -> None:
-    from muon_tutorial.training.job import _earlier_records
-
     folder = RunFolder.create(tmp_path / "run", {})
     records = [StepRecord(step, 5.0 - step, 0.1, 1.0, 0.5) for step in (0, 2)]
     folder.append("metrics.jsonl", asdict(records[0]))
