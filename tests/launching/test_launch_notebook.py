@@ -117,12 +117,6 @@ def test_a_bug_shows_the_cells_own_line(kernel) -> None:
     assert "ipykernel" not in said
 
 
-def test_a_missing_global_is_named(kernel) -> None:
-    said = kernel.run("def lost(rank):\n    return rank * learning_rate\nlaunch(lost, 2)")
-    assert "raised NameError: name 'learning_rate' is not defined" in said
-    assert "line 2, in lost\n    return rank * learning_rate" in said
-
-
 def test_globals_closures_and_classes_of_cells_come_along_and_lines_back(kernel) -> None:
     kernel.run("class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b")
     kernel.run("weights = torch.arange(3.0)")

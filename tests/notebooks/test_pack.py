@@ -174,22 +174,19 @@ def test_in_a_hosted_notebook_the_cell_uses_a_checkout_or_installs_a_wheel_and_n
 @pytest.mark.parametrize(
     ("cwd", "project"),
     [
-        ("lessons", None),
         ("lessons", "muon-tutorial"),  # not the folder of a repository's notebooks
-        ("notebooks", None),
         ("notebooks", "somebody-elses"),
         ("muon/notebooks", "muon-tutorial"),  # two folders up
     ],
 )
 def test_what_lies_in_folders_above_is_not_installed_or_imported_unless_it_is_the_repositorys_root(
-    cwd: str, project: str | None, wheel: bytes, tmp_path: Path
+    cwd: str, project: str, wheel: bytes, tmp_path: Path
 ) -> None:
     python, notebooks = hosted(tmp_path), tmp_path / "shared" / cwd
     for folder in (notebooks, tmp_path / "shared" / "muon_tutorial" / "learn"):
         folder.mkdir(parents=True)
     (tmp_path / "shared" / "muon_tutorial-0.1.0-py3-none-any.whl").write_bytes(wheel)
-    if project is not None:
-        (tmp_path / "shared" / "pyproject.toml").write_text(f'[project]\nname = "{project}"\n')
+    (tmp_path / "shared" / "pyproject.toml").write_text(f'[project]\nname = "{project}"\n')
     said = python_says(python, SETUP + TELL, notebooks).splitlines()
     assert said[-1].startswith("ModuleNotFoundError: upload this lesson's self-contained copy")
 

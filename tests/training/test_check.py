@@ -67,7 +67,7 @@ def flip_one_bit_after_the_step(trainer: Trainer) -> None:
 
 @pytest.mark.live
 @pytest.mark.parametrize("strategy", ["zero1", "replicated"])
-@pytest.mark.parametrize("grid", [(1, 1), (2, 1), (1, 2), (4, 1), (2, 2)])
+@pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
 def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int]) -> None:
     options = {"strategy": strategy, "dp": grid[0], "tp": grid[1]}
     verdicts = launch(checked_steps, grid[0] * grid[1], args=(options,), output="quiet")
@@ -77,15 +77,14 @@ def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", [(1, 2), (2, 2)])
-def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts(grid: tuple[int, int]) -> None:
-    options = {"strategy": "gram", "dp": grid[0], "tp": grid[1]}
-    verdicts = launch(checked_steps, grid[0] * grid[1], args=(options,), output="quiet")
+def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
+    options = {"strategy": "gram", "dp": 2, "tp": 2}
+    verdicts = launch(checked_steps, 4, args=(options,), output="quiet")
     assert all(each == verdicts[0] for each in verdicts)
     for verdict in verdicts[0]:
         assert verdict.passed
         assert 0 < verdict.cut_error < 1
-        assert "except those that stay cut, which are within" in describe_verdict(verdict, grid[0])
+        assert "except those that stay cut, which are within" in describe_verdict(verdict, 2)
         assert not replace(verdict, cut_error=1.1).passed
 
 

@@ -19,20 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(ROOT / "scripts" / "distributed_muon.py")
 STEPS = 12
-JOB = [
-    "--layers",
-    "1",
-    "--width",
-    "16",
-    "--heads",
-    "2",
-    "--context",
-    "16",
-    "--batch",
-    "12",
-    "--steps",
-    str(STEPS),
-]
+JOB = f"--layers 1 --width 16 --heads 2 --context 16 --batch 12 --steps {STEPS}".split()
 PATIENCE = 180.0
 
 pytestmark = [

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.optim import Optimizer
 
-from muon_tutorial.evidence.tables import Table
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from muon_tutorial.orthogonalizers.products import symmetric_share
@@ -26,7 +25,6 @@ from scripts.lab.benchmarks.step_benchmark import (
     our_contender,
     times_table,
     ways,
-    work_table,
 )
 from scripts.lab.benchmarks.step_work import watch
 from scripts.lab.benchmarks.steps_over_ranks import (
@@ -243,18 +241,6 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
         "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",
         "its speed on 2 ranks is 1.00 of the two halves'",
     ]
-
-
-# The files
-
-
-def tables(run: StepRun) -> list[Table]:
-    found = [
-        RankSteps(RankCase(OWNER, 1), [4.0], 1_000_000, 0),
-        RankSteps(RankCase(OWNER, 2), [2.0], 0, 0),
-        RankSteps(RankCase(APART, 2), [1.0], 0, 0),
-    ]
-    return [times_table(run, "c"), work_table(run, "c"), ranks_table(found, STOCK, "c")]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

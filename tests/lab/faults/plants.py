@@ -14,11 +14,6 @@ from scripts.lab.faults import in_rank
 from scripts.lab.faults.case import STRUCK, Case, RankRecord
 
 
-def healthy(rank: int, case: Case, folder: str) -> RankRecord:
-    """The case without a planted fault."""
-    return in_rank.play_alone(rank, case, folder)
-
-
 def a_broken_package(rank: int, case: Case, folder: str) -> RankRecord:
     """One rank multiplies every gradient by 1.5: nothing is raised, and the numbers are wrong."""
     right = momentum.momentum_update
@@ -38,13 +33,6 @@ def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:
         time.sleep(60)
         os._exit(0)
     return RankRecord(rank, equal=True)
-
-
-def the_wrong_name(rank: int, case: Case, folder: str) -> None:
-    """A rank other than the guilty one ends first."""
-    if rank != case.rank:
-        os._exit(3)
-    time.sleep(30)
 
 
 def an_abort(rank: int, case: Case, folder: str) -> None:
