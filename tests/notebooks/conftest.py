@@ -1,13 +1,17 @@
-"""Fixtures that several test files share, made once for all test processes."""
+"""Fixtures that several test files share; the site is made once for all test processes."""
 
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts import website
+
+from . import lab
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +26,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
             assert website.main(["--still", "--out", str(target)]) == 0
             (shared / "site.made").touch()
     return target
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser that notes requests, for the tests of one file."""
+    with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
+        yield driver

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bs4 import BeautifulSoup
 
 from muon_tutorial import Grid, launch
 from muon_tutorial.evidence.memory import plan_memory
@@ -30,6 +28,7 @@ from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens
 
 from . import lab
+from .reading import parsed
 
 GRIDS = [pytest.param(dp, tp, id=f"{dp}x{tp}") for dp, tp in essay_recorder.GRIDS]
 FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
@@ -43,7 +42,7 @@ def page(site: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def soup(page: Path) -> Any:
-    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+    return parsed(page)
 
 
 @pytest.fixture(scope="module")
@@ -245,12 +244,6 @@ def test_the_page_is_one_small_file_that_asks_for_nothing_and_runs_one_script_al
 
 
 # In a browser.
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
-        yield driver
 
 
 def visit(driver: Any, page: Path, address: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +21,6 @@ LESSONS = [
     if any("hero" in cell.metadata.get("tags", []) for cell in nbformat.read(path, as_version=4).cells)
 ]
 """The lessons in the form that begins with a picture; ``test_lessons.py`` lists exceptions."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with first_screens.browser(tmp_path_factory.mktemp("browser")) as driver:
-        yield driver
 
 
 @lab.needs_a_browser
@@ -53,20 +46,16 @@ hero()
 """
 
 
+BELOW = "more than half of the hero picture is below the screen"
+
+
 @lab.needs_a_browser
 @pytest.mark.parametrize(
     ("before", "tall", "said"),
     [
         ("", 300, []),
-        (
-            "A long story.\n#\n# " * 40,
-            300,
-            [
-                "the question is not on the first screen",
-                "more than half of the hero picture is below the screen",
-            ],
-        ),
-        ("", 3000, ["more than half of the hero picture is below the screen"]),
+        ("A long story.\n#\n# " * 40, 300, ["the question is not on the first screen", BELOW]),
+        ("", 3000, [BELOW]),
         ("", None, ["there is no hero picture"]),
     ],
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -20,7 +18,7 @@ from muon_tutorial.learn.course import series
 from muon_tutorial.learn.exercises.judge import LOOKS, AnswerVerdict
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import VIEW, Shell, choice, slider
-from scripts import first_screens
+from scripts import essay, first_screens
 from scripts.files import POLICY
 from scripts.notebook_guards import WIDGET_STATE
 from scripts.notebooks import read_text
@@ -37,6 +35,7 @@ from scripts.pages import (
 )
 
 from . import lab
+from .reading import parsed
 
 LESSONS = committed()
 FIRST = LESSONS[0]
@@ -90,12 +89,17 @@ FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formactio
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All pages of the committed notebooks, and in ``framed/`` the first with frames for its widget."""
-    target = tmp_path_factory.mktemp("pages")
-    write(target, still=True)
-    write(target / "framed", [FIRST.stem])
-    return target
+def framed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first page, with frames for its widget."""
+    target = tmp_path_factory.mktemp("framed")
+    write(target, [FIRST.stem])
+    return target / f"{FIRST.stem}.html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path, framed: Path) -> list[Path]:
+    """All pages but the essay, which has a script and tests of its own."""
+    return [*(page for page in sorted(site.rglob("*.html")) if page.name != essay.NAME), framed]
 
 
 @pytest.fixture(params=LESSONS, ids=lambda path: path.stem[:2])
@@ -104,16 +108,12 @@ def lesson(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture
-def soup(folder: Path, lesson: Path) -> Any:
-    return parsed(folder / f"{lesson.stem}.html")
+def soup(site: Path, lesson: Path) -> Any:
+    return parsed(site / f"{lesson.stem}.html")
 
 
-def parsed(page: Path) -> Any:
-    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-
-
-def test_no_page_asks_for_anything_or_keeps_the_state_of_a_widget(folder: Path) -> None:
-    for page in sorted(folder.rglob("*.html")):
+def test_no_page_asks_for_anything_or_keeps_the_state_of_a_widget(pages: list[Path]) -> None:
+    for page in pages:
         tree = parsed(page)
         assert tree.find_all(["script", "iframe", "object", "embed", "base", "audio", "video"]) == []
         asked = [tag[name] for tag in tree.find_all() for name in FETCHED & tag.attrs.keys()]
@@ -171,21 +171,6 @@ def test_it_says_its_title_and_language_and_holds_no_raw_formula(soup: Any, less
     assert re.findall(r"\$|\\\(|\\\[", str(soup)) == []
 
 
-def test_links_within_the_course_and_a_page_lead_somewhere(folder: Path) -> None:
-    pages = [*folder.glob("*.html"), *(folder / "reference").rglob("*.html")]
-    trees = {page: parsed(page) for page in pages}
-    places = {page: {tag["id"] for tag in tree.find_all(id=True)} for page, tree in trees.items()}
-    links = {(page, link["href"]) for page, tree in trees.items() for link in tree.find_all("a", href=True)}
-    local = [(page, *link.partition("#")) for page, link in links if not re.match(r"https?://", link)]
-    led_to = {
-        (Path(os.path.normpath(page.parent / to)) if to else page, place) for page, to, _, place in local
-    }
-    assert [page for page, _ in led_to if page not in trees] == []
-    assert [(page, place) for page, place in led_to if place and place not in places[page]] == []
-    assert {page for page in pages if page.parent == folder} <= {page for page, _ in led_to}
-    assert folder / "reference" / "index.html" in {page for page, _ in led_to}
-
-
 def test_the_command_names_what_it_writes_and_leaves_a_readers_own_files_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,8 +225,8 @@ def test_nothing_in_a_strangers_notebook_can_run_ask_or_cover_the_page(stranger:
     assert "cover" in tree.get_text()
 
 
-def test_each_page_forbids_its_browser_to_run_or_fetch_anything(folder: Path) -> None:
-    for page in sorted(folder.rglob("*.html")):
+def test_each_page_forbids_its_browser_to_run_or_fetch_anything(pages: list[Path]) -> None:
+    for page in pages:
         metas = parsed(page).find_all("meta", attrs={"http-equiv": "Content-Security-Policy"})
         assert [meta["content"] for meta in metas] == [POLICY], page.name
         assert page.read_text(encoding="utf-8").index("Content-Security") < 500
@@ -307,8 +292,8 @@ def test_what_an_answer_folds_itself_is_folded_once() -> None:
 
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
-def test_the_index_shows_each_lesson_with_its_picture(folder: Path, lesson: series.Lesson) -> None:
-    index = parsed(folder / "index.html")
+def test_the_index_shows_each_lesson_with_its_picture(site: Path, lesson: series.Lesson) -> None:
+    index = parsed(site / "index.html")
     [link] = [link for link in index.select(".lesson a.to") if link["href"] == f"{lesson.stem}.html"]
     shown = link.find_parent(class_="lesson")
     assert link.get_text() == lesson.name.replace("`", "")
@@ -402,12 +387,6 @@ def test_a_lean_picture_is_the_same_drawing_in_fewer_bytes() -> None:
 # In a browser.
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with lab.browser(tmp_path_factory.mktemp("browser"), logged=True) as driver:
-        yield driver
-
-
 def open_page(driver: Any, page: Path) -> list[str]:
     """Open a page from disk; returns the requests besides the page itself."""
     lab.requested(driver)
@@ -417,9 +396,9 @@ def open_page(driver: Any, page: Path) -> list[str]:
 
 @lab.needs_a_browser
 def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_be_read_and_fit_a_phone(
-    browser: Any, folder: Path, lesson: Path
+    browser: Any, site: Path, lesson: Path
 ) -> None:
-    page = folder / f"{lesson.stem}.html"
+    page = site / f"{lesson.stem}.html"
     asked = open_page(browser, page)
     assert [url[:80] for url in asked if not url.startswith(("data:", "blob:"))] == []
     assert browser.get_log("browser") == []
@@ -441,10 +420,10 @@ def test_in_a_browser_nothing_is_asked_for_every_picture_is_drawn_and_words_can_
 @lab.needs_a_browser
 @pytest.mark.parametrize(("width", "height"), first_screens.SCREENS)
 def test_no_code_is_cut_and_what_is_too_wide_has_a_bar_to_scroll_it(
-    width: int, height: int, browser: Any, folder: Path
+    width: int, height: int, browser: Any, site: Path, pages: list[Path]
 ) -> None:
     with first_screens.screen(browser, width, height):
-        for page in [*sorted(folder.glob("*.html")), *sorted((folder / "framed").glob("*.html"))]:
+        for page in [page for page in pages if site / "reference" not in page.parents]:
             open_page(browser, page)
             browser.execute_script(OPEN)
             cut, barless, wide = browser.execute_script(CLIPPED)
@@ -453,8 +432,8 @@ def test_no_code_is_cut_and_what_is_too_wide_has_a_bar_to_scroll_it(
 
 
 @lab.needs_a_browser
-def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
-    open_page(browser, folder / f"{FIRST.stem}.html")
+def test_a_fold_opens_with_the_keyboard(browser: Any, site: Path) -> None:
+    open_page(browser, site / f"{FIRST.stem}.html")
     fold = browser.find_element("css selector", "details")
     inside = fold.find_element("css selector", ":scope > :not(summary)")
     assert not inside.is_displayed()
@@ -464,10 +443,9 @@ def test_a_fold_opens_with_the_keyboard(browser: Any, folder: Path) -> None:
 
 @lab.needs_a_browser
 def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(
-    browser: Any, folder: Path, tmp_path: Path
+    browser: Any, framed: Path, tmp_path: Path
 ) -> None:
-    page = folder / "framed" / f"{FIRST.stem}.html"
-    asked = open_page(browser, page)
+    asked = open_page(browser, framed)
     assert [url[:80] for url in asked if not url.startswith("data:")] == []
     assert [alt[:14] for alt in browser.execute_script(SHOWN_FRAMES)] == ["1 · The weight"]
     browser.find_element("css selector", ".shell input").send_keys("\ue014")  # the arrow key to the right
@@ -476,5 +454,5 @@ def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(
     [alt] = browser.execute_script(SHOWN_FRAMES)
     assert alt.startswith("3 · The momentum: averaged over dp, and cut over dp. rank 0 holds rows 0 to 23")
     assert all(picture["drawn"] for picture in browser.execute_script(lab.PICTURES, "img"))
-    assert page.stat().st_size < 2_000_000
+    assert framed.stat().st_size < 2_000_000
     lab.photograph(browser, tmp_path, "page")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -78,12 +77,6 @@ def test_the_same_letter_is_the_same_bytes() -> None:
 
 
 # In a browser.
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with lab.browser(tmp_path_factory.mktemp("browser")) as driver:
-        yield driver
 
 
 def visible(driver: Any, milliseconds: int) -> list[str]:

@@ -6,14 +6,13 @@ import inspect
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from bs4 import BeautifulSoup
 
 import muon_tutorial
 
 from . import bare
+from .reading import parsed
 
 SCRIPT = bare.ROOT / "scripts" / "reference.py"
 LEFT_OUT = {"learn", "cli", "__main__"}
@@ -28,10 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert re.fullmatch(rf"wrote {re.escape(str(target))}/index.html and \d+ more \(.* MB\)\n", done.stdout)
     assert list(empty.iterdir()) == []
     return target
-
-
-def parsed(page: Path) -> Any:
-    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 
 def plain(text: str) -> str:

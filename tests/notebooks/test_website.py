@@ -10,20 +10,20 @@ from urllib.parse import unquote
 
 import pytest
 import yaml
-from bs4 import BeautifulSoup
 
 from muon_tutorial.learn.course import series
-from scripts import website
+from scripts import essay, website
 from scripts.files import ROOT
 from scripts.pack import is_untouched
+
+from .reading import parsed
 
 WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
 COMMAND = "python scripts/website.py --out dist/site"
 
 
-def links(page: Path) -> set[str]:
+def links(tree: Any) -> set[str]:
     """The targets of a page: of its links, of its preview picture, and of a redirect."""
-    tree: Any = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
     at_once = [meta["content"] for meta in tree.find_all("meta", attrs={"http-equiv": "refresh"})]
     shown = tree.find_all("meta", attrs={"property": "og:image"})
     return {
@@ -33,25 +33,32 @@ def links(page: Path) -> set[str]:
     }
 
 
-def test_every_relative_link_leads_to_a_file_of_the_site_and_every_file_can_be_reached(site: Path) -> None:
-    reached, waiting = set(), [site / "index.html"]
+def test_every_relative_link_leads_to_a_place_on_the_site_and_every_file_can_be_reached(site: Path) -> None:
+    reached, places, waiting = set(), set(), [site / "index.html"]
+    ids: dict[Path, set[str]] = {}
     while waiting:
         page = waiting.pop()
         assert page.is_file(), page
         if page in reached:
             continue
         reached.add(page)
-        local = {to for to in links(page) if not re.match(r"\w+:|#", to)} if page.suffix == ".html" else set()
-        assert [to for to in local if to.startswith("/")] == []
-        targets = [Path(os.path.normpath(page.parent / unquote(to.partition("#")[0]))) for to in local]
-        assert [target for target in targets if not target.is_relative_to(site)] == []
-        waiting += targets
+        if page.suffix != ".html":
+            continue
+        tree = parsed(page)
+        ids[page] = {tag["id"] for tag in tree.find_all(id=True)}
+        for to, _, place in (to.partition("#") for to in links(tree) if not re.match(r"\w+:", to)):
+            assert not to.startswith("/")
+            target = Path(os.path.normpath(page.parent / unquote(to))) if to else page
+            assert target.is_relative_to(site)
+            waiting.append(target)
+            places |= {(target, place)} if place and target.name != essay.NAME else set()
     assert {path for path in site.rglob("*") if path.is_file()} == reached
+    assert [(page, place) for page, place in places if place not in ids[page]] == []
 
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
 def test_each_page_offers_its_own_copy_and_the_reference_is_there(site: Path, lesson: series.Lesson) -> None:
-    assert f"{website.COPIES}/{lesson.file}" in links(site / f"{lesson.stem}.html")
+    assert f"{website.COPIES}/{lesson.file}" in links(parsed(site / f"{lesson.stem}.html"))
     assert is_untouched(site / website.COPIES / lesson.file)
     assert (site / "reference" / "muon_tutorial.html").is_file()
 
