@@ -1,8 +1,9 @@
-"""The course as a whole: its stated minutes, and hints before its exercises."""
+"""The course as a whole: what a reader writes, its stated minutes, and hints before its exercises."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -10,7 +11,20 @@ from muon_tutorial.learn.course import series
 from scripts.notebooks import read_text, sources
 from tests.notebooks import lesson_form
 
+LEAST_WRITTEN = 300
 TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in sources()}
+
+
+def test_the_reader_writes_enough() -> None:
+    """The lines of the solutions that are not in the stubs."""
+    lines: dict[str, list[str]] = {"stub": [], "solution": []}
+    for cell in (cell for text in TEXTS.values() for cell in text["cells"]):
+        for kind in lines:
+            if lesson_form.has(cell, kind):
+                source = "\n".join(re.findall(r"```python\n(.*?)\n```", cell["source"], re.DOTALL))
+                lines[kind] += lesson_form.code_lines_of(source if kind == "solution" else cell["source"])
+    stubs, solutions = (Counter(line.strip() for line in each) for each in lines.values())
+    assert (solutions - stubs).total() >= LEAST_WRITTEN
 
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
