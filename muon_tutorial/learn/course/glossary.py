@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...errors import UsageError
@@ -168,19 +168,14 @@ J_tp | 00 07 08 09 10 14 | In a layout, W[I, J_tp]: tp cuts the columns. An axis
 """
 
 
-def _rows(table: str) -> Iterator[list[str]]:
-    """The cells of each row of a table; an indented line continues the row before it."""
-    return (row.split(" | ") for row in table.replace("\n    ", " ").splitlines())
-
-
 def _term(word: str, lesson: str, meaning: str) -> Term:
     """The term of a row; the brackets after a word hold the form that its lesson sets in bold."""
     word, _, bold = word.rstrip(")").partition(" (")
     return Term(word, lesson, meaning, bold)
 
 
-TERMS = tuple(_term(*row) for row in _rows(_TERMS))
-SYMBOLS = tuple(Symbol(sign, tuple(lessons.split()), meaning) for sign, lessons, meaning in _rows(_SYMBOLS))
+TERMS = tuple(_term(*row) for row in series.rows(_TERMS))
+SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meaning in series.rows(_SYMBOLS))
 
 _PAGE = """\
 # Glossary and notation
@@ -230,17 +225,12 @@ def look_up(word: str = "") -> GlossaryEntries:
         [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
         [symbol for symbol in SYMBOLS if word.strip() in symbol.sign.split(", ")],
     )
-    if not (found.terms or found.symbols):
-        raise UsageError(_not_found(word))
-    return found
-
-
-def _not_found(word: str) -> str:
+    if found.terms or found.symbols:
+        return found
     known = [term.word for term in TERMS]
-    wanted = word.strip().casefold()
     near = difflib.get_close_matches(wanted, known) or [each for each in known if wanted in each]
     advice = f"did you mean {', '.join(map(repr, near))}?" if near else "look_up() shows all words"
-    return f"the glossary has no {word!r}; {advice}"
+    raise UsageError(f"the glossary has no {word!r}; {advice}")
 
 
 def by_word() -> list[Term]:
