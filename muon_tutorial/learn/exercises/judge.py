@@ -153,7 +153,9 @@ class Exercise:
                 raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
-            return self._ask_for_an_answer()
+            self.opened += 1
+            start = f" To begin: {self.hints[0]}" if self.opened > 1 and self.hints else ""
+            return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
         except MistakeError as mistake:
             wrong = str(mistake)
         if wrong is None:
@@ -175,12 +177,6 @@ class Exercise:
         from ..my_muon.keep import keep  # here: it starts ranks, and most exercises do not
 
         return [keep(name, answer) for name, answer in zip(self.keeps, answers, strict=True)]
-
-    def _ask_for_an_answer(self) -> AnswerVerdict:
-        """Ask for an answer; from the second time on, also say how to begin."""
-        self.opened += 1
-        start = f" To begin: {self.hints[0]}" if self.opened > 1 and self.hints else ""
-        return AnswerVerdict(None, f"Replace ... with yours, or go on without.{start}")
 
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or else for the exercise; the last hint repeats."""
@@ -225,12 +221,12 @@ def _is_open(answer: Any) -> bool:
     return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
 
 
-def names_or_none(answer: object, known: Container[str]) -> list[str] | None:
-    """The answer's names as a list; None if it is anything but names in ``known``."""
+def names_or_none(answer: object, known: Container[object], kind: type = str) -> list[Any] | None:
+    """The answer's names, or whole numbers, as a list; None if it is anything but some that are ``known``."""
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         return None
     names = list(answer)
-    return names if all(isinstance(name, str) and name in known for name in names) else None
+    return names if all(type(name) is kind and name in known for name in names) else None
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:

@@ -52,13 +52,12 @@ def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
 
 def holders_of(held: Iterable[RankBoxes], row: int, column: int) -> list[int]:
     """The ranks that hold the element at ``row``, ``column``."""
-    element = Box((row, column), (1, 1))
-    return [item.rank for item in held if any(_overlap(box, element) for box in item.boxes)]
 
+    def has(box: Box) -> bool:
+        edges = zip((row, column), box.offset, box.shape, strict=True)
+        return all(start <= place < start + length for place, start, length in edges)
 
-def _overlap(a: Box, b: Box) -> bool:
-    edges = zip(a.offset, a.shape, b.offset, b.shape, strict=True)
-    return all(start < there + reach and there < start + length for start, length, there, reach in edges)
+    return [item.rank for item in held if any(map(has, item.boxes))]
 
 
 def name_contents(tensors: Sequence[Tensor]) -> list[str]:
@@ -88,11 +87,8 @@ def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:
 def _say_box(box: Box, shape: tuple[int, int]) -> str:
     if box.shape == shape:
         return "the whole matrix"
-    edges = zip(("row", "column"), box.offset, box.shape, shape, strict=True)
-    return ", ".join(_say_run(*edge) for edge in edges)
-
-
-def _say_run(word: str, start: int, length: int, whole: int) -> str:
-    if length == whole:
-        return f"all {word}s"
-    return f"{word}s {start} to {start + length - 1}" if length > 1 else f"{word} {start}"
+    said = []
+    for word, start, length, whole in zip(("row", "column"), box.offset, box.shape, shape, strict=True):
+        run = f"{word}s {start} to {start + length - 1}" if length > 1 else f"{word} {start}"
+        said.append(f"all {word}s" if length == whole else run)
+    return ", ".join(said)

@@ -54,14 +54,16 @@ def card(width: int, height: int) -> Figure:
     return Figure(figsize=(width / 96, height / 96), dpi=96, facecolor=CARD)
 
 
-def blank(width: int, height: int, title: str = "", x: float = 16, y: float = 20) -> tuple[Figure, Axes]:
+def blank(
+    width: int, height: int, title: str = "", x: float = 16, y: float = 20, size: float = 12
+) -> tuple[Figure, Axes]:
     """An empty card and its axes, in pixels from the upper left corner; a ``title`` is written in bold."""
     figure = card(width, height)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     if title:
-        write(axes, x, y, title, 12, weight="bold")
+        write(axes, x, y, title, size, weight="bold")
     return figure, axes
 
 

@@ -53,10 +53,8 @@ class Reveal:
 
     def _again(self, change: object = None) -> None:
         if self.picture is not None:
-            show_in(self.canvas, self._reply)
-
-    def _reply(self) -> str:
-        return _paragraph(self.judge(self.controls["prediction"].value)) + self.answer.html
+            said = self.controls["prediction"]
+            show_in(self.canvas, lambda: _paragraph(self.judge(said.value)) + self.answer.html)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         page = FoldedPicture("Reveal", self.answer, self.question)

@@ -110,15 +110,13 @@ def stops(control: Any) -> dict[str, Any]:
 
 def slider(label: str, last: int, first: int = 0, start: int | None = None) -> Any:
     """A slider over whole numbers that reports while it moves."""
-    return ipywidgets.IntSlider(
-        value=first if start is None else start,
-        min=first,
-        max=last,
-        description=label,
-        continuous_update=True,
-        layout=ipywidgets.Layout(width="420px"),
-        style={"description_width": "90px"},
-    )
+    value, look = first if start is None else start, slider_look()
+    return ipywidgets.IntSlider(value, first, last, description=label, continuous_update=True, **look)
+
+
+def slider_look() -> dict[str, Any]:
+    """The width of a slider, and that of its label."""
+    return {"layout": ipywidgets.Layout(width="420px"), "style": {"description_width": "90px"}}
 
 
 def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 76) -> Any:
@@ -155,7 +153,11 @@ class RankButtons(ipywidgets.GridBox):
 
     def __init__(self, dp: int, tp: int) -> None:
         self.places = Grid.of(dp=dp, tp=tp)
-        buttons = [_button(rank) for rank in self.places.ranks]
+        size = {"width": "76px", "height": "36px"}
+        buttons = [
+            ipywidgets.Button(description=f"rank {rank}", layout=ipywidgets.Layout(**size))
+            for rank in self.places.ranks
+        ]
         for rank, button in enumerate(buttons):
             button.on_click(partial(self._press, rank))
         layout = ipywidgets.Layout(grid_template_columns=f"repeat({tp}, 80px)", margin="4px 0 4px 94px")
@@ -174,11 +176,6 @@ class RankButtons(ipywidgets.GridBox):
             button.style.font_weight = "bold" if is_pressed else "normal"
             shared = [axis for axis in EDGES if rank in pressed.group(axis) and not is_pressed]
             button.layout.border = EDGES[shared[0]] if shared else _NO_EDGE
-
-
-def _button(rank: int) -> ipywidgets.Button:
-    size = ipywidgets.Layout(width="76px", height="36px")
-    return ipywidgets.Button(description=f"rank {rank}", layout=size)
 
 
 class Player(ipywidgets.HBox):
