@@ -14,7 +14,7 @@ import torch
 from muon_tutorial import launch
 from muon_tutorial.errors import GradientError, RankFailedError
 from muon_tutorial.learn import first_muon as lesson
-from muon_tutorial.learn.first_muon import first_wrong_place as misplaced
+from muon_tutorial.learn.first_muon import exercises as misplaced
 from muon_tutorial.learn.first_muon import on_ranks as sharing
 from muon_tutorial.learn.first_muon import pictures as buffers
 

@@ -69,12 +69,10 @@ def guess_bytes(ranks: int) -> Exercise:
             return f"messages: {count} {told}"
         if size == count * piece:
             return None
+        all_of_it = f"{size} would be the whole tensor in every message, not one piece."
         told = why(
             (size == count * NUMEL, f"{size} counts entries, and each takes {ITEM} bytes."),
-            (
-                size == count * ranks * piece,
-                f"{size} would be the whole tensor in every message, not one piece.",
-            ),
+            (size == count * ranks * piece, all_of_it),
             otherwise=f"a message carries one piece, {piece} bytes; {size} is not {count} of them.",
         )
         hint = f"A piece is {NUMEL:,} entries of {ITEM} bytes; a rank sends one in each message."
@@ -94,15 +92,9 @@ def guess_stuck() -> Exercise:
 
     def judge(stuck: object) -> str | None:
         free = f"{stuck} is not it. As soon as one sends to a neighbour that receives, the rest can follow."
-        told = why(
-            (not isinstance(stuck, int), "Give a whole number."),
-            (
-                stuck == 1,
-                "1 is too few. In one, all ranks send first. What else can all do at the same time?",
-            ),
-            (stuck != 2, free),
-        )
-        return told or None
+        few = "1 is too few. In one, all ranks send first. What else can all do at the same time?"
+        whole = isinstance(stuck, int)
+        return why((not whole, "Give a whole number."), (stuck == 1, few), (stuck != 2, free)) or None
 
     praise = "Only if all do the same. One that differs sets the others free, one by one."
     return Exercise(judge, praise=praise)
@@ -110,25 +102,20 @@ def guess_stuck() -> Exercise:
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
-
     play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
-    return Exercise(judge_on_ranks(play, judge_ring, say_failure), hints, praise, keeps=("ring_all_gather",))
-
-
-def judge_ring(run: CollectiveRun) -> Diagnosis | None:
-    """What is wrong with a run of an all_gather; None if nothing is."""
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
-    return _with_ladder(run, judges, GATHER_HINTS, GATHER, "collectives-wrong")
+    judge = partial(_with_ladder, judges, GATHER_HINTS, GATHER, "collectives-wrong")
+    return Exercise(judge_on_ranks(play, judge, say_failure), hints, praise, keeps=("ring_all_gather",))
 
 
 def _with_ladder(
-    run: CollectiveRun,
     judges: Sequence[Callable[[CollectiveRun], Iterator[Found]]],
     hints: tuple[str, ...],
     heading: tuple[str, str],
     name: str,
+    run: CollectiveRun,
 ) -> Diagnosis | None:
     """The first mistake found, with the run's ladder; it gets ``hints`` if it has none of its own."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
@@ -149,9 +136,9 @@ def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PAT
     par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
     praise = "Every rank has its piece of the sum."
     hints = (*SUM_HINTS, ORDER_HINT)
-    return Exercise(
-        judge_on_ranks(play, judge_sum, say_failure), hints, praise, par, ("ring_reduce_scatter",)
-    )
+    judges = (_judge_stuck, _judge_own_sum, _judge_received, _judge_waits)
+    judge = partial(_with_ladder, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
+    return Exercise(judge_on_ranks(play, judge), hints, praise, par, ("ring_reduce_scatter",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +148,6 @@ class BytesPar(Par):
     def say(self, *answers: Any) -> str:
         """The bytes that a run of the answer sent, and par."""
         return f"Your all_reduce: {self.count(*answers):,} bytes; par {self.number:,}."
-
-
-def judge_sum(run: CollectiveRun) -> Diagnosis | None:
-    """What is wrong with a run of a reduce_scatter; None if nothing is."""
-    judges = (_judge_stuck, _judge_own_sum, _judge_ends)
-    return _with_ladder(run, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
 
 
 def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
@@ -192,13 +173,12 @@ def _say_sum(content: messages.PieceContent | None, rank: int, ranks: int) -> st
     return f"has its own piece, but the entries of rank {lacking} are not in the sum."
 
 
-def _judge_ends(run: CollectiveRun) -> Iterator[Found]:
+def _judge_received(run: CollectiveRun, right: str = "sums") -> Iterator[Found]:
     if run.ranks > 1 and not run.messages:
-        yield "The sums are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
+        yield f"The {right} are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
     for message in run.messages:
         if message.stop is None:
             yield f"Round {message.round}: {message}, and no rank receives it."
-    yield from _judge_waits(run)
 
 
 def _judge_stuck(run: CollectiveRun) -> Iterator[Found]:
@@ -262,8 +242,7 @@ def _judge_pieces(run: CollectiveRun) -> Iterator[Found]:
 
 
 def _judge_ring(run: CollectiveRun) -> Iterator[Found]:
-    if run.ranks > 1 and not run.messages:
-        yield "The pieces are right, but no message was seen. Send them yourself: dist.isend and dist.recv."
+    yield from _judge_received(run, "pieces")
     for message in run.messages:
         if (message.receiver - message.sender) % run.ranks != 1:
             to = (message.sender + 1) % run.ranks

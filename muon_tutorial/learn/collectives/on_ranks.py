@@ -1,24 +1,28 @@
-"""Lesson 03 on real ranks: a collective run message by message, and the bytes that a rank sent."""
+"""Lesson 03 on real ranks: collectives message by message, their bytes, a link's speed, and deadlocks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...engine.collective import Collective, Kind, Label
+from ...errors import RankFailedError
 from ...evidence.ring_bytes import ring_bytes
 from ...launching.launch import launch
 from ...plan.grid import Grid
 from ..exercises.on_real_ranks import run_or_reference
+from ..inputs.measure import fastest  # noqa: F401  (the notebook uses it, too)
 from ..my_muon.reference import ring_all_gather, ring_reduce_scatter
 from . import messages
-from .messages import HeldPieces, Message, MessageLog, MessageNote
+from .messages import HeldPieces, Message, MessageLog, MessageNote, content_of
 
 Algorithm = Callable[[Any, int, int], Any]
 Bring = Callable[[int, int], Any]
@@ -163,3 +167,117 @@ def ring_formula(collective: Kind, entries: int, itemsize: int, ranks: int) -> i
     send, receive = both.get(collective, (whole, whole))
     request = Collective(collective, ("dp",), dtype, send, receive.numel(), Label("lesson"))
     return ring_bytes(request, Grid.of(dp=ranks).at(0))
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """A message's time as ``latency + bytes / bandwidth``, in seconds and bytes per second."""
+
+    latency: float
+    bandwidth: float
+
+    def seconds(self, nbytes: float) -> float:
+        """The model's seconds for a message."""
+        return self.latency + nbytes / self.bandwidth
+
+
+def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
+    """The latency and bandwidth that fit measured messages with the least relative error; never negative."""
+    size, time = np.asarray(sizes, float), np.asarray(seconds, float)
+    slope, latency = np.polyfit(size, time, 1, w=1 / time)
+    if latency <= 0 or slope <= 0:
+        latency, slope = time.min(), max(time[-1] - time.min(), 1e-12) / size[-1]
+    return LinkSpeed(float(latency), float(1 / slope))
+
+
+def say_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> str:
+    """A machine's latency and bandwidth, in words."""
+    same = wire.latency * wire.bandwidth
+    return (
+        f"{f'a message of {sizes[0]} bytes':<29}{seconds[0] * 1e6:10,.0f} µs\n"
+        f"{f'a message of {sizes[-1] / 1e6:.1f} MB':<29}{seconds[-1] * 1e6:10,.0f} µs\n"
+        f"{'latency':<29}{wire.latency * 1e6:10,.0f} µs\n"
+        f"{'bandwidth, of the line':<29}{wire.bandwidth / 1e9:10.2f} GB/s\n"
+        f"{'bandwidth, of the last dot':<29}{sizes[-1] / seconds[-1] / 1e9:10.2f} GB/s\n"
+        f"{'bytes take as long as latency':<29}{same / 1e3:10,.0f} kB\n"
+        f"{'64 messages of 1 kB':<29}{64 * wire.seconds(1e3) * 1e6:10,.0f} µs\n"
+        f"{'1 message of 64 kB':<29}{wire.seconds(64e3) * 1e6:10,.0f} µs"
+    )
+
+
+First = Literal["send", "receive"]
+Setting = tuple[First, ...]
+Exchange = Callable[[Any, int, int, Sequence[First]], Any]
+SWITCHES = 4
+SHORT, AMPLE = 3.0, 60.0
+EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat=SWITCHES))
+
+
+def moments_of(setting: Setting) -> list[list[int]]:
+    """For each moment, the ranks whose message passes; it ends when no message can pass.
+
+    >>> moments_of(("send", "receive", "send", "receive")), moments_of(("send",) * 4)
+    ([[0, 2], [1, 3]], [])
+    """
+    ranks = len(setting)
+    left = [["send", "receive"] if first == "send" else ["receive", "send"] for first in setting]
+    found = []
+    while passing := [
+        rank
+        for rank in range(ranks)
+        if left[rank][:1] == ["send"] and left[(rank + 1) % ranks][:1] == ["receive"]
+    ]:
+        for rank in passing:
+            left[rank].pop(0)
+            left[(rank + 1) % ranks].pop(0)
+        found.append(passing)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRuns:
+    """Which settings of the switches real ranks finished, and the seconds after which the others gave up."""
+
+    arrived: dict[Setting, bool]
+    patience: float
+
+    @property
+    def stuck(self) -> int:
+        """The number of settings in which a rank gave up waiting."""
+        return sum(not arrived for arrived in self.arrived.values())
+
+
+def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = SHORT) -> SettingRuns:
+    """Run ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
+    arrived = {}
+    for setting in EVERY:
+        try:
+            run = run_setting(exchange, setting, backend, AMPLE if moments_of(setting) else patience)
+        except RankFailedError:  # a busy machine could not start the ranks in time
+            if moments_of(setting):
+                raise
+            run = run_setting(exchange, setting, backend, 5 * patience)
+        arrived[setting] = has_arrived(run)
+    return SettingRuns(arrived, patience)
+
+
+def run_setting(
+    exchange: Exchange, setting: Setting, backend: str = "gloo", patience: float = SHORT
+) -> CollectiveRun:
+    """Run ``exchange`` on real ranks with one setting of the switches."""
+    play = partial(_with_switches, exchange, setting)
+    return play_on_ranks(play, my_piece, len(setting), backend, patience)
+
+
+def _with_switches(exchange: Exchange, setting: Setting, mine: Tensor, rank: int, ranks: int) -> Any:
+    return exchange(mine, rank, ranks, setting)
+
+
+def has_arrived(run: CollectiveRun) -> bool:
+    """Whether every rank has the piece of the rank before it."""
+    return all(
+        isinstance(report.returned, Tensor)
+        and (content := content_of(report.returned, run.ranks)) is not None
+        and content.piece == (rank - 1) % run.ranks
+        for rank, report in enumerate(run.reports)
+    )

@@ -38,10 +38,19 @@ from ..pictures.picture import (
 )
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, play
-from .link_speed import LinkSpeed
 from .messages import HeldPieces, Message, MessageLog, first_repeat, holdings_after, of_ring_all_reduce
-from .on_ranks import ITEM, NUMEL, CollectiveRun
-from .switches import EVERY, SWITCHES, First, Setting, SettingRuns, moments_of
+from .on_ranks import (
+    EVERY,
+    ITEM,
+    NUMEL,
+    SWITCHES,
+    CollectiveRun,
+    First,
+    LinkSpeed,
+    Setting,
+    SettingRuns,
+    moments_of,
+)
 
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 126, 46, 84, 62, 30
 GATHER = (
@@ -164,11 +173,6 @@ def _say(message: Message, sums: bool) -> str:
     return f"{message}{parts}{', and no rank receives it' if message.stop is None else ''}"
 
 
-def picture_of_gather(run: CollectiveRun, name: str = "collectives-gather") -> Picture:
-    """The ladder of an all_gather."""
-    return draw_ladder(run, GATHER, name)
-
-
 def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
     """The rounds of an all_reduce as a film."""
 
@@ -176,7 +180,7 @@ def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
 
     still = draw_ladder(run, SUM, "collectives-sum")
-    return play(draw, run.log.rounds, still, live, label="moment", interval=900)
+    return play(draw, run.log.rounds, still, live, interval=900)
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:
@@ -246,16 +250,12 @@ def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
     """A switch per rank, a film of what follows from them, and below it what real ranks did."""
     options: dict[str, First] = {"send first": "send", "receive first": "receive"}
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
-    return play(partial(_draw, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
+    return play(partial(draw_setting, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)
 
 
-def _draw(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
-    return draw_setting(runs, tuple(firsts[f"rank_{rank}"] for rank in range(SWITCHES)), moment)
-
-
-def draw_setting(runs: SettingRuns, setting: Setting, moment: int) -> Picture:
+def draw_setting(runs: SettingRuns, moment: int, **firsts: First) -> Picture:
     """The ring after ``moment`` moments: messages that have passed, what each rank does, and how it ended."""
-    ring = _Ring(setting, moment)
+    ring = _Ring(tuple(firsts[f"rank_{rank}"] for rank in range(SWITCHES)), moment)
     figure, axes = blank(_WIDE, _HIGH)
     heading(axes, f"After {moment} moment{'s' * (moment != 1)}", _DASHED)
     _draw_ring(axes, ring, runs)
@@ -274,22 +274,18 @@ def draw_flip(runs: SettingRuns) -> Picture:
 
 def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
     for rank in range(SWITCHES):
-        _draw_switched(axes, ring, rank)
+        start, stop = ring.spots[rank], ring.spots[(rank + 1) % SWITCHES]
+        off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
+        ends = between(start, stop, off), between(start, stop, 1 - off)
+        line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
+        width = 3.4 if rank in ring.now else 1.6
+        arrow(axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END)
     for rank, (x, y) in enumerate(ring.spots):
         rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
         centred(axes, x, y - 10, f"rank {rank}", 11.5, weight="bold", zorder=5)
         centred(axes, x, y + 12, ring.state(rank), zorder=5)
     frame = (ring.left - 88, 364, ring.right - ring.left + 176, 40)
     verdict(axes, frame, _end(runs, ring.setting), runs.arrived[ring.setting], 11)
-
-
-def _draw_switched(axes: Axes, ring: _Ring, rank: int) -> None:
-    start, stop = ring.spots[rank], ring.spots[(rank + 1) % SWITCHES]
-    off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
-    ends = between(start, stop, off), between(start, stop, 1 - off)
-    line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
-    width = 3.4 if rank in ring.now else 1.6
-    arrow(axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END)
 
 
 def _end(runs: SettingRuns, setting: Setting) -> str:

@@ -24,9 +24,18 @@ CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take t
 
 def guess_holders(plan: Plan) -> Exercise:
     """The prediction: which ranks keep the momentum's entry in the last row and column?"""
+    grid, held, right = plan.grid, momentum_holdings(plan), last_holders(plan)
 
-    def judge(holders: Sequence[int]) -> str | None:
-        return _judge_ranks(plan.grid, holders, momentum_holdings(plan))
+    def judge(holders: object) -> str | None:
+        if not isinstance(holders, (list, tuple, set)) or not all(isinstance(rank, int) for rank in holders):
+            return "Give a list of ranks, such as [0, 1]."
+        if strangers := [rank for rank in holders if rank not in grid.ranks]:
+            return f"There is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
+        if extra := sorted(set(holders) - set(right)):
+            return f"{grid.at(extra[0])} keeps {say_held(held[extra[0]], SHAPE)} only."
+        if missing := sorted(set(right) - set(holders)):
+            return f"{len(holders)} named, but {grid.at(missing[0])} keeps it."
+        return None
 
     hints = ("The last row belongs to the last place along dp, the last column to the last place along tp.",)
     return Exercise(judge, hints, "Cut both ways, the momentum has no copies left.")
@@ -35,19 +44,6 @@ def guess_holders(plan: Plan) -> Exercise:
 def last_holders(plan: Plan) -> list[int]:
     """The ranks that keep the momentum's entry in the last row and column."""
     return holders_of(momentum_holdings(plan), SHAPE[0] - 1, SHAPE[1] - 1)
-
-
-def _judge_ranks(grid: Grid, said: object, held: Sequence[RankBoxes]) -> str | None:
-    if not isinstance(said, (list, tuple, set)) or not all(isinstance(rank, int) for rank in said):
-        return "Give a list of ranks, such as [0, 1]."
-    if strangers := [rank for rank in said if rank not in grid.ranks]:
-        return f"There is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
-    right = holders_of(held, SHAPE[0] - 1, SHAPE[1] - 1)
-    if extra := sorted(set(said) - set(right)):
-        return f"{grid.at(extra[0])} keeps {say_held(held[extra[0]], SHAPE)} only."
-    if missing := sorted(set(right) - set(said)):
-        return f"{len(said)} named, but {grid.at(missing[0])} keeps it."
-    return None
 
 
 def check_columns(dp: int, tp: int) -> Exercise:

@@ -63,15 +63,9 @@ def join_columns(pieces: Sequence[Tensor]) -> Tensor:
 
 def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]:
     """For each copy of the weight, how many bits differ from the weight that a single process computed."""
-    copies = [join_columns(after[first : first + tp]) for first in range(0, len(after), tp)]
-    return [
-        _count_bits(copy ^ alone.detach().view(torch.int32)) for copy in (c.view(torch.int32) for c in copies)
-    ]
-
-
-def _count_bits(numbers: Tensor) -> int:
-    """The number of 1 bits in a tensor of 32-bit integers."""
-    return sum(int((numbers >> place & 1).sum()) for place in range(32))
+    copies = (join_columns(after[first : first + tp]).view(torch.int32) for first in range(0, len(after), tp))
+    differ = (copy ^ alone.detach().view(torch.int32) for copy in copies)
+    return [sum(int((bits >> place & 1).sum()) for place in range(32)) for bits in differ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,111 @@
-"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film."""
+"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film.
+
+In the film, a piece of the matrix has the colour of the rank that keeps its momentum.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
 from ..pictures.colours import EMPTY, QUIET, rank_colour
-from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
+from ..pictures.holdings import (
+    RankBoxes,
+    compute_holdings,
+    momentum_holdings,
+    name_contents,
+    say_held,
+    weight_holdings,
+)
 from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
 from ..widgets.shell import Shell, play
-from .film import FilmMoment, Piece, moments_of
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
+
+Letters = Literal["", "before", "momentum", "after"]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of the matrix, and the rank whose colour it has."""
+
+    box: Box
+    keeper: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """A piece on its way from one rank to another."""
+
+    piece: Piece
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilmMoment:
+    """What every rank holds once all ``flights`` have landed, and which reports of the run show it."""
+
+    title: str
+    what: str
+    held: tuple[tuple[Piece, ...], ...]
+    flights: tuple[Flight, ...] = ()
+    letters: Letters = ""
+
+
+def moments_of(plan: Plan) -> list[FilmMoment]:
+    """The moments of one step, from the weight before it to the weight after it."""
+    grid = plan.grid
+    weight = tuple(_pieces(held.boxes, held.rank) for held in weight_holdings(plan))
+    kept = tuple(_pieces(held.boxes, held.rank) for held in momentum_holdings(plan))
+    columns = tuple(_of(kept, grid.at(rank).group("dp")) for rank in grid.ranks)
+    whole = tuple(
+        _of(columns, grid.at(held.rank).group("tp")) if held.boxes else columns[held.rank]
+        for held in compute_holdings(plan)
+    )
+    down, across = _sent(plan, "dp", kept), _sent(plan, "tp", columns)
+    towards = tuple(
+        Flight(Piece(piece.box, peer), peer, rank)
+        for rank in grid.ranks
+        for peer in grid.at(rank).group("dp")
+        if peer != rank
+        for piece in kept[rank]
+    )
+    return [
+        FilmMoment("The weight", "tp cuts its columns, dp copies it", weight, (), "before"),
+        FilmMoment("The gradient", "from each rank's own data", weight),
+        FilmMoment("The momentum", "averaged over dp, and cut over dp", kept, towards, "momentum"),
+        FilmMoment("Gather over dp", "each rank has its columns again", columns, down),
+        FilmMoment("Gather over tp", "each rank has the whole matrix", whole, across),
+        FilmMoment("Orthogonalize", "on each rank, with equal results", whole),
+        FilmMoment("Cut again", "each rank keeps its own part", kept),
+        FilmMoment("The new weight", "gathered over dp: copies again", columns, down, "after"),
+    ]
+
+
+def _pieces(boxes: Sequence[Box], keeper: int) -> tuple[Piece, ...]:
+    return tuple(Piece(box, keeper) for box in boxes if box.numel)
+
+
+def _of(held: Sequence[tuple[Piece, ...]], ranks: Sequence[int]) -> tuple[Piece, ...]:
+    return tuple(piece for rank in ranks for piece in held[rank])
+
+
+def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[Flight, ...]:
+    """What each rank receives when all ranks along an axis exchange what they hold."""
+
+    def arriving(rank: int) -> Iterator[Flight]:
+        for peer in plan.grid.at(rank).group(axis):
+            if peer != rank:
+                yield from (Flight(piece, peer, rank) for piece in held[peer])
+
+    return tuple(flight for rank in plan.grid.ranks for flight in arriving(rank))
+
 
 _BETWEEN = 3
 """Frames drawn while pieces are in flight."""
@@ -75,19 +164,14 @@ def draw_grid(
     heading(axes, title, what)
     _write_axes(axes, place)
     for item in held:
+        label = f"rank {item.rank}"
+        if item.boxes and place.width >= 180:
+            last = max(box.offset[1] + box.shape[1] for box in item.boxes) - 1
+            label += f": columns {min(box.offset[1] for box in item.boxes)}–{last}"
         pieces = [Piece(box, item.rank) for box in item.boxes]
-        _draw_rank(axes, place, item.rank, pieces, f"rank {item.rank}{_say_columns(item, place.width)}")
+        _draw_rank(axes, place, item.rank, pieces, label)
     said = "; ".join(f"{grid.at(item.rank)} holds {say_held(item, SHAPE)}" for item in held)
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
-
-
-def _say_columns(held: RankBoxes, room: float) -> str:
-    """The columns that a rank holds, for its label; empty if there is no room for them."""
-    if not held.boxes or room < 180:
-        return ""
-    first = min(box.offset[1] for box in held.boxes)
-    last = max(box.offset[1] + box.shape[1] for box in held.boxes) - 1
-    return f": columns {first}–{last}"
 
 
 def _wide(place: _Place) -> int:
@@ -185,18 +269,13 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
         bold = {"linewidth": 3.2} if now.title == "Orthogonalize" else {}
         label = film.label(rank, now) if gone == 1 else f"rank {rank}"
         _draw_rank(axes, place, rank, held[rank], label, **bold)
-    if gone < 1:
-        _draw_flights(axes, place, now, gone)
+    for flight in now.flights if gone < 1 else ():
+        at = between(place.corner(flight.source), place.corner(flight.target), gone)
+        _draw_piece(axes, place, at, flight.piece, 5)
     if ended:
         frame = (84, place.bottom + 2, place.right - _GAP - 84, 36)
         verdict(axes, frame, film.verdict, not film.differ, 13)
     return finish(figure, "first_look-film", _say_frame(film, moment))
-
-
-def _draw_flights(axes: Axes, place: _Place, moment: FilmMoment, gone: float) -> None:
-    for flight in moment.flights:
-        now = between(place.corner(flight.source), place.corner(flight.target), gone)
-        _draw_piece(axes, place, now, flight.piece, 5)
 
 
 def _say_frame(film: StepFilm, moment: int) -> str:

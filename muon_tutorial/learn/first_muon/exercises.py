@@ -1,28 +1,225 @@
-"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz."""
+"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz.
+
+A run is explained by its first wrong place: the rank, the matrix, and the likely cause.
+"""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import SupportsFloat, SupportsIndex
+from typing import Literal, SupportsFloat, SupportsIndex
 
+import torch
+from torch import Tensor
+
+from ... import Grid, Matrix, Plan, owner, round_robin
+from ...newton_schulz import DEFAULT_STEPS
+from ...plan.assign import longest_first, newton_schulz_cost
+from ...plan.strategies import plan_imbalance
 from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, why
-from ..exercises.on_real_ranks import judge_on_ranks
-from .balance import TOY, WORST, fair_shares, toy_makespans
-from .first_wrong_place import early_starts, early_wrong, explain, explain_gathered, reaches_into
+from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
 from .on_ranks import (
     LENGTH,
     PLACES,
     SHAPES,
+    WIRE,
+    BufferPlace,
     Lacking,
     SharingRun,
+    gpt_shapes,
+    is_buffer,
     owner_lacks,
     place_of,
     predict_ring,
     ring_sent,
     run_cases,
     say_trouble,
+    updates,
 )
+
+TOY = (8, 7, 6, 5, 4)
+"""Costs of five matrices, in any unit, for which longest first on two owners is not optimal."""
+TOY_BEST = (0, 0, 1, 1, 1)
+"""Owners with the least makespan for ``TOY``."""
+
+
+def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
+    """The work of each rank.
+
+    >>> loads_of([8, 7, 6, 5, 4], [0, 1, 1, 0, 0], 2)
+    [17.0, 13.0]
+    """
+    loads = [0.0] * ranks
+    for cost, rank in zip(costs, owners, strict=True):
+        loads[rank] += cost
+    return loads
+
+
+def deal_longest_first(costs: list[int], ranks: int) -> list[int]:
+    """Owners as the package chooses them: costliest first, each to the rank with the least work so far."""
+    return longest_first(costs, [0] * ranks)
+
+
+def toy_makespans() -> dict[str, int]:
+    """The makespans of ``TOY`` on two owners: with the costliest first, and the least possible."""
+    longest = deal_longest_first(list(TOY), 2)
+    return {
+        name: int(max(loads_of(TOY, owners, 2)))
+        for name, owners in (("longest_first", longest), ("best", TOY_BEST))
+    }
+
+
+LARGE = gpt_shapes(12, 768)
+MOST = 16
+WORST = 6
+Way = Literal["by index", "longest first"]
+WAYS: tuple[Way, Way] = ("by index", "longest first")
+COSTS = [DEFAULT_STEPS * newton_schulz_cost(shape) for shape in LARGE.values()]
+"""Floating-point operations of Newton–Schulz, all its iterations, for each matrix of the large model."""
+
+
+def plan_of(ranks: int, way: Way) -> Plan:
+    """The package's plan for the large model: round robin, or its owners chosen with the costliest first."""
+    matrices = [Matrix(number, name, shape) for number, (name, shape) in enumerate(LARGE.items())]
+    if way == "by index":
+        return round_robin(matrices, Grid.of(dp=ranks), order="index")
+    one_bucket = sum(matrix.numel for matrix in matrices) * matrices[0].grad_dtype.itemsize
+    return owner(matrices, Grid.of(dp=ranks), round_bytes=one_bucket)
+
+
+def fair_shares(ranks: int, way: Way = "by index") -> float:
+    """The makespan for the large model, relative to a fair share: 1 is perfect."""
+    return plan_imbalance(plan_of(ranks, way))
+
+
+def explain(run: SharingRun) -> str | None:
+    """What is wrong with a run, by its first wrong interval; None if nothing is."""
+    if odd := _not_a_buffer(run):
+        return odd
+    right = run.expected()
+    for rank in range(run.ranks):
+        for place in run.wrong_places(rank):
+            first = place.start + int((run.after(rank) != right)[place.slice].int().argmax())
+            whose = "every rank's" if run.agree() else f"rank {rank}'s"
+            since = "" if first == place.start else f", from {first:,} on"
+            return (
+                f"{_say_case(run)} the first wrong place is that of {place.name}, {place.start:,} to "
+                f"{place.stop:,}, in {whose} buffer{since}. "
+                f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
+            )
+    return None
+
+
+def _not_a_buffer(run: SharingRun) -> str | None:
+    for rank, report in enumerate(run.reports):
+        if not isinstance(report.returned, Tensor):
+            return f"Return the buffer; rank {rank} returned {type(report.returned).__name__}."
+        if not is_buffer(report.returned):
+            shape = " × ".join(f"{size:,}" for size in report.returned.shape)
+            return f"The buffer has {LENGTH:,} entries; rank {rank} returned {shape}."
+    return None
+
+
+def explain_gathered(run: SharingRun) -> str | None:
+    """What is wrong with gathered updates: the first wrong place, and what lies there instead."""
+    if odd := _not_a_buffer(run):
+        return odd
+    for rank in range(run.ranks):
+        for place in run.wrong_places(rank):
+            there = run.after(rank)[place.slice]
+            start = there[:64].to(WIRE)
+            begun = (name for name, update in updates(run.seed).items() if torch.equal(start, update[:64]))
+            other = next(begun, "")
+            what = f"the update of {other} begins" if other else "is something else"
+            what = "are zeros" if not bool(there.any()) else what
+            return (
+                f"On rank {rank}, the first wrong place is that of {place.name}, {place.start:,} to "
+                f"{place.stop:,}: there {what}."
+            )
+    return None
+
+
+def _say_case(run: SharingRun) -> str:
+    if not run.lacking:
+        return "With all gradients there:"
+    lackers: dict[str, list[int]] = {}
+    for rank, name in run.lacking:
+        lackers.setdefault(name, []).append(rank)
+    said = []
+    for name, ranks in lackers.items():
+        who = "all ranks" if len(ranks) == run.ranks > 1 else say_ranks(ranks)
+        said.append(f"{who} {'lack' if len(ranks) > 1 else 'lacks'} the gradient of {name}")
+    return f"Where {' and '.join(said)}:"
+
+
+def ranks_of(flags: int, ranks: int) -> list[int]:
+    """The ranks whose bits are set.
+
+    >>> ranks_of(0b101, 4)
+    [0, 2]
+    """
+    return [rank for rank in range(ranks) if flags >> rank & 1]
+
+
+def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
+    owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
+    if not bool(right[place.slice].any()):
+        return f"Nobody has that update, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
+    if len(writers) > 1:
+        return f"There, entries of {say_ranks(writers)} are added up."
+    if run.after(rank)[first] == 0:
+        if run.found(owner).get(place.name) != place.start:
+            return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
+        if rank == owner:
+            return f"It is zero there. Rank {rank} had handed over its update: is what comes back a sum?"
+        return f"It is zero there. Rank {owner} has the update, but it never reached rank {rank}: what sums?"
+    if run.filled(owner)[first] == right[first]:
+        return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
+    if writers and writers != [owner]:
+        return f"Entries of rank {writers[0]} are there; rank {owner} owns {place.name}."
+    return f"What is there is not Newton–Schulz of the gradient of {place.name}."
+
+
+def _say_displaced(run: SharingRun) -> str:
+    """The first update that a rank has put in a wrong place."""
+    for rank in range(run.ranks):
+        for name, start in run.found(rank).items():
+            if off := start - place_of(name).start:
+                way = f"{abs(off):,} too {'early' if off < 0 else 'late'}"
+                return f" Rank {rank} has put its update for {name} at {start:,}, which is {way}."
+    return ""
+
+
+def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
+    """Where each owner puts its matrix's update if a missing gradient does not move the offset."""
+    starts: dict[str, int] = {}
+    for rank in range(ranks):
+        offset = 0
+        for place in PLACES:
+            if place.owner(ranks) == rank:
+                if (rank, place.name) in lacking:
+                    continue
+                starts[place.name] = offset
+            offset += place.size
+    return starts
+
+
+def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
+    """The matrices that come out wrong then: those put in a wrong place, and those that they overwrite."""
+    starts = early_starts(ranks, lacking).items()
+    moved = {name: start for name, start in starts if start != place_of(name).start}
+    return [
+        place.name
+        for place in PLACES
+        if place.name in moved or any(reaches_into(name, start, place) for name, start in moved.items())
+    ]
+
+
+def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
+    """Whether a matrix's update, put at ``start``, overlaps the place of another."""
+    return start < other.stop and other.start < start + place_of(name).size
+
 
 LACKING = "k1"
 SPOILERS = {
@@ -47,28 +244,22 @@ def guess(ranks: int) -> Exercise:
             return "Give a rank, and a number between 0 and 1."
         last = len(PLACES) - 1
         if said != right:
+            strange = f"there is no rank {said}; with one more, ranks go from 0 to {ranks}."
+            from_0 = f"numbers begin at 0, so the last of {last + 1} has number {last}."
             told = why(
-                (
-                    not 0 <= said <= ranks,
-                    f"there is no rank {said}; with one more, ranks go from 0 to {ranks}.",
-                ),
+                (not 0 <= said <= ranks, strange),
                 (said == PLACES[-1].owner(ranks), f"{said} owns it only with the current number of ranks."),
-                (
-                    said == (last + 1) % more,
-                    f"numbers begin at 0, so the last of {last + 1} has number {last}.",
-                ),
+                (said == (last + 1) % more, from_0),
                 otherwise=f"matrix i belongs to rank i modulo {more}; {said} is not that of matrix {last}.",
             )
             return f"owner_of_last: {told}"
         if abs(part - ranks / more) <= 0.005:
             return None
+        now = f"{part:g} is the part only with the current number of ranks."
         told = why(
             (not 0 <= part <= 1, f"{part:g} is no part of a whole: give a number between 0 and 1."),
             (abs(part - 1 / more) < 0.005, f"{part:g} is the part that is filled."),
-            (
-                abs(part - (ranks - 1) / ranks) < 0.005,
-                f"{part:g} is the part only with the current number of ranks.",
-            ),
+            (abs(part - (ranks - 1) / ranks) < 0.005, now),
             otherwise=f"{part:g} is not it. Look at one place: on how many ranks is it zero?",
         )
         return f"zeros: {told}"

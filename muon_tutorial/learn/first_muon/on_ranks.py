@@ -29,6 +29,7 @@ from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects, sum_counts
 from ..exercises.on_real_ranks import is_stub, say_failure, watching
 from ..inputs import measure
+from ..my_muon.reference import gathered_share as gathered  # noqa: F401  (the exercise's reference)
 
 WIRE = torch.bfloat16
 PATIENCE = 8.0
@@ -106,30 +107,6 @@ def parameters(
 def share(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
     """The exercise's reference: owners fill their places, and ranks sum the buffers. All ranks must call."""
     return sum_counts(fill(parameters, rank, ranks))
-
-
-def gathered(parameters: list[torch.nn.Parameter], rank: int, ranks: int) -> Tensor:
-    """All updates, flat; zeros only pad segments to equal length. All ranks must call."""
-    sizes = [sum(each.numel() for each in parameters[owner::ranks]) for owner in range(ranks)]
-    mine = torch.zeros(max(sizes), dtype=WIRE)
-    own = [
-        zeropower_via_newtonschulz(each.grad).flatten()
-        for each in parameters[rank::ranks]
-        if each.grad is not None
-    ]
-    mine[: sizes[rank]] = torch.cat([mine[:0], *own])
-    segments = [torch.empty_like(mine) for _ in range(ranks)]
-    dist.all_gather(segments, mine)
-    return torch.cat([_take(segments, parameters, number, ranks) for number in range(len(parameters))])
-
-
-def _take(
-    segments: Sequence[Tensor], parameters: Sequence[torch.nn.Parameter], number: int, ranks: int
-) -> Tensor:
-    """One matrix's update, taken from its owner's segment."""
-    owner = number % ranks
-    start = sum(each.numel() for each in parameters[owner:number:ranks])
-    return segments[owner][start : start + parameters[number].numel()]
 
 
 def fill(parameters: Sequence[torch.nn.Parameter], rank: int, ranks: int, *, skips: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, rank_choice, show, slider
-from .balance import (
+from .exercises import (
     COSTS,
     MOST,
     TOY,
@@ -25,8 +25,9 @@ from .balance import (
     fair_shares,
     loads_of,
     plan_of,
+    ranks_of,
+    say_ranks,
 )
-from .first_wrong_place import ranks_of, say_ranks
 from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
 
 MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
@@ -90,7 +91,7 @@ def _draw_row(
 ) -> None:
     """One rank's buffer at a moment."""
     weight = "bold" if bold else "normal"
-    axes.text(12, top + _HIGH / 2, label or f"rank {rank}", size=11, weight=weight, va="center", color=INK)
+    write(axes, 12, top + _HIGH / 2, label or f"rank {rank}", weight=weight)
     _block(axes, 0, LENGTH, top, EMPTY)
     for start, stop, code in _pieces(_codes(run, rank, moment)):
         if code & (code - 1):  # several ranks' bits
@@ -233,7 +234,11 @@ def _draw_packings(
         plot = figure.add_subplot(1, len(panels), number + 1)
         axes = style(plot, title, f"{unit} · dashed: a fair share", "")
         for rank in range(ranks):
-            _draw_load(axes, rank, [cost for cost, owner in zip(costs, owners, strict=True) if owner == rank])
+            mine = [cost for cost, each in zip(costs, owners, strict=True) if each == rank]
+            mine.sort(reverse=True)
+            spans = [(sum(mine[:number]), cost) for number, cost in enumerate(mine)]
+            look: dict[str, Any] = {"facecolors": rank_colour(rank), "edgecolors": INK, "linewidth": 0.6}
+            axes.broken_barh(spans, (rank - 0.4, 0.8), **look)
         axes.set(xlim=(0, most * 1.05), ylim=(ranks - 0.4, -0.6))
         axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
         axes.axvline(fair, color=INK, linewidth=1.6, linestyle="--")
@@ -241,13 +246,6 @@ def _draw_packings(
         said.append(f"{title}; by rank {loads} {unit}.")
     figure.tight_layout()
     return finish(figure, name, " ".join(said))
-
-
-def _draw_load(axes: Axes, rank: int, costs: Sequence[float]) -> None:
-    """One rank's bar, with one piece per matrix, the largest first."""
-    costs = sorted(costs, reverse=True)
-    spans = [(sum(costs[:number]), cost) for number, cost in enumerate(costs)]
-    axes.broken_barh(spans, (rank - 0.4, 0.8), facecolors=rank_colour(rank), edgecolors=INK, linewidth=0.6)
 
 
 def explore_loads(live: bool = True) -> Shell | Picture:

@@ -89,7 +89,8 @@ def _program(rank: int, ranks: int, seed: int, is_hit: bool, matrix: str, fault:
         for place, weight in zip(PLACES, weights, strict=True):
             weight.grad = averaged[place.slice].view_as(weight).clone()
             if is_hit and step == 0 and place.name == matrix:
-                weight.grad = _spoilt(weight.grad, fault)
+                weight.grad[0] *= -1
+                weight.grad = None if fault == "lost" else weight.grad
         held = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
         flat = fill(weights, rank, ranks, skips=True)
         updates = yield _sum_of(flat, "share")
@@ -102,13 +103,6 @@ def _program(rank: int, ranks: int, seed: int, is_hit: bool, matrix: str, fault:
 
 def _sum_of(mine: Tensor, phase: str) -> Collective:
     return Collective("all_reduce", ("dp",), mine.dtype, mine, LENGTH, Label(phase))
-
-
-def _spoilt(gradient: Tensor, fault: str) -> Tensor | None:
-    if fault == "lost":
-        return None
-    gradient[0] *= -1
-    return gradient
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
@@ -137,9 +131,8 @@ _SAID = {"lost": "loses its gradient of", "sign": "turns the sign of one row of 
 def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
     """What every rank holds after each phase up to a moment; red where it differs from a sound training."""
     bottom = _TOP + MOMENTS * _ROW + 8 * (STEPS - 1)
-    figure, axes = blank(900, round(bottom + 58))
     title = f"In step 1, rank {run.rank} {_SAID[run.fault]} {run.matrix}"
-    write(axes, 12, 22, title, 12, weight="bold")
+    figure, axes = blank(900, round(bottom + 58), title, 12, 22)
     said = f"each box: ranks 0 to {run.ranks - 1} from left to right · stripe: the owner"
     write(axes, 12, 46, said, color=QUIET)
     for column, place in enumerate(PLACES):
@@ -150,7 +143,11 @@ def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
         top = _TOP + row * _ROW + 8 * (row // len(PHASES))
         write(axes, 12, top + _HIGH / 2, f"{row // 3 + 1} · {PHASES[row % 3]}")
         _draw_row(axes, run, row, top, is_past=row < moment)
-    _draw_verdicts(axes, run, moment, bottom + 6)
+    agrees, wrong = _state(run, moment)
+    same = f"all ranks hold the same weights: {'yes' if agrees else 'no'}"
+    verdict(axes, (12, bottom + 6, 432, 34), same, agrees)
+    alike = f"weights as without the saboteur: {12 - len(wrong)} of 12"
+    verdict(axes, (452, bottom + 6, 432, 34), alike, not wrong)
     name = f"first_muon-saboteur-{run.ranks}-{run.rank}-{run.matrix}-{run.fault}-{moment}"
     return finish(figure, name, say_sabotage(run, moment))
 
@@ -172,17 +169,6 @@ def _draw_row(axes: Axes, run: SabotagedRun, row: int, top: float, *, is_past: b
         xs, ys = zip(*crosses, strict=True)
         size = min(9.0, slot * 0.55)
         axes.plot(xs, ys, "x", color=edge, markersize=size, markeredgewidth=2.2, zorder=6)
-
-
-def _draw_verdicts(axes: Axes, run: SabotagedRun, moment: int, top: float) -> None:
-    agrees, wrong = _state(run, moment)
-    same = "yes" if agrees else "no"
-    verdicts = (
-        (f"all ranks hold the same weights: {same}", agrees, 12),
-        (f"weights as without the saboteur: {12 - len(wrong)} of 12", not wrong, 452),
-    )
-    for said, is_good, left in verdicts:
-        verdict(axes, (left, top, 432, 34), said, is_good)
 
 
 def _state(run: SabotagedRun, moment: int) -> tuple[bool, list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -184,8 +183,18 @@ def write_flops() -> Exercise:
     def judge(function: Callable[[int, int, int], object]) -> str | Diagnosis | None:
         for m, n, steps in ((64, 256, 5), (256, 64, 5), (768, 768, 3), (10, 70, 1)):
             value = value_of(function, m, n, steps, told="{} Here m, n, steps = " + f"{m}, {n}, {steps}.")
-            if value != flops(m, n, steps):
-                return _say_flops(m, n, steps, value)
+            right, short, long = flops(m, n, steps), min(m, n), max(m, n)
+            known = {
+                right // 2: "A multiply and an add are two operations: twice as many.",
+                steps * 4 * short**2 * long: "A @ A is missing.",
+                steps * (2 * short**2 * long + 2 * short**3): "X meets two products: X @ X.T and (…) @ X.",
+                right // steps: "That is one step.",
+                steps * (4 * long**2 * short + 2 * long**3): "That is A on the longer side. A tall matrix is "
+                "laid on its side first.",
+            }
+            if value != right:
+                said = known.get(value, "") if isinstance(value, int) else ""
+                return f"For {m} × {n} and {steps} steps it is not {value}. {said}".strip()
         return None
 
     hints = (
@@ -194,20 +203,6 @@ def write_flops() -> Exercise:
         "2·s·l·s + 2·s·s·s + 2·s·s·l, times the steps.",
     )
     return Exercise(judge, hints, "4 s² l + 2 s³ a step: cheap where one side is short, cubic in a square.")
-
-
-def _say_flops(m: int, n: int, steps: int, value: object) -> str | Diagnosis:
-    right, short, long = flops(m, n, steps), min(m, n), max(m, n)
-    on_the_long_side = steps * (4 * long**2 * short + 2 * long**3)
-    known = {
-        right // 2: "A multiply and an add are two operations: twice as many.",
-        steps * 4 * short**2 * long: "A @ A is missing.",
-        steps * (2 * short**2 * long + 2 * short**3): "X meets two products: X @ X.T and (…) @ X.",
-        right // steps: "That is one step.",
-        on_the_long_side: "That is A on the longer side. A tall matrix is laid on its side first.",
-    }
-    said = known.get(value, "") if isinstance(value, int) else ""
-    return f"For {m} × {n} and {steps} steps it is not {value}. {said}".strip()
 
 
 def quiz(steps: int) -> Exercise:
@@ -229,35 +224,27 @@ _FIRST_FACTOR = {
 }
 
 
-@dataclass(slots=True)
-class CountedProducts:
-    """The number of matrix products, and their FLOPs, with a multiply-add counted as two."""
+class ProductCounter(TorchDispatchMode):
+    """The number of matrix products inside, and their FLOPs, with a multiply-add counted as two."""
 
-    products: int = 0
-    flops: int = 0
-
-
-class _Counter(TorchDispatchMode):
-    def __init__(self, counted: CountedProducts) -> None:
-        super().__init__()
-        self.counted = counted
+    products = flops = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
         if packet in _FIRST_FACTOR:
             left, right = args[_FIRST_FACTOR[packet] :][:2]
-            self.counted.products += left.shape[0] if left.ndim == 3 else 1
-            self.counted.flops += 2 * left.numel() * right.shape[-1]
+            self.products += left.shape[0] if left.ndim == 3 else 1
+            self.flops += 2 * left.numel() * right.shape[-1]
         return func(*args, **(kwargs or {}))
 
 
-def count_products(work: Callable[[], object]) -> CountedProducts:
+def count_products(work: Callable[[], object]) -> ProductCounter:
     """Count the matrix products that ``work`` computes.
 
-    >>> count_products(lambda: torch.ones(3, 5) @ torch.ones(5, 4))
-    CountedProducts(products=1, flops=120)
+    >>> counted = count_products(lambda: torch.ones(3, 5) @ torch.ones(5, 4))
+    >>> counted.products, counted.flops
+    (1, 120)
     """
-    counted = CountedProducts()
-    with _Counter(counted):
+    with ProductCounter() as counter:
         work()
-    return counted
+    return counter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import ipywidgets
 import torch
@@ -15,7 +14,7 @@ from ...newton_schulz import KELLER_JORDAN, Coefficients, Triple, coefficients_p
 from ..pictures.colours import INK, MUON, OTHER, QUIET
 from ..pictures.picture import Picture, finish
 from ..pictures.spectra import card, style
-from ..widgets.shell import Shell, choice, play, show, slider
+from ..widgets.shell import Shell, choice, play, show, slider, slider_look
 from .singular_values import PUBLISHED, SCOPE_STEPS, SPECTRA, mean_distance, polynomial, spectra
 
 _START = 1e-4
@@ -132,13 +131,8 @@ CLASSICAL: Triple = (2.0, -1.5, 0.5)
 """They sum to 1, so 1 stays at 1; quiet values grow slowly."""
 _TOP = 1.5
 _KINDS = ("a", 2.0, 4.0, 0.25), ("b", -5.0, -1.5, 0.25), ("c", 0.5, 2.5, 0.25)
-
-
-@dataclass(frozen=True, slots=True)
-class _Player:
-    name: str
-    triples: Coefficients
-    colour: str
+Players = list[tuple[str, Coefficients, str]]
+"""Names, coefficients and colours."""
 
 
 def duel(live: bool = True) -> Shell | Picture:
@@ -154,51 +148,47 @@ def _fine_slider(number: int, low: float, high: float, by: float) -> ipywidgets.
     """A slider over decimal numbers that include Keller Jordan's value, where it begins."""
     count = round((high - low) / by) + 1
     values = sorted({*(round(low + by * each, 2) for each in range(count)), KELLER_JORDAN[number]})
-    return ipywidgets.SelectionSlider(
-        options=[(f"{value:g}", value) for value in values],
-        value=KELLER_JORDAN[number],
-        description="abc"[number],
-        layout=ipywidgets.Layout(width="420px"),
-        style={"description_width": "90px"},
-    )
+    options, start = [(f"{value:g}", value) for value in values], KELLER_JORDAN[number]
+    look = slider_look()
+    return ipywidgets.SelectionSlider(options=options, value=start, description="abc"[number], **look)
 
 
 def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Picture:
     """Both players' dots at a moment, which may lie between two steps, and their scores."""
-    players = _Player("yours", (a, b, c), OTHER), _Player(rival, PUBLISHED[rival], MUON)
+    players: Players = [("yours", (a, b, c), OTHER), (rival, PUBLISHED[rival], MUON)]
     step, part = divmod(moment, FRAMES)
     figure = card(700, 320)
     said = []
     for number, player in enumerate(players):
         axes = figure.add_axes((0.07 + 0.49 * number, 0.1, 0.43, 0.78))
-        said.append(_draw_player(axes, player, step, part / FRAMES))
+        said.append(_draw_player(axes, *player, step, part / FRAMES))
     text = f"Step {moment / FRAMES:.3g}. With a = {a:g}, b = {b:g}, c = {c:g}: {said[0]}; {rival}: {said[1]}."
     return finish(figure, "five_products-bounce", text)
 
 
 def draw_still(triple: Triple) -> Picture:
     """Where values are after five steps, for one triple and for every published set, with scores."""
-    players = [_Player(", ".join(f"{x:g}" for x in triple), triple, OTHER)]
-    players += [_Player(name, triples, MUON) for name, triples in PUBLISHED.items() if name != "CANS"]
+    players: Players = [(", ".join(f"{x:g}" for x in triple), triple, OTHER)]
+    players += [(name, triples, MUON) for name, triples in PUBLISHED.items() if name != "CANS"]
     figure, said = card(700, 520), []
     for number, player in enumerate(players):
         axes = figure.add_subplot(2, 2, number + 1)
-        said.append(f"{player.name}: {_draw_player(axes, player, SCOPE_STEPS, 0.0)}")
+        said.append(f"{player[0]}: {_draw_player(axes, *player, SCOPE_STEPS, 0.0)}")
     figure.tight_layout()
     return finish(figure, "five_products-bounce-still", f"After {SCOPE_STEPS} steps. {'; '.join(said)}.")
 
 
-def _draw_player(axes: Axes, player: _Player, step: int, part: float) -> str:
+def _draw_player(axes: Axes, name: str, triples: Coefficients, colour: str, step: int, part: float) -> str:
     """One player's dots; returns them in words."""
     starts = spectra()["gradient"]
-    now, trail = _glide(starts, player.triples, step, part), _glide(starts, player.triples, step, 0.0)
-    score = mean_distance(starts, player.triples)
+    now, trail = _glide(starts, triples, step, part), _glide(starts, triples, step, 0.0)
+    score = mean_distance(starts, triples)
     at_end = f"{score:.3f} from 1" if score < 100 else "flies off"
-    style(axes, f"{player.name}: {at_end}", "", "")
+    style(axes, f"{name}: {at_end}", "", "")
     axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     places = range(1, len(starts) + 1)
-    axes.vlines(places, _shown(trail), _shown(now), color=player.colour, linewidth=0.8, alpha=0.5)
-    axes.plot(places, _shown(now), "o", color=player.colour, markersize=5.5, alpha=0.8, clip_on=False)
+    axes.vlines(places, _shown(trail), _shown(now), color=colour, linewidth=0.8, alpha=0.5)
+    axes.plot(places, _shown(now), "o", color=colour, markersize=5.5, alpha=0.8, clip_on=False)
     axes.set(ylim=(0, _TOP), xlim=(-1, len(starts) + 2))
     off = int((now > _TOP).sum())
     axes.set_yticks([0, 0.5, 1, 1.5], ["0", "0.5", "1", "1.5"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -124,47 +123,20 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
         directions.lerp_(svd_muon(each), 1 - MOMENTUM)
     ahead = G.lerp(average, MOMENTUM)
     no_lookahead = "Nesterov looks ahead: average G with the new buffer once more, and orthogonalize that."
-    yield (
-        "This is U Vᵀ of only G: momentum is missing.",
-        ("Average G into the buffer first.",),
-        svd_muon(G),
-        zero,
-    )
-    yield (
-        "The buffer never changed.",
-        ("lerp makes a new matrix. lerp_ changes the buffer.",),
-        svd_muon(G.lerp(zero.lerp(G, 1 - MOMENTUM), MOMENTUM)),
-        zero,
-    )
+    what = "This is U Vᵀ of only G: momentum is missing."
+    yield what, ("Average G into the buffer first.",), svd_muon(G), zero
+    hint = "lerp makes a new matrix. lerp_ changes the buffer."
+    update = svd_muon(G.lerp(zero.lerp(G, 1 - MOMENTUM), MOMENTUM))
+    yield "The buffer never changed.", (hint,), update, zero
     yield "The momentum is right, but Nesterov is missing.", (no_lookahead,), svd_muon(average), average
-    yield (
-        "The sign is wrong: this update increases the loss.",
-        ("W - lr * update does the minus.",),
-        -svd_muon(ahead),
-        average,
-    )
+    what = "The sign is wrong: this update increases the loss."
+    yield what, ("W - lr * update does the minus.",), -svd_muon(ahead), average
     yield "This is the average itself, with unchanged singular values.", ("Leave S out.",), ahead, average
-    yield (
-        "The buffer is a sum of gradients, not their average: 20 times too large.",
-        ("The old buffer counts 0.95, the new gradient 1 - 0.95.",),
-        svd_muon(G + MOMENTUM * total),
-        total,
-    )
-    yield (
-        "You averaged after orthogonalizing. The average of flat updates is not flat.",
-        ("First the average, then the SVD.",),
-        svd_muon(G).lerp(directions, MOMENTUM),
-        directions,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Slip:
-    """A whole update with one mistake, what to say about it, and a hint."""
-
-    what: str
-    hint: str
-    step: WholeStep
+    what = "The buffer is a sum of gradients, not their average: 20 times too large."
+    hint = "The old buffer counts 0.95, the new gradient 1 - 0.95."
+    yield what, (hint,), svd_muon(G + MOMENTUM * total), total
+    what = "You averaged after orthogonalizing. The average of flat updates is not flat."
+    yield what, ("First the average, then the SVD.",), svd_muon(G).lerp(directions, MOMENTUM), directions
 
 
 def _slipped(**slips: Any) -> WholeStep:
@@ -193,36 +165,36 @@ def _slipped(**slips: Any) -> WholeStep:
     return step
 
 
-_SLIPS = (
-    _Slip("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
-    _Slip("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
-    _Slip(
+_SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
+    ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
+    ("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
+    (
         "Weight decay is scaled by the size factor. It takes the plain lr.",
         "W.mul_(1 - lr * weight_decay)",
         _slipped(decay="adjusted"),
     ),
-    _Slip(
+    (
         "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.",
         "Leave G as it is, and multiply W by 1 - lr * weight_decay.",
         _slipped(decay="in the gradient"),
     ),
-    _Slip("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
-    _Slip(
+    ("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
+    (
         "The size factor is missing.",
         "Rows by columns of W, at least 1, and its root.",
         _slipped(factor="missing"),
     ),
-    _Slip(
+    (
         "The size factor is upside down: rows are outputs, so their number is the numerator.",
         "W.shape[0] / W.shape[1]",
         _slipped(factor="turned"),
     ),
-    _Slip(
+    (
         "The size factor shrinks the update of a wide matrix. It is at least 1.",
         "max(1, rows / columns), then the root.",
         _slipped(factor="below 1"),
     ),
-    _Slip("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", _slipped(sign="up")),
+    ("The sign is wrong: this update increases the loss.", "alpha=-lr * factor", _slipped(sign="up")),
 )
 
 
@@ -231,13 +203,17 @@ def write_step() -> Exercise:
 
     def judge(function: WholeStep) -> str | Diagnosis | None:
         for shape in SHAPES:
-            mine, theirs = _Trained(shape), _Stock(shape)
+            W, buffer = torch.randn(shape, generator=torch.Generator().manual_seed(9)), torch.zeros(shape)
+            theirs = torch.nn.Parameter(W.clone())
+            stock = torch.optim.Muon([theirs], lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
             for number, G in enumerate(gradients(shape), 1):
-                before = mine.W.clone(), mine.buffer.clone()
+                before = W.clone(), buffer.clone()
                 told = f"{{}} Here W and G are {say_size(G)}."
-                value_of(function, mine.W, G.clone(), mine.buffer, LR, told=told)
-                theirs.step(G)
-                if wrong := _judge_step(mine, theirs, before, G, number):
+                value_of(function, W, G.clone(), buffer, LR, told=told)
+                theirs.grad = G.clone()
+                stock.step()
+                right = theirs.detach(), stock.state[theirs]["momentum_buffer"]
+                if wrong := _judge_step((W, buffer), right, before, G, number):
                     return wrong
         return None
 
@@ -249,55 +225,32 @@ def write_step() -> Exercise:
     return Exercise(judge, hints, praise)
 
 
-class _Trained:
-    """A weight and its momentum, as the reader's function finds them."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.W = torch.randn(shape, generator=torch.Generator().manual_seed(9))
-        self.buffer = torch.zeros(shape)
+_Pair = tuple[Tensor, Tensor]
+"""A weight and its momentum."""
 
 
-class _Stock:
-    """The same weight, stepped by ``torch.optim.Muon``."""
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.W = torch.nn.Parameter(_Trained(shape).W)
-        self.optimizer = torch.optim.Muon([self.W], lr=LR, weight_decay=DECAY, momentum=MOMENTUM)
-
-    def step(self, G: Tensor) -> None:
-        self.W.grad = G.clone()
-        self.optimizer.step()
-
-    @property
-    def buffer(self) -> Tensor:
-        return self.optimizer.state[self.W]["momentum_buffer"]
-
-
-def _judge_step(
-    mine: _Trained, theirs: _Stock, before: tuple[Tensor, Tensor], G: Tensor, number: int
-) -> str | Diagnosis | None:
-    W, buffer = before
-    wanted = theirs.W.detach()
-    if torch.equal(mine.W, wanted) and torch.equal(mine.buffer, theirs.buffer):
+def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int) -> str | Diagnosis | None:
+    (my_W, my_buffer), (wanted, its), (W, buffer) = mine, right, before
+    if torch.equal(my_W, wanted) and torch.equal(my_buffer, its):
         return None
-    if torch.equal(mine.W, W):
+    if torch.equal(my_W, W):
         return "W has not changed. W = … gives a new matrix the name W; W.mul_ and W.add_ change it in place."
-    if torch.equal(mine.buffer, buffer):
+    if torch.equal(my_buffer, buffer):
         return "The buffer has not changed. buffer.lerp_ changes it in place; buffer.lerp makes a new one."
-    for slip in _SLIPS:
+    for what, hint, step in _SLIPS:
         other, its_buffer = W.clone(), buffer.clone()
-        slip.step(other, G, its_buffer, LR)
-        is_this = torch.allclose(mine.W, other, atol=1e-6) and torch.allclose(mine.buffer, its_buffer)
+        step(other, G, its_buffer, LR)
+        is_this = torch.allclose(my_W, other, atol=1e-6) and torch.allclose(my_buffer, its_buffer)
         if is_this and not torch.allclose(other, wanted, atol=1e-6):
-            return Diagnosis(slip.what, (slip.hint,))
-    if torch.allclose(mine.buffer, buffer * MOMENTUM + G, atol=1e-5):
+            return Diagnosis(what, (hint,))
+    if torch.allclose(my_buffer, buffer * MOMENTUM + G, atol=1e-5):
         return Diagnosis(
             "The buffer is a sum of gradients. Newton–Schulz does not care how long its input is, so W comes "
             "out nearly the same; torch keeps the average all the same.",
             ("buffer.lerp_(G, 1 - momentum)",),
         )
-    off = (mine.W - wanted).abs().max().item()
-    far = (mine.buffer - theirs.buffer).abs().max().item()
+    off = (my_W - wanted).abs().max().item()
+    far = (my_buffer - its).abs().max().item()
     if off < 0.03 * LR:
         which, most = ("W", off) if off else ("the buffer", far)
         return Diagnosis(
@@ -313,14 +266,25 @@ def write_table() -> Exercise:
 
     def judge(function: Callable[[Tensor], Tensor]) -> str | Diagnosis | None:
         for G in _tables():
-            value = _update_of_table(function, G)
+            value = value_of(function, G.clone(), told=f"{{}} Here G is {say_size(G)}.")
+            if not isinstance(value, Tensor) or value.shape != G.shape:
+                return f"G is {say_size(G)}, and so must its update be."
             if value.isnan().any():
                 return Diagnosis("Some entries are NaN.", ("0 / 0 is NaN. Rows of zeros stay zeros.",))
             longest = value.norm(dim=1).max().item()
             if longest > 1.001:
                 return f"A row has length {longest:.2f}. None may be longer than 1."
-            if (left := left_on_the_table(function)) > 1:
-                return _say_left(value, G, left)
+            promised = sum((each * function(each.clone())).sum().item() for each in _tables())
+            best = sum((each * table_update(each)).sum().item() for each in _tables())
+            if (left := 100 * (1 - promised / best)) > 1:  # how much less it promises, in percent
+                said = f"It leaves {left:.0f} percent of the promise on the table."
+                if torch.allclose(value, svd_muon(G), atol=1e-3):
+                    hint = "Its rows are not yet as long as they may be."
+                    return Diagnosis(f"Muon keeps rows below 1, too, but: {said}", (hint,))
+                if torch.allclose(value, G / G.norm(dim=1).max(), atol=1e-3):
+                    what = f"One row has length 1, the others are shorter. {said}"
+                    return Diagnosis(what, ("Divide each row by its own length.",))
+                return said
         return None
 
     hints = (
@@ -339,33 +303,6 @@ def _tables() -> list[Tensor]:
               for rows in (4, 12)]  # fmt: skip
     tables[1][3::4] = 0.0
     return tables
-
-
-def _update_of_table(function: Callable[[Tensor], Tensor], G: Tensor) -> Tensor:
-    value = value_of(function, G.clone(), told=f"{{}} Here G is {say_size(G)}.")
-    if not isinstance(value, Tensor) or value.shape != G.shape:
-        raise MistakeError(f"G is {say_size(G)}, and so must its update be.")
-    return value
-
-
-def left_on_the_table(function: Callable[[Tensor], Tensor]) -> float:
-    """How much less an update promises than the best one, in percent, over all tables."""
-    promised = sum((G * function(G.clone())).sum().item() for G in _tables())
-    best = sum((G * table_update(G)).sum().item() for G in _tables())
-    return max(0.0, 100 * (1 - promised / best))
-
-
-def _say_left(value: Tensor, G: Tensor, left: float) -> Diagnosis:
-    said = f"It leaves {left:.0f} percent of the promise on the table."
-    if torch.allclose(value, svd_muon(G), atol=1e-3):
-        return Diagnosis(
-            f"Muon keeps rows below 1, too, but: {said}", ("Its rows are not yet as long as they may be.",)
-        )
-    if torch.allclose(value, G / G.norm(dim=1).max(), atol=1e-3):
-        return Diagnosis(
-            f"One row has length 1, the others are shorter. {said}", ("Divide each row by its own length.",)
-        )
-    return Diagnosis(said)
 
 
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:

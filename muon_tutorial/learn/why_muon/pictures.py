@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -67,15 +67,7 @@ def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> 
         )
         length = math.hypot(right, up)
         beyond = 1 + 0.36 / length
-        axes.text(
-            right * beyond,
-            up * beyond,
-            f"{label}\n{length:.2g}",
-            size=12,
-            ha="center",
-            va="center",
-            color=INK,
-        )
+        centred(axes, right * beyond, up * beyond, f"{label}\n{length:.2g}", 12)
 
 
 def picture_of_gradient(G: Tensor) -> Picture:
@@ -174,12 +166,7 @@ LINES = {"SGD": SGD, "AdamW": ADAMW, "Muon": MUON}
 def explore_race(race: Race, live: bool = True) -> Shell | Picture:
     """The film of a race; only its last picture if no kernel runs."""
     last = race.steps // race.every
-    draw = partial(_draw_moment, race)
-    return play(draw, last, draw(last), live, interval=250)
-
-
-def _draw_moment(race: Race, moment: int) -> Picture:
-    return draw_race(race, moment)
+    return play(partial(draw_race, race), last, draw_race(race, last), live, interval=250)
 
 
 def draw_race(race: Race, moment: int) -> Picture:
@@ -190,9 +177,17 @@ def draw_race(race: Race, moment: int) -> Picture:
     every = [curve.losses for who in RACERS for curve in _runs(race, who)]
     axes.set(xlim=(0, race.steps), ylim=(min(map(min, every)) - 0.1, min(4.0, max(map(max, every)) + 0.1)))
     for who in RACERS:
-        for thin, curve in enumerate(_runs(race, who)):
-            _draw_run(axes, race, curve.losses[: moment + 1], LINES[who], bool(thin))
-    _label_ends(axes, race, moment)
+        for seed, curve in enumerate(_runs(race, who)):
+            losses = curve.losses[: moment + 1]
+            width, alpha = (0.9, 0.6) if seed else (2.6, 1.0)
+            steps = [number * race.every for number in range(len(losses))]
+            axes.plot(steps, losses, color=LINES[who], linewidth=width, alpha=alpha)
+            if not seed:
+                axes.plot(steps[-1], losses[-1], "o", markersize=9, color=LINES[who], clip_on=False)
+    for place, who in enumerate(sorted(RACERS, key=lambda who: -race.best(who).losses[moment])):
+        said = f"{who}\n{race.best(who).losses[moment]:.2f}"  # the highest loss on top, without overlap
+        write(axes, 1.02, 0.9 - 0.17 * place, said, 12, transform=axes.transAxes, color=LINES[who],
+              weight="bold", va="top", linespacing=1.25)  # fmt: skip
     centred(axes, 0.02, 0.5, "loss on held-out text", rotation=90, color=QUIET, va="center",
           transform=figure.transFigure)  # fmt: skip
     return finish(figure, "why_muon-race", say_race(race, moment))
@@ -200,22 +195,6 @@ def draw_race(race: Race, moment: int) -> Picture:
 
 def _runs(race: Race, who: str) -> list:
     return [race.best(who, seed) for seed in SEEDS]
-
-
-def _draw_run(axes: Axes, race: Race, losses: Sequence[float], colour: str, is_thin: bool) -> None:
-    steps = [number * race.every for number in range(len(losses))]
-    axes.plot(steps, losses, color=colour, linewidth=0.9 if is_thin else 2.6, alpha=0.6 if is_thin else 1.0)
-    if not is_thin:
-        axes.plot(steps[-1], losses[-1], "o", markersize=9, color=colour, clip_on=False)
-
-
-def _label_ends(axes: Axes, race: Race, moment: int) -> None:
-    """Names and losses at the right edge, the highest loss on top, without overlap."""
-    now = sorted(RACERS, key=lambda who: -race.best(who).losses[moment])
-    for place, who in enumerate(now):
-        loss = race.best(who).losses[moment]
-        write(axes, 1.02, 0.9 - 0.17 * place, f"{who}\n{loss:.2f}", 12, transform=axes.transAxes,
-              color=LINES[who], weight="bold", va="top", linespacing=1.25)  # fmt: skip
 
 
 def say_race(race: Race, moment: int) -> str:

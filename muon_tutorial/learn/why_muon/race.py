@@ -139,20 +139,16 @@ def run_lane(course: Course, who: str, rate: float, rest_rate: float, steps: int
 
 def _optimizers(model: GPT, who: str, rate: float, rest_rate: float) -> list[torch.optim.Optimizer]:
     """The lane's optimizer for the hidden matrices, and AdamW for the rest."""
-    moved = {MUON_TOO[who]} if who in MUON_TOO else set()
-    lane = set(split_parameters(model).hidden_names) | moved
+    lane = {*split_parameters(model).hidden_names, MUON_TOO.get(who)}
     named = dict(model.named_parameters())
     hidden = [named[name] for name in named if name in lane]
     rest = [named[name] for name in named if name not in lane]
-    return [_stepper(hidden, who, rate), torch.optim.AdamW(rest, lr=rest_rate)]
-
-
-def _stepper(hidden: list[Any], who: str, rate: float) -> torch.optim.Optimizer:
-    if who == "SGD":
-        return torch.optim.SGD(hidden, lr=rate, momentum=0.95, nesterov=True)
-    if who == "AdamW":
-        return torch.optim.AdamW(hidden, lr=rate)
-    return torch.optim.Muon(hidden, lr=rate)
+    makers: dict[str, Any] = {
+        "SGD": functools.partial(torch.optim.SGD, momentum=0.95, nesterov=True),
+        "AdamW": torch.optim.AdamW,
+    }
+    make = makers.get(who, torch.optim.Muon)
+    return [make(hidden, lr=rate), torch.optim.AdamW(rest, lr=rest_rate)]
 
 
 def _learn(model: GPT, batch: Batch) -> float:
@@ -181,14 +177,10 @@ def train_with(step: MuonStep | None, steps: int, seed: int, rate: float = 0.02)
             if step is None:
                 optimizer.step()
             else:
-                _step_all(step, buffers, rate)
+                with torch.no_grad():
+                    for weight, buffer in buffers:
+                        step(weight, weight.grad, buffer, rate)
     return losses
-
-
-@torch.no_grad()
-def _step_all(step: MuonStep, buffers: Sequence[tuple[Any, Tensor]], rate: float) -> None:
-    for weight, buffer in buffers:
-        step(weight, weight.grad, buffer, rate)
 
 
 def record(steps: int = STEPS) -> Race:

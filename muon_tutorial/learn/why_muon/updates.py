@@ -100,12 +100,10 @@ def say_stages(run: TrainedGPT, name: str = EXAMPLE, lr: float = 0.02, weight_de
         "weight decay": lr * weight_decay * W,
     }
     rows = [f"{'':>18}  {'loudest':>9}  {'quietest':>9}  {'RMS entry':>9}"]
-    return "\n".join(rows + [_say_stage(stage, matrix) for stage, matrix in stages.items()])
-
-
-def _say_stage(stage: str, matrix: Tensor) -> str:
-    values, rms = torch.linalg.svdvals(matrix), matrix.square().mean().sqrt()
-    return f"{stage:>18}  {values[0]:>9.2g}  {values[-1]:>9.2g}  {rms:>9.2g}"
+    for stage, matrix in stages.items():
+        values, rms = torch.linalg.svdvals(matrix), matrix.square().mean().sqrt()
+        rows.append(f"{stage:>18}  {values[0]:>9.2g}  {values[-1]:>9.2g}  {rms:>9.2g}")
+    return "\n".join(rows)
 
 
 def say_size(matrix: Tensor) -> str:
@@ -114,12 +112,8 @@ def say_size(matrix: Tensor) -> str:
 
 def half_of_energy(G: Tensor) -> int:
     """How many of the loudest directions carry half of a matrix's energy, the sum of its squares."""
-    return int((energy_shares(G) < 0.5).sum()) + 1
-
-
-def energy_shares(G: Tensor) -> Tensor:
     squares = torch.linalg.svdvals(G.double()) ** 2
-    return squares.cumsum(0) / squares.sum()
+    return int((squares.cumsum(0) / squares.sum() < 0.5).sum()) + 1
 
 
 @dataclass(frozen=True, slots=True)
