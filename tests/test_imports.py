@@ -77,7 +77,7 @@ MOVERS = {
     f"{PACKAGE}.learn.first_muon.on_ranks",
     f"{PACKAGE}.learn.the_grid.on_ranks",
     f"{PACKAGE}.learn.cuts.on_ranks",
-    f"{PACKAGE}.learn.shards_alone.surviving",
+    f"{PACKAGE}.learn.shards_alone.on_ranks",
     f"{PACKAGE}.learn.bill.on_ranks",
     f"{PACKAGE}.learn.own_sharding.three_functions",
     f"{PACKAGE}.learn.my_loop.clipping",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
-from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from ..exercises.on_real_ranks import judge_on_ranks
 from . import qkv
 from .on_ranks import (
     DIM,
@@ -56,13 +56,11 @@ def pieces_exercise(tp: int) -> Exercise:
                 dim, other = DIM[kind], KINDS[1 - DIM[kind]]
                 swapped = f"{pair} is {other} parallel. {kind.capitalize()} parallel cuts dimension {dim}."
                 left = f"{UP[dim]} when each of the others has {-(-UP[dim] // tp)}"
+                first_piece = f"{pair} is the first piece. The last gets what is left."
                 told = why(
                     (pair == local_shape(UP, other, tp - 1, tp), swapped),
                     (pair[1 - dim] != UP[1 - dim], f"dimension {1 - dim} stays whole, {UP[1 - dim]}."),
-                    (
-                        pair == local_shape(UP, kind, 0, tp),
-                        f"{pair} is the first piece. The last gets what is left.",
-                    ),
+                    (pair == local_shape(UP, kind, 0, tp), first_piece),
                     otherwise=f"{pair} is not what is left of {left}.",
                 )
                 return f"{kind}_parallel: {told}"
@@ -142,7 +140,7 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         "dist.all_reduce(y, group=tp_group) adds in place.",
     )
     praise = "Two cuts, one message: every rank of a row has the whole output."
-    return Exercise(judge_on_ranks(play, judge_layers, say_failure), hints, praise)
+    return Exercise(judge_on_ranks(play, judge_layers), hints, praise)
 
 
 def judge_layers(run: LayersRun) -> str | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 
 from ... import Box, Grid, Plan, Replicate, Shard
 from ...plan.exchange import BufferSlice
 from ...plan.layout import shard_box
-from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, WRONG, rank_colour, tp_hatch
+from ..pictures.colours import CARD, EMPTY, INK, QUIET, RIGHT, TP_HATCHES, WRONG, rank_colour
 from ..pictures.picture import Frame, Picture, Point, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import BATCH, DIM, KINDS, UP, CutKind, KeptByRank, letters_of, plan_of
@@ -68,21 +69,19 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """A rank's part of a Linear, with buttons for the rank and for the cut."""
     grid = Grid.of(dp=dp, tp=tp)
 
-    def draw(rank: int, cut: CutKind) -> Picture:
-        return draw_linear(grid, UP, rank, cut)
-
     cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS}, width=130)
+    draw = partial(draw_linear, grid, UP)
     return show(draw, draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
 
 
-def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, kind: CutKind) -> Picture:
+def draw_linear(grid: Grid, shape: tuple[int, int], rank: int, cut: CutKind) -> Picture:
     """One rank's part of a Linear that is cut in one way, in the rank's colour."""
     figure, axes = blank(_WIDTH, 366)
-    _draw_cut(axes, grid, shape, rank, kind, 24.0)
-    lines = _held_lines(grid, shape, rank, kind)
+    _draw_cut(axes, grid, shape, rank, cut, 24.0)
+    lines = _held_lines(grid, shape, rank, cut)
     for number, line in enumerate(lines):
         write(axes, _MARGIN, 318 + 24 * number, line, 11.5)
-    return finish(figure, f"cuts-{rank}-{kind}", " ".join([_CUTS[kind], *lines]))
+    return finish(figure, f"cuts-{rank}-{cut}", " ".join([_CUTS[cut], *lines]))
 
 
 def draw_both_cuts(grid: Grid, shape: tuple[int, int], rank: int) -> Picture:
@@ -128,7 +127,8 @@ def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: 
         x, y = left + box.offset[1] * _UNIT, top + box.offset[0] * _UNIT
         width, height = box.shape[1] * _UNIT, box.shape[0] * _UNIT
         fill, weight = (rank_colour(rank), "bold") if tp_rank == mine else (EMPTY, "normal")
-        rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=tp_hatch(tp_rank) or None)
+        hatch = TP_HATCHES[tp_rank % len(TP_HATCHES)] or None
+        rectangle(axes, x, y, width, height, fill, linewidth=1.2, hatch=hatch)
         if operand.dim == 0:
             write(axes, x + width + 5, y + height / 2, f"tp {tp_rank}", weight=weight)
         else:
@@ -150,38 +150,35 @@ def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
 
 def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: Sequence[str] = ()) -> Picture:
     """The first weight, copied for each dp coordinate, and the buffers of both weights' momentum."""
-    tp = plan.grid.size("tp")
-    figure, axes = blank(_WIDTH, round(max(322, 72 + 80 * tp)))
-    write(axes, _MARGIN, 24, "The weight up: tp cuts it, dp copies it", 12.5, weight="bold")
-    _draw_copies(axes, plan.grid, weights)
-    write(axes, 452, 24, "The momentum: dp cuts the buffer", 12.5, weight="bold")
-    for tp_rank in range(tp):
-        _draw_buffer(axes, plan, tp_rank, (452, 52.0 + 80 * tp_rank, 404, 56), momentum)
-    held = [_say_weight(plan.grid, rank, weights) for rank in plan.grid.ranks]
-    said = " ".join(say_buffer(plan, tp_rank, momentum) for tp_rank in range(tp))
-    return finish(figure, name, f"The weight up, {UP[0]} × {UP[1]}: {'; '.join(held)}. {said}")
-
-
-def _draw_copies(axes: Axes, grid: Grid, letters: Sequence[str]) -> None:
-    dp, tp = grid.size("dp"), grid.size("tp")
-    operand = LinearOperand("W", UP, 0)
-    step, unit = min(196.0, 392 / dp), 24.0
+    dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
+    title = "The weight up: tp cuts it, dp copies it"
+    figure, axes = blank(_WIDTH, round(max(322, 72 + 80 * tp)), title, _MARGIN, 24, 12.5)
+    operand, step, unit = LinearOperand("up", UP, 0), min(196.0, 392 / dp), 24.0
     width = step - min(28.0, step / 6)
-    for rank in grid.ranks:
-        at = grid.at(rank)
+    for rank in plan.grid.ranks:
+        at = plan.grid.at(rank)
         box, left = operand.box(at["tp"], tp), _MARGIN + step * at["dp"]
         if at["tp"] == 0:
             write(axes, left, 50, f"dp {at['dp']}", color=QUIET)
         if box.numel:
             frame = (left, 64 + unit * box.offset[0], width, unit * box.shape[0])
-            tile(axes, frame, rank_colour(rank), _label(rank, letters, width), 11.5, linewidth=1.2)
+            tile(axes, frame, rank_colour(rank), _label(rank, weights, width), 11.5, linewidth=1.2)
+    write(axes, 452, 24, "The momentum: dp cuts the buffer", 12.5, weight="bold")
+    for tp_rank in range(tp):
+        _draw_buffer(axes, plan, tp_rank, (452, 52.0 + 80 * tp_rank, 404, 56), momentum)
+    held = [
+        f"rank {rank} holds {operand.say(rank % tp, tp)}{f' (bytes {weights[rank]})' if weights else ''}"
+        for rank in plan.grid.ranks
+    ]
+    said = " ".join(say_buffer(plan, tp_rank, momentum) for tp_rank in range(tp))
+    return finish(figure, name, f"The weight up, {UP[0]} × {UP[1]}: {'; '.join(held)}. {said}")
 
 
 def picture_of_buffers(dp: int, tp: int) -> Picture:
     """The flat buffer of both weights' pieces at each tp coordinate, and how dp cuts it."""
     plan = plan_of(dp, tp)
-    figure, axes = blank(_WIDTH, round(48 + 84 * tp))
-    write(axes, _MARGIN, 24, "One buffer for each tp coordinate, and dp cuts each", 12.5, weight="bold")
+    title = "One buffer for each tp coordinate, and dp cuts each"
+    figure, axes = blank(_WIDTH, round(48 + 84 * tp), title, _MARGIN, 24, 12.5)
     for tp_rank in range(tp):
         _draw_buffer(axes, plan, tp_rank, (_MARGIN, 48.0 + 84 * tp_rank, _WIDTH - 2 * _MARGIN, 60))
     return finish(figure, "cuts-buffers", " ".join(say_buffer(plan, tp_rank) for tp_rank in range(tp)))
@@ -224,11 +221,6 @@ def _label(rank: int, letters: Sequence[str], width: float) -> str:
     if not letters:
         return words
     return f"{words} · {letters[rank]}" if width > 60 else f"{words}·{letters[rank]}"
-
-
-def _say_weight(grid: Grid, rank: int, letters: Sequence[str]) -> str:
-    held = LinearOperand("up", UP, 0).say(grid.at(rank)["tp"], grid.size("tp"))
-    return f"rank {rank} holds {held}{f' (bytes {letters[rank]})' if letters else ''}"
 
 
 def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
@@ -278,7 +270,13 @@ def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None
     verdict = f"{len(torn)} of {fused.heads} heads torn" if torn else "every head is whole"
     write(axes, left, 48, verdict, 12, color=WRONG if torn else RIGHT, weight="bold")
     unit = 356 / fused.rows
-    _draw_heads_of_weight(axes, fused, left, unit)
+    for number, name in enumerate(PARTS):  # the edges and names of q, k and v, and the edges of their heads
+        top, height = 70 + unit * number * fused.rows / 3, unit * fused.rows / 3
+        rectangle(axes, left + 26, top, 96, height, "none", linewidth=2.2, zorder=6)
+        write(axes, left + 6, top + height / 2, name, 13, weight="bold")
+        for head in range(1, fused.heads):
+            y = top + unit * head * fused.size
+            axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
     for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
         top, height = 70 + unit * start, unit * length
         rectangle(axes, left + 26, top, 96, height, _fill(holder), linewidth=0.6)
@@ -289,17 +287,6 @@ def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None
 
 def _fill(tp_rank: int) -> str:
     return EMPTY if tp_rank < 0 else rank_colour(tp_rank)
-
-
-def _draw_heads_of_weight(axes: Axes, fused: FusedWeight, left: float, unit: float) -> None:
-    """The edges and names of q, k and v, and the edges of their heads."""
-    for number, name in enumerate(PARTS):
-        top, height = 70 + unit * number * fused.rows / 3, unit * fused.rows / 3
-        rectangle(axes, left + 26, top, 96, height, "none", linewidth=2.2, zorder=6)
-        write(axes, left + 6, top + height / 2, name, 13, weight="bold")
-        for head in range(1, fused.heads):
-            y = top + unit * head * fused.size
-            axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
 
 
 def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:

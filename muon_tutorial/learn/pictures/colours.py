@@ -40,8 +40,3 @@ SGD, ADAMW, MUON, OTHER = "#c04e00", "#0072b2", "#00795a", "#8f3f71"
 def rank_colour(rank: int) -> str:
     """The fill that stands for a rank. Colours repeat after eight, so a label always says the rank, too."""
     return RANKS[rank % len(RANKS)]
-
-
-def tp_hatch(place: int) -> str:
-    """The hatch that stands for a place along tp."""
-    return TP_HATCHES[place % len(TP_HATCHES)]

@@ -41,16 +41,10 @@ def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
     return compare(update, whole), in_directions(update, whole)
 
 
-def is_harmless(matrix: str, cut: str, tp: int) -> bool:
-    """Whether the shards' update is nearly UVᵀ after the best rescaling."""
-    return alone(matrix, cut, tp)[0].at_best < HARMLESS
-
-
 def hero() -> Picture:
     """The first picture: the gradient uncut and cut by columns, which smears the diagonal."""
     cuts = (1, 2, 4)
-    figure, axes = blank(880, 74 + 166 * len(cuts) + 40)
-    write(axes, 20, 22, "Where does the update act?", 14, weight="bold")
+    figure, axes = blank(880, 74 + 166 * len(cuts) + 40, "Where does the update act?", 20, 22, 14)
     write(axes, 20, 48, "down: output directions of the gradient · across: input directions", 12, color=QUIET)
     write(axes, 580, 48, "singular values of the update", 12, color=QUIET)
     said = []
@@ -127,15 +121,11 @@ def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
     tp = 2**halvings
     how = f"cut by {cut} into {tp}" if halvings else f"before it is cut by {cut}"
     who = f"{matrix} matrix, {how}"
-    return _draw_update(who, *alone(matrix, cut, tp), "shards_alone-film")
+    return draw_update(who, *alone(matrix, cut, tp), "shards_alone-film")
 
 
-def draw_update(title: str, update: Tensor, matrix: Tensor, name: str) -> Picture:
-    """Where any update of a matrix acts, in the matrix's own directions, and its spectrum."""
-    return _draw_update(title, compare(update, matrix), in_directions(update, matrix), name)
-
-
-def _draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Picture:
+def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Picture:
+    """Where an update of a matrix acts, in the matrix's own directions, and its spectrum."""
     found, most = shares(turned), max(3.0, 1.05 * result.values[0])
     figure, axes = blank(880, 294)
     said = f"{title}: cosine {result.cosine:.2f}"
@@ -165,24 +155,14 @@ def _say_values(result: Comparison) -> str:
 
 def explore(tp: int, live: bool = True) -> Shell | Picture:
     """The film: the matrix is halved again and again, with buttons for the cut and the matrix."""
-    kinds = {name: name for name in matrices()}
-    cuts = {name: name for name in DIMS}
-    return play(
-        draw_alone,
-        len(CUTS) - 1,
-        draw_all(tp),
-        live,
-        label="halvings",
-        interval=1200,
-        cut=choice("cut by", cuts),
-        matrix=choice("matrix", kinds),
-    )
+    buttons = {"cut": choice("cut by", list(DIMS)), "matrix": choice("matrix", list(matrices()))}
+    last, still = len(CUTS) - 1, draw_all(tp)
+    return play(draw_alone, last, still, live, label="halvings", interval=1200, **buttons)
 
 
 def draw_all(tp: int) -> Picture:
     """Every matrix with both cuts in one picture, for a notebook without a kernel."""
-    figure, axes = blank(880, 56 + 150 * len(matrices()))
-    write(axes, 20, 24, f"Cut into {tp}, each shard alone", 14, weight="bold")
+    figure, axes = blank(880, 56 + 150 * len(matrices()), f"Cut into {tp}, each shard alone", 20, 24, 14)
     said = []
     for row, matrix in enumerate(matrices()):
         for column, cut in enumerate(DIMS):

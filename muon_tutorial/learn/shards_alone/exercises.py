@@ -1,20 +1,130 @@
-"""Exercises of lesson 08: predictions, a gather on real ranks, an update from shards, and the quiz."""
+"""Exercises of lesson 08: predictions, the size factor, a gather, an update from shards, and the quiz."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, why
+from ...learning_rate import adjusted_lr
+from ...plan.layout import Shard, shard_box
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
-from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, pieces_alone
-from .directions import draw_update, is_harmless
-from .factors import check_ratio, too_small
-from .on_ranks import GatherRun, first_wrong, play_gather, probe, say_trouble
-from .surviving import JUDGED, SurvivalRun, budget, run_survival
+from .cuts import DIMS, SHAPE, Comparison, compare, gradient, in_directions, matrices, my_piece, pieces_alone
+from .directions import HARMLESS, alone, draw_update
+from .on_ranks import (
+    JUDGED,
+    GatherRun,
+    SurvivalRun,
+    budget,
+    first_wrong,
+    play_gather,
+    probe,
+    run_survival,
+    say_trouble,
+)
+
+Shape = tuple[int, int]
+FORMULAS = {"sqrt(max(1, m/n))": "original", "0.2·sqrt(max(m, n))": "match_rms_adamw"}
+SHAPES: tuple[Shape, ...] = ((64, 256), (256, 64), (768, 768), (768, 3072))
+
+
+def size_factors(shape: Shape) -> tuple[float, ...]:
+    """The factors that scale an update, by both formulas."""
+    return tuple(float(adjusted_lr(1.0, name, shape)) for name in FORMULAS.values())
+
+
+def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
+    """The shape of a shard: ``shape`` cut along ``dim`` into equal parts."""
+    rows, columns = shard_box(shape, Shard(dim), 0, tp).shape
+    return rows, columns
+
+
+def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
+    """How many times too small each factor is if computed from the shard's shape; below 1: too large.
+
+    >>> too_small((256, 64), 1, 4)
+    (0.5, 1.0)
+    """
+    whole, shard = size_factors(shape), size_factors(shard_shape(shape, dim, tp))
+    return tuple(one / other for one, other in zip(whole, shard, strict=True))
+
+
+def say_factors(shape: Shape, dim: int, tp: int) -> str:
+    """One example as a table: both factors for the whole and for a shard."""
+    shard = shard_shape(shape, dim, tp)
+    lines = [f"{'':<22}{f'whole {_say(shape)}':>16}{f'shard {_say(shard)}':>16}"]
+    for name, whole, mine in zip(FORMULAS, size_factors(shape), size_factors(shard), strict=True):
+        lines.append(f"{name:<22}{whole:>16.3f}{mine:>16.3f}   {whole / mine:.3f} times too small")
+    return "\n".join(lines)
+
+
+def say_ratios(function: Callable[[Shape, int, int], Any], tp: int) -> str:
+    """A function's ratios for shapes of real models, with both cuts over tp."""
+    lines = [f"{'whole':>12}  {'cut by':<9}" + "".join(f"{name:>22}" for name in FORMULAS)]
+    for shape in SHAPES:
+        for cut, dim in DIMS.items():
+            ratios = "".join(f"{ratio:>22.2f}" for ratio in function(shape, dim, tp))
+            lines.append(f"{_say(shape):>12}  {cut:<9}{ratios}")
+    return "\n".join(lines)
+
+
+def _say(shape: Shape) -> str:
+    return f"{shape[0]} × {shape[1]}"
+
+
+def check_ratio() -> Exercise:
+    """The exercise: how many times too small each factor is, for any shape, cut and tp."""
+
+    def judge(function: object) -> str | Diagnosis | None:
+        for shape in SHAPES:
+            for dim in (1, 0):
+                for tp in (2, 4, 8):
+                    if wrong := _judge_case(function, shape, dim, tp):
+                        return wrong
+        return None
+
+    hints = (
+        "The shard's shape first: the side `dim` is tp times shorter, the other stays.",
+        "Then the whole's factor divided by the shard's, for each of the two formulas.",
+    )
+    return Exercise(judge, hints, "Right for every shape and cut. Below 1, the factor is too large.")
+
+
+def _judge_case(function: Any, shape: Shape, dim: int, tp: int) -> str | Diagnosis | None:
+    right = too_small(shape, dim, tp)
+    answer = value_of(function, shape, dim, tp)
+    case = f"{_say(shape)}, dim {dim}, tp = {tp}"
+    try:
+        said = tuple(float(ratio) for ratio in answer)
+    except (TypeError, ValueError):
+        return f"{case}: return two ratios, one for each formula; this was {answer!r}."
+    if len(said) != len(right):
+        return f"{case}: return two ratios, one for each formula; this was {len(said)}."
+    if _near(said, right):
+        return None
+    shown = f"{case}: you say {' and '.join(f'{ratio:.3g}' for ratio in said)}."
+    if _near(said, tuple(1 / ratio for ratio in right)):
+        return Diagnosis(
+            f"{shown} That is the shard's over the whole's.", ("Divide the whole's factor by the shard's.",)
+        )
+    if _near(said, right[::-1]):
+        return Diagnosis(f"{shown} The two have changed places.", (f"First {next(iter(FORMULAS))}.",))
+    if _near(said, too_small(shape, 1 - dim, tp)):
+        return Diagnosis(f"{shown} That is the other cut.", ("dim 1 is the columns, n; dim 0 the rows, m.",))
+    wrong = next(
+        name for name, mine, due in zip(FORMULAS, said, right, strict=True) if not _near([mine], [due])
+    )
+    shard = shard_shape(shape, dim, tp)
+    return f"{shown} {wrong} is not right: the shard is {_say(shard)}, the whole {_say(shape)}."
+
+
+def _near(one: Any, other: Any) -> bool:
+    return all(abs(a - b) < 1e-6 * max(1, abs(b)) for a, b in zip(one, other, strict=True))
+
 
 SPOILERS = {
     "largest": [r"singular values\s+2\.000", r"\blargest\W+\w*\W+2\.0"],
@@ -57,13 +167,13 @@ def guess(tp: int) -> Exercise:
 
 def harmless(tp: int) -> tuple[str, str]:
     """The one matrix and cut for which shards alone are nearly right."""
-    [found] = [(name, cut) for name in matrices() for cut in DIMS if is_harmless(name, cut, tp)]
+    cuts = [(name, cut) for name in matrices() for cut in DIMS]
+    [found] = [each for each in cuts if alone(*each, tp)[0].at_best < HARMLESS]
     return found
 
 
 def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     """The exercise: join the shards of a tp group, cut by columns or by rows, on real ranks."""
-
     judge = judge_on_ranks(
         lambda function: play_gather(function, dp, tp, backend),
         lambda run: first(judge_result(run, *each) for each in run.each()),
@@ -83,7 +193,16 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
     if not isinstance(result, Tensor):
         return f"{cut}: return a matrix, not {type(result).__name__}."
     if tuple(result.shape) != SHAPE:
-        return f"{cut}: the shape is {tuple(result.shape)}, not {SHAPE}. {_why_shape(run, dim, result)}"
+        piece = my_piece(probe(), dim, 0, run.tp)
+        other = f"The shards were put together along dim {1 - dim}, but tp cut along dim {dim}."
+        all_ranks = "Those are the shards of all ranks; those of one tp group make the matrix."
+        told = why(
+            (result.shape == piece.shape, "That is one shard; nothing was put together."),
+            (result.shape == torch.cat([piece] * run.dp * run.tp, dim).shape, all_ranks),
+            (result.shape == torch.cat([piece] * run.tp, 1 - dim).shape, other),
+            (result.ndim != 2, "Put the shards side by side, without a new dimension."),
+        )
+        return f"{cut}: the shape is {tuple(result.shape)}, not {SHAPE}. {told}"
     wrong = first_wrong(result)
     if wrong is None:
         return None
@@ -92,17 +211,6 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
         return f"{cut}: the place at row {row}, column {column} was never filled."
     there = f"row {value // SHAPE[1]}, column {value % SHAPE[1]}"
     return f"{cut}: the shape is right, but at row {row}, column {column} is the entry of {there}."
-
-
-def _why_shape(run: GatherRun, dim: int, result: Tensor) -> str:
-    piece = my_piece(probe(), dim, 0, run.tp)
-    if result.shape == piece.shape:
-        return "That is one shard; nothing was put together."
-    if result.shape == torch.cat([piece] * run.dp * run.tp, dim).shape:
-        return "Those are the shards of all ranks; those of one tp group make the matrix."
-    if result.shape == torch.cat([piece] * run.tp, 1 - dim).shape:
-        return f"The shards were put together along dim {1 - dim}, but tp cut along dim {dim}."
-    return "" if result.ndim == 2 else "Put the shards side by side, without a new dimension."
 
 
 def check_survival(dp: int, tp: int, backend: str = "gloo") -> Exercise:
@@ -134,21 +242,21 @@ def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
             if not isinstance(result, Tensor):
                 return f"Rank {rank}: return a matrix, not {type(result).__name__}."
             if tuple(result.shape) != mine:
-                whole = (
-                    " That is the whole update; keep only your own columns."
-                    if tuple(result.shape) == SHAPE
-                    else ""
-                )
-                return f"Rank {rank}: your columns are {mine}, and this is {tuple(result.shape)}.{whole}"
+                whole = " That is the whole update; keep only your own columns."
+                said = f"Rank {rank}: your columns are {mine}, and this is {tuple(result.shape)}."
+                return said + whole if tuple(result.shape) == SHAPE else said
     for name in JUDGED:
         for begin in range(0, len(run.results), run.tp):
             pieces = [found[name][0] for found in run.results[begin : begin + run.tp]]
             wrong = _judge_update(torch.cat(pieces, dim=1).double(), name, run.sent)
             if wrong is not None:
                 return wrong
-    if run.sent > budget(run.tp):
-        return _over_budget(run)
-    return None
+    if run.sent <= (enough := budget(run.tp)):
+        return None
+    said = f"The update is right, but a rank sends {run.sent:,.0f} bytes. The budget is {enough:,.0f}."
+    small = "GGᵀ is 64 × 64, much smaller than G."
+    twice = "Twice too many: is it float64, or the whole matrix?"
+    return Diagnosis(said, (twice if run.sent == 2 * enough else small, *HINTS[:2]))
 
 
 def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
@@ -158,7 +266,8 @@ def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
     result = compare(update, matrices()[name])
     if result.distance <= NEAR:
         return None
-    picture = draw_update(f"Your update of the {name} matrix", update, matrices()[name], "shards_alone-mine")
+    turned = in_directions(update, matrices()[name])
+    picture = draw_update(f"Your update of the {name} matrix", result, turned, "shards_alone-mine")
     said, hints = _say_wrong(update, result, name, sent)
     return Diagnosis(f"{what} {said}", hints, picture)
 
@@ -178,15 +287,6 @@ def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tu
             hint = "eigh of GGᵀ gives S², the squares. Which power of S² makes S into 1?"
             return f"it is U S^{power} Vᵀ, where S^0 is wanted.", (hint,)
     return f"its distance to UVᵀ is {result.distance:.2f}, its cosine {result.cosine:.2f}.", HINTS
-
-
-def _over_budget(run: SurvivalRun) -> Diagnosis:
-    said = (
-        f"The update is right, but a rank sends {run.sent:,.0f} bytes. The budget is {budget(run.tp):,.0f}."
-    )
-    if run.sent == 2 * budget(run.tp):
-        return Diagnosis(said, ("Twice too many: is it float64, or the whole matrix?", *HINTS[:2]))
-    return Diagnosis(said, ("GGᵀ is 64 × 64, much smaller than G.", *HINTS[:2]))
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:

@@ -1,9 +1,14 @@
-"""Lesson 08 on real ranks: shards of a matrix gathered by the reader's function, and the gather's time."""
+"""Lesson 08 on real ranks: shards gathered by the reader's function, and updates within a budget of bytes.
+
+Inside ``counting``, ``dist.all_reduce`` and ``dist.all_gather`` count what a rank sends on a ring; other
+collectives are refused, so that all bytes are counted.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +19,11 @@ from torch import Tensor
 from ...errors import RankFailedError
 from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
-from ...worlds.live import build_mesh, gather_objects
-from ..exercises.on_real_ranks import run_or_reference, say_failure
+from ...worlds.live import build_mesh
+from ..exercises.on_real_ranks import run_or_reference, say_failure, watching
 from ..inputs import measure
-from .cuts import SHAPE, gradient, my_piece
+from ..my_muon.reference import gather_whole
+from .cuts import SHAPE, gradient, matrices, my_piece
 
 Gather = Callable[[Tensor, int, Any], Any]
 
@@ -33,11 +39,6 @@ class GatherRun:
     def each(self) -> Iterator[tuple[int, int, Any]]:
         """(rank, dim, result), beginning with the cut by columns."""
         return ((rank, dim, mine[dim]) for dim in (1, 0) for rank, mine in enumerate(self.results))
-
-
-def gather_whole(piece: Tensor, dim: int, group: dist.ProcessGroup) -> Tensor:
-    """The whole matrix from the pieces of a group's ranks. All of them must call."""
-    return torch.cat(gather_objects(piece, group), dim=dim)
 
 
 def probe() -> Tensor:
@@ -104,17 +105,14 @@ def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Gat
     """Time Newton–Schulz on this rank's piece, a gather, and both for the whole. All ranks must call."""
     piece, group = my_piece(gradient().float(), 1, rank % tp, tp), tp_group(dp, tp)
     dist.barrier()
-    alone = measure.fastest(steps, zeropower_via_newtonschulz, piece)
-    return GatherSeconds(alone, *min(_gathered_once(gather, piece, group) for _ in range(max(1, steps))))
-
-
-def _gathered_once(gather: Gather, piece: Tensor, group: dist.ProcessGroup) -> tuple[float, float]:
-    """Seconds of a gather plus Newton–Schulz, and of the gather alone."""
-    begin = time.perf_counter()
-    whole = gather(piece, 1, group)
-    arrived = time.perf_counter()
-    zeropower_via_newtonschulz(whole)
-    return time.perf_counter() - begin, arrived - begin
+    alone, both = measure.fastest(steps, zeropower_via_newtonschulz, piece), []
+    for _ in range(max(1, steps)):
+        begin = time.perf_counter()
+        whole = gather(piece, 1, group)
+        arrived = time.perf_counter()
+        zeropower_via_newtonschulz(whole)
+        both.append((time.perf_counter() - begin, arrived - begin))
+    return GatherSeconds(alone, *min(both))
 
 
 def say_cost(costs: Sequence[GatherSeconds], tp: int) -> str:
@@ -132,3 +130,90 @@ def say_cost(costs: Sequence[GatherSeconds], tp: int) -> str:
         f"gather, then the whole               {gathered:10.2f} ms\n"
         f"of which the gather                  {only:10.2f} ms"
     )
+
+
+Update = Callable[[Tensor, Any], Any]
+JUDGED = ("real", "power law")
+_REFUSED = (
+    *("all_gather_into_tensor", "all_gather_object", "reduce", "reduce_scatter", "reduce_scatter_tensor"),
+    *("broadcast", "gather", "scatter", "all_to_all", "all_to_all_single", "send", "isend"),
+    "batch_isend_irecv",
+)
+
+
+@dataclass(slots=True)
+class SentBytes:
+    """Bytes that this rank has sent, counted as on a ring."""
+
+    count: float = 0.0
+
+
+@contextmanager
+def counting() -> Iterator[SentBytes]:
+    """Count what this process sends inside."""
+    sent = SentBytes()
+
+    def count(original: Callable[..., Any], *given: Any, group: Any = None, **named: Any) -> Any:
+        name, ranks = original.__name__, dist.get_world_size(group)
+        place, times = {"all_reduce": (0, 2 * (ranks - 1) / ranks), "all_gather": (1, ranks - 1)}[name]
+        if len(given) <= place:
+            raise ValueError(f"give dist.{name} its tensors without their names, then group=group")
+        sent.count += given[place].nbytes * times
+        return original(*given, group=group, **named)
+
+    def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> None:
+        what = f"dist.{original.__name__} is not counted here"
+        raise ValueError(f"{what}: use dist.all_reduce or dist.all_gather")
+
+    with watching(count, "all_reduce", "all_gather"), watching(refuse, *_REFUSED):
+        yield sent
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivalRun:
+    """By rank and matrix: the function's result, and the bytes that the rank sent in the call."""
+
+    tp: int
+    results: tuple[dict[str, tuple[Any, float]], ...]
+
+    @property
+    def sent(self) -> float:
+        """The bytes that the busiest rank sent for one matrix."""
+        return max(count for mine in self.results for _, count in mine.values())
+
+
+def budget(tp: int) -> float:
+    """Bytes that a rank sends in an all_reduce of a 64 × 64 matrix in float32."""
+    return 2 * (tp - 1) / tp * SHAPE[0] ** 2 * 4
+
+
+def say_budget(tp: int) -> str:
+    """The bytes that a gather of the whole costs a rank, and the budget."""
+    gathered = (tp - 1) * SHAPE[0] * SHAPE[1] // tp * 4
+    return f"a gather sends   {gathered:,} bytes a rank\nyour budget      {budget(tp):,.0f} bytes a rank"
+
+
+def run_survival(function: Update, dp: int, tp: int, backend: str = "gloo") -> SurvivalRun:
+    """Run ``function(shard, tp group)`` on real ranks, for each judged matrix in float32, cut by columns."""
+    results = launch(
+        play_survival, dp * tp, args=(function, dp, tp), backend=backend, output="quiet", timeout=10.0
+    )
+    return SurvivalRun(tp, tuple(results))
+
+
+def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tuple[Any, float]]:
+    """One rank's part. All ranks must call."""
+    group, found = tp_group(dp, tp), {}
+    for name in JUDGED:
+        shard = my_piece(matrices()[name].float(), 1, rank % tp, tp)
+        with counting() as sent:
+            found[name] = function(shard, group), sent.count
+    return found
+
+
+def surviving_update(shard: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's columns of the whole UVᵀ, (GGᵀ)^(-1/2) G. All ranks of the group must call."""
+    gram = shard @ shard.T
+    dist.all_reduce(gram, group=group)
+    values, directions = torch.linalg.eigh(gram)
+    return directions @ torch.diag(values.rsqrt()) @ directions.T @ shard

@@ -81,20 +81,17 @@ def _draw_result(
         return
     rows, columns = result.shape
     scale = min(400 / columns, 170 / rows)
-    for place, *box in patches(_places(result, dim, tp)):
+    # the tp position that each entry came from; −1 if it is not an entry of the matrix
+    value = torch.nan_to_num(result.double(), nan=-1.0).clamp(-1, SHAPE[0] * SHAPE[1]).long()
+    index = value % SHAPE[1] if dim == 1 else value // SHAPE[1]
+    strange = (value < 0) | (value >= SHAPE[0] * SHAPE[1])
+    places = torch.where(strange, -1, index // (SHAPE[dim] // tp))
+    for place, *box in patches(places.tolist()):
         _draw_run(axes, box, first + int(place) if place >= 0 else None, scale, corner)
     wrong = first_wrong(result) if (rows, columns) == SHAPE else None
     if wrong is not None:
         x, y = corner[0] + wrong[1] * scale, corner[1] + wrong[0] * scale
         axes.plot(x, y, "x", color=WRONG, markersize=11, markeredgewidth=3, clip_on=False, zorder=9)
-
-
-def _places(result: Tensor, dim: int, tp: int) -> list[list[int]]:
-    """The tp position that each entry came from; −1 if it is not an entry of the matrix."""
-    value = torch.nan_to_num(result.double(), nan=-1.0).clamp(-1, SHAPE[0] * SHAPE[1]).long()
-    index = value % SHAPE[1] if dim == 1 else value // SHAPE[1]
-    place = index // (SHAPE[dim] // tp)
-    return torch.where((value < 0) | (value >= SHAPE[0] * SHAPE[1]), -1, place).tolist()
 
 
 def _draw_run(

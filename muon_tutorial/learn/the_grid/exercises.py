@@ -9,10 +9,9 @@ from typing import Any
 
 from ... import Coordinate, Grid
 from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of
-from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from ..exercises.on_real_ranks import judge_on_ranks
 from .on_ranks import (
     PATIENCE,
-    AnswerReport,
     AnswerRun,
     Groups,
     groups_along,
@@ -132,12 +131,8 @@ def answers_exercise(dp: int, tp: int, backend: str = "gloo", timeout: float = P
         "Only the gathering belongs under if rank in ranks.",
     )
     praise = "Every rank made every group, and called in its own."
-    return Exercise(judge_on_ranks(play, judge_answers, say_failure), hints, praise)
-
-
-def judge_answers(run: AnswerRun) -> str | Diagnosis | None:
-    """What is wrong with a run of the reader's groups; None if nothing is."""
-    return next(itertools.chain(_judge_calls(run), _judge_heard(run)), None)
+    judge = judge_on_ranks(play, lambda run: first(itertools.chain(_judge_calls(run), _judge_heard(run))))
+    return Exercise(judge, hints, praise)
 
 
 def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
@@ -148,19 +143,16 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         rest = iter(run.wanted)
         if not all(ranks in rest for ranks in report.made):  # no subsequence of the list
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
-        left = next((ranks for ranks in _passed_over(run, report) if rank not in ranks), None)
+        # the groups that the rank left out before it made another, or before it returned
+        last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
+        left_out = (ranks for ranks in run.wanted[:last] if ranks not in report.made)
+        left = next((ranks for ranks in left_out if rank not in ranks), None)
         if left is not None:
             what = f"Rank {rank} is not in {list(left)}, and never made that group, so others wait for it."
             hint = "new_group is for all ranks, members or not. Is yours under the if?"
             yield Diagnosis(f"{say_ranks(stuck).capitalize()} timed out. {what}", (hint,))
     inside = "Does every member of a group call all_gather_object in it, and no other rank?"
     yield f"{say_ranks(stuck).capitalize()} timed out: {run.reports[stuck[0]].stuck}. {inside}"
-
-
-def _passed_over(run: AnswerRun, report: AnswerReport) -> list[tuple[int, ...]]:
-    """The groups that a rank left out before it made another, or before it returned."""
-    last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
-    return [ranks for ranks in run.wanted[:last] if ranks not in report.made]
 
 
 def _judge_heard(run: AnswerRun) -> Iterator[str]:

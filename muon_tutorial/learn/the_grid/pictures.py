@@ -70,10 +70,8 @@ def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """A rank's coordinates and groups, with one button per rank."""
     grid = Grid.of(dp=dp, tp=tp)
 
-    def draw(rank: int) -> Picture:
-        return draw_rank(grid, rank)
-
-    return show(functools.cache(draw), draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
+    draw = functools.cache(functools.partial(draw_rank, grid))
+    return show(draw, draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
 
 
 def draw_rank(grid: Grid, rank: int) -> Picture:
@@ -82,33 +80,12 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
     figure, axes = blank(_WIDTH, round(max(frame.bottom + 24, 262)))
     write(axes, frame.left, frame.top - 18, "along tp →", color=TP_GROUP)
     centred(axes, frame.left - 18, frame.top, "along dp →", rotation=-90, va="top", color=DP_GROUP)
-    at = grid.at(rank)
+    at, tp = grid.at(rank), grid.size("tp")
     for other in grid.ranks:
         _draw_rank_cell(axes, frame, other, other == rank)
     for axis in ("tp", "dp"):
         _outline(axes, frame, axis, at.group(axis))
-    for number, (line, colour, weight) in enumerate(_arithmetic(grid, rank)):
-        write(axes, 504, 40 + 30 * number, line, 12, color=colour, weight=weight)
-    return finish(figure, f"grid-rank-{rank}", _say_rank(grid, rank))
-
-
-def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> None:
-    (x, y), at = frame.cell(rank), frame.grid.at(rank)
-    inset, roomy = 11.0, frame.wide > 90
-    fill = rank_colour(rank) if pressed else EMPTY
-    size = frame.wide - 2 * inset, frame.high - 2 * inset
-    rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
-    middle = (x + frame.wide / 2, y + frame.high / 2)
-    if roomy:
-        centred(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, weight="bold")
-        centred(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}")
-    else:
-        centred(axes, *middle, str(rank), weight="bold")
-
-
-def _arithmetic(grid: Grid, rank: int) -> list[tuple[str, str, str]]:
-    at, tp = grid.at(rank), grid.size("tp")
-    return [
+    arithmetic = [
         (f"rank {rank}", INK, "bold"),
         (f"dp_rank = {rank} // {tp} = {at['dp']}", INK, "normal"),
         (f"tp_rank = {rank} % {tp} = {at['tp']}", INK, "normal"),
@@ -118,6 +95,28 @@ def _arithmetic(grid: Grid, rank: int) -> list[tuple[str, str, str]]:
         (f"dp group, its column: {_short(at.group('dp'))}", DP_GROUP, "bold"),
         (f"in it, rank {rank} is number {at['dp']}", DP_GROUP, "normal"),
     ]
+    for number, (line, colour, weight) in enumerate(arithmetic):
+        write(axes, 504, 40 + 30 * number, line, 12, color=colour, weight=weight)
+    said = (
+        f"A grid of ranks, {grid.size('dp')} along dp and {tp} along tp. Rank {rank} stands at "
+        f"dp {at['dp']}, tp {at['tp']}. Its row, its tp group, is {say_ranks(at.group('tp'))}; there it is "
+        f"number {at['tp']}. Its column, its dp group, is {say_ranks(at.group('dp'))}; there it is "
+        f"number {at['dp']}."
+    )
+    return finish(figure, f"grid-rank-{rank}", said)
+
+
+def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> None:
+    (x, y), at = frame.cell(rank), frame.grid.at(rank)
+    inset, fill = 11.0, rank_colour(rank) if pressed else EMPTY
+    size = frame.wide - 2 * inset, frame.high - 2 * inset
+    rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
+    middle = (x + frame.wide / 2, y + frame.high / 2)
+    if frame.wide > 90:
+        centred(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, weight="bold")
+        centred(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}")
+    else:
+        centred(axes, *middle, str(rank), weight="bold")
 
 
 def _short(ranks: Sequence[int]) -> str:
@@ -128,16 +127,6 @@ def _short(ranks: Sequence[int]) -> str:
     """
     listed = list(ranks) if len(ranks) < 6 else [ranks[0], f"{ranks[1]}, … {ranks[-1]}"]
     return ", ".join(map(str, listed))
-
-
-def _say_rank(grid: Grid, rank: int) -> str:
-    at = grid.at(rank)
-    return (
-        f"A grid of ranks, {grid.size('dp')} along dp and {grid.size('tp')} along tp. Rank {rank} stands at "
-        f"dp {at['dp']}, tp {at['tp']}. Its row, its tp group, is {say_ranks(at.group('tp'))}; there it is "
-        f"number {at['tp']}. Its column, its dp group, is {say_ranks(at.group('dp'))}; there it is "
-        f"number {at['dp']}."
-    )
 
 
 # Groups that a function returns.
@@ -226,21 +215,22 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
     axes.add_collection(PatchCollection(tiles, facecolor=fills, edgecolor=INK, linewidth=0.6, zorder=2))
 
 
-def draw_moment(grid: Grid, first: Axis, skips: int, moment: int) -> Picture:
+def draw_moment(grid: Grid, order: Axis, skips: int, moment: int) -> Picture:
     """One moment of the film: the groups that call, the ranks that each has heard of, and waiting ranks."""
-    now = film_of(grid, first, skips)[moment]
+    now = film_of(grid, order, skips)[moment]
     frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
     width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
     figure, axes = blank(round(width), round(frame.bottom + 20))
     title, colour = _title(grid, now, moment), _EDGE[now.axis] if now.axis else INK
     write(axes, _MARGIN, 24, title, 12.5, weight="bold", color=colour)
-    state = _state(grid, now, first, skips, moment)
+    state = _state(grid, now, order, skips, moment)
     write(axes, _MARGIN, 50, state, 11.5, color=WRONG if now.waits else QUIET)
     _draw_hearing(axes, frame, now)
-    heard = "; ".join(f"rank {rank} has heard of {_say_heard(known)}" for rank, known in enumerate(now.heard))
-    what = f"{first} first, {'nobody skips' if skips == NOBODY else f'rank {skips} skips its {first} call'}"
+    known = (", ".join(map(str, sorted(each))) for each in now.heard)
+    heard = "; ".join(f"rank {rank} has heard of {ranks}" for rank, ranks in enumerate(known))
+    what = f"{order} first, {'nobody skips' if skips == NOBODY else f'rank {skips} skips its {order} call'}"
     alt = f"Moment {moment}, {what}. {title} {state} {heard}."
-    return finish(figure, f"grid-calls-{first}-{skips}-{moment}", alt)
+    return finish(figure, f"grid-calls-{order}-{skips}-{moment}", alt)
 
 
 def _title(grid: Grid, now: CallMoment, moment: int) -> str:
@@ -264,20 +254,14 @@ def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) ->
     return f"{skipped}{waiting}"
 
 
-def _say_heard(known: frozenset[int]) -> str:
-    return ", ".join(map(str, sorted(known)))
-
-
 def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """Both calls of every rank as a film: choose which comes first, and which rank skips it."""
     grid = Grid.of(dp=dp, tp=tp)
 
-    def draw(order: Axis, skips: int, moment: int) -> Picture:
-        return draw_moment(grid, order, skips, moment)
-
     order = choice("order", {"rows first": "tp", "columns first": "dp"}, width=120)
     skips = choice("skips", {"nobody": NOBODY, **{f"rank {rank}": rank for rank in grid.ranks}})
     still = draw_moment(grid, "tp", NOBODY, LAST)
+    draw = functools.partial(draw_moment, grid)
     return play(draw, LAST, still, live, interval=1200, order=order, skips=skips)
 
 

@@ -15,7 +15,6 @@ from .ranges import (
     SHAPES,
     AllRanges,
     LocalRange,
-    Range,
     all_ranges,
     keepers,
     padding_of,
@@ -90,8 +89,16 @@ def range_exercise() -> Exercise:
     """The exercise: the interval of a matrix within a slice, as in ``plan.dist_meta``, on several grids."""
 
     def judge(local_range: LocalRange) -> str | None:
-        plans = (plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS)
-        return first(_judge_plan(local_range, plan) for plan in plans)
+        plans = [plan_of(dp, tp, bucket) for dp, tp in GRIDS for bucket in BUCKETS]
+        for plan, rank in ((each, rank) for each in plans for rank in each.grid.ranks):
+            at = plan.grid.at(rank)
+            for meta in plan.dist_meta(at):
+                bucket = plan.buckets[meta.bucket_idx]
+                length = bucket.length(bucket.storage_layout, at)
+                said = value_of(local_range, meta.global_range, at["dp"], length)
+                if wrong := _judge_range(said, meta, at["dp"], length):
+                    return f"{meta.name} at {meta.global_range}, slice {at['dp']} of length {length}: {wrong}"
+        return None
 
     hints = (
         "Slice number place begins at place * length in the bucket, and ends length later.",
@@ -102,18 +109,6 @@ def range_exercise() -> Exercise:
     )
 
 
-def _judge_plan(local_range: LocalRange, plan: Plan) -> str | None:
-    for rank in plan.grid.ranks:
-        at = plan.grid.at(rank)
-        for meta in plan.dist_meta(at):
-            bucket = plan.buckets[meta.bucket_idx]
-            length = bucket.length(bucket.storage_layout, at)
-            said = value_of(local_range, meta.global_range, at["dp"], length)
-            if wrong := _judge_range(said, meta, at["dp"], length):
-                return f"{meta.name} at {meta.global_range}, slice {at['dp']} of length {length}: {wrong}"
-    return None
-
-
 def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | None:
     if not isinstance(said, (tuple, list)) or len(said) != 2:
         return f"give a pair (start, stop), not {said!r}."
@@ -121,12 +116,10 @@ def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | No
     pair, begin = f"({start}, {stop})", place * length
     if (start, stop) == right:
         return None
+    of_bucket = f"{pair} counts from the start of the bucket. Count from the start of the slice."
     return why(
         (right == (0, 0), f"they share nothing; say (0, 0), not {pair}."),
-        (
-            place and (start - begin, stop - begin) == right,
-            f"{pair} counts from the start of the bucket. Count from the start of the slice.",
-        ),
+        (place and (start - begin, stop - begin) == right, of_bucket),
         (start < 0 or stop > length, f"{pair} reaches out of the slice, which goes from 0 to {length}."),
         ((start, stop + 1) == right, f"{pair} leaves out the last number: a range ends before its stop."),
         otherwise=f"{pair} is not the part that lies in the slice.",
@@ -175,7 +168,13 @@ def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | 
             for index, (got, due) in enumerate(zip(mine, plan, strict=True)):
                 mine_here = (got[0], tuple(got[1]), tuple(got[2]))
                 if mine_here[field] != due[field]:
-                    what = f"{case}rank {rank}, matrix {index}: {_say_field(field, mine_here, due)}"
+                    (start, stop), (first_of, last_of) = due[1], mine_here[1]
+                    told = (
+                        f"it lies in bucket {due[0]}, not {got[0]}.",
+                        f"in its bucket it lies from {start} to {stop}, not from {first_of} to {last_of}.",
+                        f"its local_range is {due[2]}, not {mine_here[2]}.",
+                    )
+                    what = f"{case}rank {rank}, matrix {index}: {told[field]}"
                     return Diagnosis(what, (_FIELD_HINTS[field],), draw_memories(said, right))
     return None
 
@@ -187,14 +186,6 @@ def _is_triple(got: Any) -> bool:
         and isinstance(got[0], int)
         and all(isinstance(pair, Sequence) and len(pair) == 2 for pair in got[1:])
     )
-
-
-def _say_field(field: int, got: Range, due: Range) -> str:
-    if field == 0:
-        return f"it lies in bucket {due[0]}, not {got[0]}."
-    if field == 1:
-        return f"in its bucket it lies from {due[1][0]} to {due[1][1]}, not from {got[1][0]} to {got[1][1]}."
-    return f"its local_range is {due[2]}, not {got[2]}."
 
 
 _FIELD_HINTS = (

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from ... import Ledger, LiveWorld, Muon, Plan, build_mesh, zero1
+from ...evidence.ledger import LedgerRow
 from ...evidence.predict import predict
 from ..inputs import measure
 from .ranges import padding_of, plan_of
@@ -64,19 +65,9 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseBytes:
-    """Bytes that one rank sends in one phase of a step, on a ring."""
-
-    phase: str
-    collectives: int
-    sent: int
-
-
-def bytes_of(plan: Plan, rank: int) -> dict[str, PhaseBytes]:
+def bytes_of(plan: Plan, rank: int) -> dict[str, LedgerRow]:
     """What a rank sends in a step, by phase, computed from the plan."""
-    rows = predict(plan, plan.grid.at(rank)).rows(rank)
-    return {row.phase: PhaseBytes(row.phase, row.collectives, row.ring) for row in rows}
+    return {row.phase: row for row in predict(plan, plan.grid.at(rank)).rows(rank)}
 
 
 def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
@@ -84,5 +75,5 @@ def sent_for_momentum(dp: int, tp: int, bucket: int) -> dict[str, int]:
     found = {}
     for name, gather in WAYS.items():
         by_phase = bytes_of(plan_of(dp, tp, bucket, gather), 0)
-        found[name] = by_phase["dp gather"].sent if "dp gather" in by_phase else 0
+        found[name] = by_phase["dp gather"].ring if "dp gather" in by_phase else 0
     return found

@@ -20,7 +20,7 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, write
 from ..pictures.spectra import style
 from ..widgets.shell import Shell, choice, play, show, slider
-from .on_ranks import BucketCost, PhaseBytes, bytes_of
+from .on_ranks import BucketCost, bytes_of
 from .ranges import (
     BUCKETS,
     SHAPES,
@@ -126,12 +126,12 @@ def say_rulers(plan: Plan) -> str:
 
 def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
     """The three rulers, with buttons for the bucket size and a slider for dp."""
+    sizes = {str(size): size for size in dict.fromkeys((bucket, *BUCKETS))}
+    dp = slider("dp", first=1, last=max(DATA_PARALLEL), start=min(plan.grid.size("dp"), max(DATA_PARALLEL)))
 
     def draw(bucket: int, dp: int) -> Picture:
         return draw_rulers(plan_of(dp, plan.grid.size("tp"), bucket))
 
-    sizes = {str(size): size for size in dict.fromkeys((bucket, *BUCKETS))}
-    dp = slider("dp", first=1, last=max(DATA_PARALLEL), start=min(plan.grid.size("dp"), max(DATA_PARALLEL)))
     return show(draw, draw_rulers(plan), live, bucket=choice("bucket", sizes), dp=dp)
 
 
@@ -155,8 +155,17 @@ def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
     x = _LEFT + (starts_of(plan)[found.bucket] + found.in_bucket + 0.5) * _scale(plan)
     axes.plot([x, x], [top - 12, top + _ROWS["slices"] + _HIGH], color=INK, lw=3, zorder=9)
     axes.plot(x, top - 14, marker="v", markersize=11, color=INK, zorder=9)
-    for row, rank in enumerate(ranks):
-        _draw_memory(axes, plan, rank, memory + 32 * row, found if rank == found.rank else None)
+    for row, rank in enumerate(ranks):  # the slices of all buckets that the rank keeps, one after the other
+        top, is_keeper, x = memory + 32 * row, rank == found.rank, _LEFT
+        write(axes, 12, top + 12, f"rank {rank}", weight="bold" if is_keeper else "normal")
+        for bucket in plan.buckets:
+            wide = slice_length(plan, bucket.index) * _scale(plan)
+            rectangle(axes, x, top, wide, 24, rank_colour(rank), linewidth=2.4 if is_keeper else 0.8)
+            if is_keeper and found.bucket == bucket.index:
+                spot = x + (found.offset + 0.5) * _scale(plan)
+                axes.plot([spot, spot], [top - 3, top + 27], color=INK, lw=3, zorder=9)
+            x += wide + 3
+        write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", color=QUIET)
     name = f"zero1_buffer-entry-{found.matrix}-{found.entry}"
     return finish(figure, name, f"{found} Its memory: {say_memory(plan, found.rank)}.")
 
@@ -175,20 +184,6 @@ def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
     x, y = _LEFT + (found.column + 0.5) * side, 22 + (found.row + 0.5) * side
     axes.plot(x, y, marker="s", markersize=side * 0.6, color=INK, zorder=6)
     write(axes, 12, 22 + rows * side / 2, found.matrix, 14, weight="bold")
-
-
-def _draw_memory(axes: Axes, plan: Plan, rank: int, top: float, found: EntryPlace | None) -> None:
-    """The slices of all buckets that a rank keeps, one after the other."""
-    write(axes, 12, top + 12, f"rank {rank}", weight="bold" if found else "normal")
-    x, scale = _LEFT, _scale(plan)
-    for bucket in plan.buckets:
-        wide = slice_length(plan, bucket.index) * scale
-        rectangle(axes, x, top, wide, 24, rank_colour(rank), linewidth=2.4 if found else 0.8)
-        if found and found.bucket == bucket.index:
-            spot = x + (found.offset + 0.5) * scale
-            axes.plot([spot, spot], [top - 3, top + 27], color=INK, lw=3, zorder=9)
-        x += wide + 3
-    write(axes, x + 10, top + 12, f"keeps {say_memory(plan, rank)} entries", color=QUIET)
 
 
 def say_memory(plan: Plan, rank: int) -> str:
@@ -214,9 +209,9 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
 def draw_straddling(plan: Plan) -> Picture:
     """Each matrix that a slice boundary cuts: the entries that each of its ranks has and sends."""
     names = split_matrices(plan)
-    figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)))
     title = "straddling matrices: the entries that each rank keeps, and how many it sends"
-    write(axes, 12, 22, title if names else "no matrix straddles a boundary", 12, weight="bold")
+    shown = title if names else "no matrix straddles a boundary"
+    figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)), shown, 12, 22)
     scale = 420 / max(rows * columns for rows, columns in SHAPES.values())
     said = []
     for number, name in enumerate(names):
@@ -249,38 +244,28 @@ def draw_step(plan: Plan, rank: int) -> Picture:
         ("update", False, ""),
         ("new weights", True, "parameter all_gather"),
     )
-    figure, axes = blank(_WIDTH, 52 + 44 * len(moments))
-    write(
-        axes, 12, 22, f"what rank {rank} holds in a step, and what it sends to get there", 12, weight="bold"
-    )
-    said = []
+    title = f"what rank {rank} holds in a step, and what it sends to get there"
+    figure, axes = blank(_WIDTH, 52 + 44 * len(moments), title, 12, 22)
+    said, scale = [], 390 / sum(length_of(plan, bucket) for bucket in plan.buckets)
     for number, (name, is_whole, phase) in enumerate(moments):
         top = 44 + 44 * number
         write(axes, 12, top + 16, name, weight="bold" if name == "momentum" else "normal")
-        _draw_held(axes, plan, rank, place, top, is_whole=is_whole)
-        told = _say_phase(phases.get(phase), phase) if phase else _STAYS.get(name, "")
+        for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
+            left, length = 236 + start * scale, length_of(plan, bucket)
+            rectangle(axes, left, top, length * scale, 32, EMPTY, linewidth=1.0)
+            step = length // plan.grid.size("dp")
+            begin, size = (0, length) if is_whole else (place * step, step)
+            rectangle(axes, left + begin * scale, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
+        told = _STAYS.get(name, "")
+        if phase:
+            kind = phase.rpartition(" ")[2].replace("gather", "all_gather").replace("all_all_", "all_")
+            told = f"{kind}: {phases[phase].ring if phase in phases else 0:,} bytes"
         write(axes, 640, top + 16, told, color=INK if phase else QUIET)
         said.append(f"{name}: {'all of it' if is_whole else 'its slices'}{f' ({told})' if told else ''}.")
     return finish(figure, f"zero1_buffer-step-{rank}", f"Rank {rank} in a step. {' '.join(said)}")
 
 
 _STAYS = {"momentum": "never travels", "update": "cut out, sends nothing"}
-
-
-def _say_phase(found: PhaseBytes | None, phase: str) -> str:
-    kind = phase.rpartition(" ")[2].replace("gather", "all_gather").replace("all_all_", "all_")
-    return f"{kind}: {found.sent if found else 0:,} bytes"
-
-
-def _draw_held(axes: Axes, plan: Plan, rank: int, place: int, top: float, *, is_whole: bool) -> None:
-    total = sum(length_of(plan, bucket) for bucket in plan.buckets)
-    scale = 390 / total
-    for bucket, start in zip(plan.buckets, starts_of(plan), strict=True):
-        length = length_of(plan, bucket)
-        left, step = 236 + start * scale, length // plan.grid.size("dp")
-        rectangle(axes, left, top, length * scale, 32, EMPTY, linewidth=1.0)
-        begin, size = (0, length) if is_whole else (place * step, step)
-        rectangle(axes, left + begin * scale, top, size * scale, 32, rank_colour(rank), linewidth=1.1)
 
 
 def draw_buckets(costs: Sequence[Sequence[BucketCost]]) -> Picture:
@@ -316,10 +301,8 @@ Ranges = Sequence[tuple[int, Interval, Interval]]
 
 def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
     """The parts of matrices that each rank keeps: an answer's above, and the plan's below."""
-    figure, axes = blank(_WIDTH, 50 + 68 * len(right))
-    write(
-        axes, 12, 22, "each rank's slices, matrix by matrix: yours above, the plan's below", 12, weight="bold"
-    )
+    title = "each rank's slices, matrix by matrix: yours above, the plan's below"
+    figure, axes = blank(_WIDTH, 50 + 68 * len(right), title, 12, 22)
     lengths: dict[int, int] = {}
     for number, _, (_, stop) in (each for ranges in right for each in ranges):
         lengths[number] = max(lengths.get(number, 0), stop)

@@ -31,12 +31,6 @@ def plan_of(dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = 
     return zero1(matrices, Grid.of(dp=dp, tp=tp), cut="bucket", round_bytes=bucket * ITEM, gather=gather)
 
 
-def plan_of_sizes(sizes: Sequence[int], dp: int, most: int) -> Plan:
-    """The plan of flat matrices of these sizes."""
-    matrices = [Matrix(index, f"matrix {index}", (1, size)) for index, size in enumerate(sizes)]
-    return zero1(matrices, Grid.of(dp=dp, tp=1), cut="bucket", round_bytes=most * ITEM)
-
-
 def starts_of(plan: Plan) -> list[int]:
     """Where each bucket begins if all lie one after the other."""
     lengths = [length_of(plan, bucket) for bucket in plan.buckets]
@@ -118,14 +112,10 @@ def keepers(plan: Plan, name: str) -> list[int]:
 
 def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
     """The exercise's reference: for each rank, the ranges of all matrices, from the package's plan."""
-    plan = plan_of_sizes(sizes, dp, most)
-    return [
-        [
-            (meta.bucket_idx, meta.global_range, meta.local_range)
-            for meta in plan.dist_meta(plan.grid.at(rank))
-        ]
-        for rank in range(dp)
-    ]
+    matrices = [Matrix(index, f"matrix {index}", (1, size)) for index, size in enumerate(sizes)]
+    plan = zero1(matrices, Grid.of(dp=dp, tp=1), cut="bucket", round_bytes=most * ITEM)
+    metas = (plan.dist_meta(plan.grid.at(rank)) for rank in range(dp))
+    return [[(meta.bucket_idx, meta.global_range, meta.local_range) for meta in mine] for mine in metas]
 
 
 def kept_of(plan: Plan, name: str) -> dict[int, int]:
