@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from muon_tutorial import Grid, Plan
-from muon_tutorial.learn.bill.costs import bill_of, small_matrices
+from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
 from muon_tutorial.learn.first_muon import saboteur
 from muon_tutorial.learn.first_muon.on_ranks import SHAPES
@@ -25,7 +25,7 @@ from muon_tutorial.learn.pictures.holdings import (
 )
 from muon_tutorial.learn.shards_alone import cuts, directions
 from muon_tutorial.learn.the_mirror.network import Group, Network
-from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_here
+from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_here, small_matrices
 from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
 from muon_tutorial.plan.bucket import matrix_boxes
 from muon_tutorial.plan.grid import Coordinate

@@ -6,10 +6,10 @@ gradients exist ("gradient flags") are left out: they do not grow with the model
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import accumulate
+from typing import Literal
 
 import torch
 
@@ -19,7 +19,7 @@ from ...evidence.ledger import Ledger
 from ...evidence.memory import plan_memory
 from ...evidence.predict import predict
 from ...plan.strategies import Builder
-from ..the_mirror.on_ranks import MATRICES, weights
+from ..the_mirror.on_ranks import MATRICES, small_matrices
 
 FLAGS = "gradient flags"
 AVERAGE = "gradient all_reduce"
@@ -30,6 +30,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "owner": owner,
 }
 """The strategies of the lesson, by name."""
+Gather = Literal["all", "boundary"]
 BOUNDARY = "zero1, boundary"
 LAYERS, WIDTH = 4, 768
 DTYPES = {
@@ -52,14 +53,6 @@ class StepBill:
     def total(self) -> int:
         """All bytes sent."""
         return sum(self.sent.values())
-
-
-def small_matrices() -> list[Matrix]:
-    """The three matrices of lesson 09."""
-    return [
-        Matrix(index, name, tuple(weights(0)[name].shape), (("tp", Shard(dim)),))
-        for index, (name, (_, dim)) in enumerate(MATRICES.items())
-    ]
 
 
 def gpt_matrices(
@@ -141,23 +134,15 @@ def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
 
 
 @cache
-def bills_at(dp: int, tp: int, dtype: str, gather: str, megabytes: int) -> tuple[StepBill, StepBill, float]:
+def bills_at(
+    dp: int, tp: int, dtype: str, gather: Gather, megabytes: int
+) -> tuple[StepBill, StepBill, float]:
     """AdamW's bill, Muon's, and how often a matrix is orthogonalized on average, for a GPT on a grid."""
-    plan = zero1(
-        gpt_matrices(dtypes=DTYPES[dtype]),
-        Grid.of(dp=dp, tp=tp),
-        gather=gather,  # type: ignore[arg-type]
-        round_bytes=megabytes * 1_000_000,
-    )
+    matrices, grid = gpt_matrices(dtypes=DTYPES[dtype]), Grid.of(dp=dp, tp=tp)
+    plan = zero1(matrices, grid, gather=gather, round_bytes=megabytes * 1_000_000)
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     runs = sum(len(entry.workers) for entry in entries) * tp / len(entries)
     return adamw_bill(plan), bill_of("Muon, zero1", plan), runs
-
-
-def ranges_of(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """The (start, stop) of matrices of these sizes, laid one after the other."""
-    ends = list(accumulate(sizes))
-    return list(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def holders(matrix: tuple[int, int], length: int) -> range:

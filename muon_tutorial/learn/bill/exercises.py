@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from ... import Grid, Plan, zero1
 from ..exercises.judge import (
@@ -18,13 +17,13 @@ from ..exercises.judge import (
     value_of,
 )
 from ..my_muon.reference import bill as bill
+from ..the_mirror.on_ranks import small_matrices
 from .costs import (
     bill_of,
     entries_of_rank,
     gpt_matrices,
     plans_of,
     runs_of,
-    small_matrices,
     touched_entries,
 )
 
@@ -118,27 +117,23 @@ def sends_exercise() -> Exercise:
     """A gather of one shared matrix, judged on matrices that one, two and more slices share."""
     cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
 
-    def judge(sends: Callable[..., Sequence[int]]) -> str | None:
-        places = ((*case, place) for case in cases for place in range(case[2]))
-        return first(_judge_sends(sends, matrix, length, place, dp) for matrix, length, dp, place in places)
+    def judge(answer: Callable[..., Sequence[int]]) -> str | None:
+        for matrix, length, dp, place in ((*case, place) for case in cases for place in range(case[2])):
+            came = value_of(answer, matrix, length, place, dp)
+            where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
+            if not isinstance(came, Sequence) or len(came) != dp:
+                return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
+            for other, (mine, right) in enumerate(zip(came, sends(matrix, length, place, dp), strict=True)):
+                if mine != right:
+                    said = f"to place {other} you send {mine} entries; it needs {right} from you."
+                    return f"For {where}: {said}"
+        return None
 
     hints = (
         "How many entries does each place hold? That is local_range of lesson 05: the overlap of two ranges.",
         "A place that holds nothing of the matrix neither sends nor receives. No place sends to itself.",
     )
     return Exercise(judge, hints, "Every holder gets what it lacks, and no other place gets anything.")
-
-
-def _judge_sends(function: Any, matrix: tuple[int, int], length: int, place: int, dp: int) -> str | None:
-    came = value_of(function, matrix, length, place, dp)
-    where = f"matrix {matrix[0]} to {matrix[1]}, slices of {length}, place {place} of {dp}"
-    if not isinstance(came, Sequence) or len(came) != dp:
-        return f"For {where}: give a list of {dp} counts, one for each place. Yours is {came!r}."
-    due = sends(matrix, length, place, dp)
-    for other, (mine, right) in enumerate(zip(came, due, strict=True)):
-        if mine != right:
-            return f"For {where}: to place {other} you send {mine} entries; it needs {right} from you."
-    return None
 
 
 def quiz(dp: int, tp: int) -> Exercise:

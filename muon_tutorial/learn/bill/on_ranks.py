@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ... import DistMeta, Grid, Ledger, LiveWorld, Muon, build_mesh
+from ... import Grid, LiveWorld, build_mesh
 from ...plan.strategies import Builder
-from ..the_mirror.on_ranks import MATRICES, average_as_ddp, parameters_on, plan_of
+from ..the_mirror.on_ranks import count_step, parameters_on, plan_of
 from .costs import builders, holders, rows_of
 
 Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
@@ -32,21 +32,9 @@ def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
 
 
 def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
-    dims, ledger = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}, Ledger()
-    muon = Muon(parameters_on(world.at, seed), strategy=build, mesh=world, tp_dim=dims)
-    average_as_ddp(muon, world)
-    world.observers.append(ledger)
-    muon.step()
-    world.observers.remove(ledger)
+    muon, ledger = count_step(world, parameters_on(world.at, seed), build)
     kept = sum(state["momentum_buffer"].nbytes for state in muon.state.values())
     return Counted(rows_of(ledger, world.at.rank), kept)
-
-
-def shared_matrix(dp: int, tp: int) -> DistMeta:
-    """The entry of the matrix that the most slices share."""
-    plan = plan_of(dp, tp)
-    length = plan.buckets[0].length(plan.buckets[0].storage_layout, plan.grid.at(0))
-    return max(plan.dist_meta(plan.grid.at(0)), key=lambda meta: len(holders(meta.global_range, length)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +54,12 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     ``sends(matrix, length, place, dp)`` returns how many entries a dp position sends to each other one.
     """
     torch.set_num_threads(1)
-    world, meta = LiveWorld(build_mesh({"dp": dp, "tp": tp})), shared_matrix(dp, tp)
-    at = Grid.of(dp=dp, tp=tp).at(rank)
-    whole, (start, stop) = _bucket(dp, tp, seed), meta.global_range
+    world, at = LiveWorld(build_mesh({"dp": dp, "tp": tp})), Grid.of(dp=dp, tp=tp).at(rank)
+    whole = _bucket(dp, tp, seed)
     length, place = len(whole) // dp, at["dp"]
+    metas = plan_of(dp, tp).dist_meta(Grid.of(dp=dp, tp=tp).at(0))
+    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # most slices share it
+    start, stop = meta.global_range
     first, last = max(start, place * length), min(stop, (place + 1) * length)
     mine = whole[first:last]
     out = [list(sends(meta.global_range, length, other, dp)) for other in range(dp)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from ... import Bucket, Grid, Matrix, replicated, round_robin, zero1
+from ... import Bucket, Grid, replicated, round_robin, zero1
 from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play
@@ -14,6 +15,7 @@ from .costs import (
     AVERAGE,
     BOUNDARY,
     DTYPES,
+    Gather,
     StepBill,
     adamw_bill,
     bill_of,
@@ -21,10 +23,9 @@ from .costs import (
     gpt_matrices,
     holders,
     plans_of,
-    ranges_of,
 )
 
-_WIDTH, _SIZE = 900, 11
+_WIDTH = 900
 _NUMBER = {
     AVERAGE: "1",
     "gradient reduce_scatter": "1",
@@ -49,12 +50,9 @@ def hero() -> Picture:
     plans = {BOUNDARY: zero1(matrices, grid, gather="boundary"), "zero1": zero1(matrices, grid)}
     plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}
     bills = [adamw_bill(plans["zero1"]), *(bill_of(name, plan) for name, plan in plans.items())]
-    title = f"Bytes that one rank sends in a step: a GPT of {_millions(matrices)}, {grid}"
+    size = f"{sum(matrix.numel for matrix in matrices) / 1e6:.0f} million entries"
+    title = f"Bytes that one rank sends in a step: a GPT of {size}, {grid}"
     return draw_bills(bills, title, "hero")
-
-
-def _millions(matrices: Sequence[Matrix]) -> str:
-    return f"{sum(matrix.numel for matrix in matrices) / 1e6:.0f} million entries"
 
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
@@ -128,7 +126,8 @@ def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int
     """Draw the matrices in their row, and what rank 0 lacks of a shared one in the last; returns how much."""
     wide, fetched = 710 / bucket.length(bucket.model_layout, Grid.of(dp=1).at(0)), 0
     top, last = rows["in the bucket"], rows["rank 0, boundary"]
-    for entry, (start, stop) in zip(bucket.entries, ranges_of([e.size for e in bucket.entries]), strict=True):
+    for entry, stop in zip(bucket.entries, accumulate(e.size for e in bucket.entries), strict=True):
+        start = stop - entry.size
         shared = len(holders((start, stop), length)) > 1
         fill, each = MARKED if shared else CARD, (stop - start) * wide
         tile(axes, (160 + start * wide, top, each, 34), fill, entry.matrix.name, 12, linewidth=1.0)
@@ -140,12 +139,11 @@ def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int
     return fetched
 
 
-def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
+def draw_at(dp: int, tp: int, dtype: str, gather: Gather, bucket: int) -> Picture:
     """The bill of a GPT on a grid and AdamW's, and where Muon's is larger or smaller."""
     adamw, muon, runs = bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
-    figure, axes = blank(_WIDTH, 300)
     title = f"dp={dp}, tp={tp}, {dtype}, gather {gather}, buckets of {MEGABYTES[bucket]} MB"
-    write(axes, 16, 20, title, 12, weight="bold")
+    figure, axes = blank(_WIDTH, 300, title)
     most = 2.0 * adamw.total
     for number, bill in enumerate((adamw, muon)):
         y, width = 42 + 46 * number, 600 * min(1.0, bill.total / most)
@@ -169,18 +167,7 @@ def draw_at(dp: int, tp: int, dtype: str, gather: str, bucket: int) -> Picture:
 
 def explore_bills(live: bool = True) -> Shell | Picture:
     """Play through bucket sizes, with buttons for dp, tp, dtypes and gather: a bill compared with AdamW's."""
-
-    def draw(bucket: int, dp: int, tp: int, dtype: str, gather: str) -> Picture:
-        return draw_at(dp, tp, dtype, gather, bucket)
-
-    return play(
-        draw,
-        len(MEGABYTES) - 1,
-        draw_at(4, 2, "all fp32", "all", 1),
-        live,
-        label="bucket",
-        dp=choice("dp", DPS),
-        tp=choice("tp", TPS),
-        dtype=choice("dtypes", list(DTYPES)),
-        gather=choice("gather", ("all", "boundary")),
-    )
+    still = draw_at(4, 2, "all fp32", "all", 1)
+    buttons = {"dp": choice("dp", DPS), "tp": choice("tp", TPS), "dtype": choice("dtypes", list(DTYPES))}
+    buttons["gather"] = choice("gather", ("all", "boundary"))
+    return play(draw_at, len(MEGABYTES) - 1, still, live, label="bucket", **buttons)

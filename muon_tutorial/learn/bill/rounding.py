@@ -32,16 +32,12 @@ class SumError:
 
 def sum_error(gradients: Matrices, seed: int, dp: int) -> SumError:
     """How far gradients that were averaged over dp are from the exact mean, computed in float64."""
-    sums = _exact_sums(seed, dp)
+    places = [local_gradients(seed, place) for place in range(dp)]
+    parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
+    sums = {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
     errors = torch.cat([(gradients[n].double() - sums[n].total / dp).abs().flatten() for n in MATRICES])
     of_bound = max(gradient_error(gradients[name], sums[name], dp) for name in MATRICES)
     return SumError(int((errors > 0).sum()), errors.numel(), float(errors.max()), of_bound)
-
-
-def _exact_sums(seed: int, dp: int) -> dict[str, Sums]:
-    places = [local_gradients(seed, place) for place in range(dp)]
-    parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
-    return {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
 
 
 def mean_of(seed: int, texts: int) -> dict[str, Tensor]:

@@ -74,7 +74,6 @@ _BYTES_HINTS = {
 
 def bytes_exercise(dp: int, tp: int) -> Exercise:
     """The exercise: bytes by hand, compared with plans and formulas on several grids, in both dtypes."""
-
     grids = dict.fromkeys(((dp, tp), (2, 2), (4, 1), (3, 2), (8, 1), (1, 2)))
 
     def judge(answer: BytesSent) -> Found:
@@ -153,7 +152,13 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         shape = tuple(came[0].shape) if isinstance(came[0], torch.Tensor) else came[0]
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not _same(came, due):
-        return _diagnose_step(came, dp, tp, seed)
+        if _same(came, step_in_one_process(_undivided, dp, tp, seed)[0]):
+            said = "AdamW got the sum of all gradients, not their mean: its step hardly shows that, eps "
+            said += "apart."
+            return Diagnosis(said, ("bucket.summands says how many were summed.",))
+        if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
+            return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
+        return "The ranks agree, and have other weights than AdamW's."
     sent, enough = (sum(entry.ring for entry in each.entries) for each in (ledger, right))
     if sent == enough:
         return None
@@ -180,16 +185,6 @@ def _checked(step: StepOfAdamW) -> StepOfAdamW:
 
 def _same(came: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
     return all(torch.equal(mine, right) for mine, right in zip(came, due, strict=True))
-
-
-def _diagnose_step(came: Sequence[torch.Tensor], dp: int, tp: int, seed: int) -> Diagnosis:
-    if _same(came, step_in_one_process(_undivided, dp, tp, seed)[0]):
-        said = "AdamW got the sum of all gradients, not their mean: its step hardly shows that, eps apart."
-        return Diagnosis(said, ("bucket.summands says how many were summed.",))
-    off = max(float((mine - came[0]).abs().max()) for mine in came[::tp])
-    if off:
-        return Diagnosis(f"The ranks of a dp group end with different weights, by up to {off:.1e}.")
-    return Diagnosis("The ranks agree, and have other weights than AdamW's.")
 
 
 CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (

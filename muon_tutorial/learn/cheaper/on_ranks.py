@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, Ledger, LiveWorld, LocalWorld, Matrix, Muon, Plan, build_mesh, owner, zero1
+from ... import Coordinate, Grid, Ledger, LiveWorld, LocalWorld, Matrix, Plan, build_mesh, owner, zero1
 from ...engine.collective import Label, Walk
 from ...engine.travel import all_reduce, travel
 from ...evidence.ledger import LedgerEntry
 from ...plan.bucket import Bucket
 from ...plan.strategies import Builder, layerwise
-from ..bill.costs import FLAGS, small_matrices
-from ..the_mirror.on_ranks import average_as_ddp, local_gradients, weights
+from ..bill.costs import FLAGS
+from ..the_mirror.on_ranks import count_step, local_gradients, small_matrices, weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STRATEGIES: Mapping[str, Builder] = {"zero1": zero1, "layerwise": layerwise, "owner": owner}
@@ -115,7 +115,9 @@ def count(rank: int, dp: int, tp: int, seed: int, step: StepOfAdamW) -> dict[str
 
 def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -> dict[str, Sent]:
     found = {ADAMW: _count_walk(world, walk_adamw(step, world.at, dtype, seed))}
-    found |= {name: _count_muon(world, build, dtype, seed) for name, build in STRATEGIES.items()}
+    for name, build in STRATEGIES.items():
+        _, ledger = count_step(world, pieces(world.at, dtype, seed), build)
+        found[name] = sent_along_dp(ledger.entries)
     average = _count_walk(world, _average(world.at, dtype, seed))
     muon = found["owner"]
     return {**found, AVERAGED: Sent(muon.ring + average.ring, muon.gloo + average.gloo)}
@@ -130,16 +132,6 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
     ledger = Ledger()
     world.observers.append(ledger)
     world.run(walk)
-    world.observers.remove(ledger)
-    return sent_along_dp(ledger.entries)
-
-
-def _count_muon(world: LiveWorld, build: Builder, dtype: torch.dtype, seed: int) -> Sent:
-    dims = {matrix.index: cut.dim for matrix in small_matrices() for _, cut in matrix.cuts}
-    muon, ledger = Muon(pieces(world.at, dtype, seed), strategy=build, mesh=world, tp_dim=dims), Ledger()
-    average_as_ddp(muon, world)
-    world.observers.append(ledger)
-    muon.step()
     world.observers.remove(ledger)
     return sent_along_dp(ledger.entries)
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from ...evidence.traces.time_intervals import Intervals, measure
+from ...evidence.traces.time_intervals import measure
 from ...evidence.traces.time_split import State, Timeline, paint
 from ..bill.costs import DTYPES
 from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET, rank_colour
@@ -28,7 +28,7 @@ from .costs import (
     waterfalls,
 )
 
-_WIDTH, _LEFT, _WIDE, _ROW, _SIZE = 900, 176, 560, 25, 11
+_WIDTH, _LEFT, _WIDE, _ROW = 900, 176, 560, 25
 
 
 def hero() -> Picture:
@@ -40,11 +40,9 @@ def draw_waterfalls(at: Setting, name: str) -> Picture:
     """Bytes, time and memory of a setting, each as a waterfall from AdamW to Muon."""
     falls = waterfalls(at)
     rows = [len(fall.changes) + 2 for fall in falls]
-    figure, axes = blank(_WIDTH, 84 + sum(34 + _ROW * count for count in rows))
-    title = (
-        f"From AdamW to Muon: {MODEL} on one node, {RANKS} ranks, {at.dtypes}, {at.tokens:,} tokens a step"
-    )
-    write(axes, 16, 20, title, 12, weight="bold")
+    where = f"{MODEL} on one node, {RANKS} ranks"
+    title = f"From AdamW to Muon: {where}, {at.dtypes}, {at.tokens:,} tokens a step"
+    figure, axes = blank(_WIDTH, 84 + sum(34 + _ROW * count for count in rows), title)
     said = f"{at.strategy}; links of {say_bandwidth(at.bandwidth)}; {_said(at.fewer)}"
     write(axes, 16, 44, said, color=QUIET)
     y, words = 70, []
@@ -103,27 +101,18 @@ def explore_costs(live: bool = True) -> Shell | Picture:
         at = Setting(dtypes, TOKENS[tokens], link, strategy, fewer)
         return draw_waterfalls(at, f"at-{tokens}")
 
-    return play(
-        draw,
-        len(TOKENS) - 1,
-        draw_turns(Setting(fewer=FEWER["1.1 ×"])),
-        live,
-        label="tokens",
-        interval=1200,
-        dtypes=choice("dtypes", list(DTYPES)),
-        link=choice("links", LINKS),
-        strategy=choice("strategy", list(STRATEGIES)),
-        fewer=choice("AdamW’s steps", FEWER),
-    )
+    still = draw_turns(Setting(fewer=FEWER["1.1 ×"]))
+    buttons = {"dtypes": choice("dtypes", list(DTYPES)), "link": choice("links", LINKS)}
+    buttons |= {"strategy": choice("strategy", list(STRATEGIES)), "fewer": choice("AdamW’s steps", FEWER)}
+    return play(draw, len(TOKENS) - 1, still, live, label="tokens", interval=1200, **buttons)
 
 
 def draw_turns(at: Setting) -> Picture:
     """Which optimizer is ahead, by tokens per step, strategy and link: the whole film in one picture."""
     columns = [(strategy, link) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
     wide, high, left, top = 112, 30, 190, 92
-    figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44)
     title = f"Muon's time over AdamW's, {at.dtypes}, {_said(at.fewer)}"
-    write(axes, 16, 20, title, 12, weight="bold")
+    figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44, title)
     words = []
     for column, (strategy, link) in enumerate(columns):
         x = left + column * wide
@@ -157,9 +146,8 @@ def draw_waits(timeline: Timeline) -> Picture:
     """Real steps, one lane per rank: computing in the rank's colour, waiting and transfer hatched."""
     states = paint(timeline)
     begin, span = timeline.begin, max(1, timeline.end - timeline.begin)
-    figure, axes = blank(_WIDTH, 84 + 38 * len(states))
     title = f"Your machine, round_robin on {len(states)} ranks: {span / 1e6:.1f} ms"
-    write(axes, 16, 20, title, 12, weight="bold")
+    figure, axes = blank(_WIDTH, 84 + 38 * len(states), title)
     words = []
     for row, (rank, found) in enumerate(states.items()):
         y = 42 + 38 * row
@@ -168,7 +156,11 @@ def draw_waits(timeline: Timeline) -> Picture:
         for state, intervals in found.items():
             if state != "neither":
                 fill, hatch = _LOOK.get(state, (rank_colour(rank), ""))
-                _draw_spans(axes, intervals, (begin, 790 / span, y), fill, hatch)
+                look = {"hatch": hatch, "edgecolor": QUIET}
+                for first, last in intervals:
+                    x, width = 90 + (first - begin) * (790 / span), (last - first) * (790 / span)
+                    if width > 0.3:
+                        rectangle(axes, x, y, width, 28, fill, linewidth=0.6 if hatch else 0.0, **look)
         parts = [f"{state} {measure(each) / span:.0%}" for state, each in found.items() if each]
         words.append(f"Rank {rank}: {', '.join(parts)}.")
     y = 56 + 38 * len(states)
@@ -182,14 +174,3 @@ def draw_waits(timeline: Timeline) -> Picture:
         rectangle(axes, x, y - 9, 26, 18, fill, hatch=hatch, linewidth=0.6, edgecolor=QUIET)
         write(axes, x + 34, y, word)
     return finish(figure, "cheaper-waits", f"{title}. {' '.join(words)}")
-
-
-def _draw_spans(
-    axes: Axes, intervals: Intervals, frame: tuple[int, float, float], fill: str, hatch: str
-) -> None:
-    """Intervals in a lane; ``frame`` is its first moment, pixels per nanosecond, and its upper edge."""
-    zero, scale, y = frame
-    for begin, end in intervals:
-        if (end - begin) * scale > 0.3:
-            look = {"hatch": hatch, "linewidth": 0.6 if hatch else 0.0, "edgecolor": QUIET}
-            rectangle(axes, 90 + (begin - zero) * scale, y, (end - begin) * scale, 28, fill, **look)

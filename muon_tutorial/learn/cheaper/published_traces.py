@@ -9,7 +9,6 @@ The report ("Reproducing and Validating Distributed Muon") published its traces
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from importlib.resources import files
@@ -75,16 +74,13 @@ class Ratio:
 def packaged_summaries() -> dict[str, TraceSummary]:
     """The numbers read from the four traces; the traces themselves are not needed."""
     data = json.loads(files(__package__).joinpath("report_001.json").read_text(encoding="utf-8"))
-    return {key: _summary_from(entry) for key, entry in data["traces"].items()}
-
-
-def _summary_from(entry: Mapping[str, Any]) -> TraceSummary:
-    rows = {
-        "matched": tuple(NameSum(**row) for row in entry["matched"]),
-        "collectives": tuple(CollectiveSum(**row) for row in entry["collectives"]),
-        **{name: NameSum(**entry[name]) for name in ("full_step", "launch", "optimizer")},
-    }
-    return TraceSummary(**{**entry, **rows})
+    found = {}
+    for key, entry in data["traces"].items():
+        rows: dict[str, Any] = {name: NameSum(**entry[name]) for name in ("full_step", "launch", "optimizer")}
+        rows["matched"] = tuple(NameSum(**row) for row in entry["matched"])
+        rows["collectives"] = tuple(CollectiveSum(**row) for row in entry["collectives"])
+        found[key] = TraceSummary(**{**entry, **rows})
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 from ... import Grid
@@ -47,14 +46,11 @@ def _schedules(ranks: int) -> list[TimedLoop]:
 def makespan_exercise(ranks: int) -> Exercise:
     """The prediction: how long three schedules take."""
     right = makespans(ranks)
+    ahead = "While it works, the next comes. What is left to wait for?"
     slow = "Now a gather takes longer than the work. Draw both lanes: which one is never idle?"
     return guesses(
         ("one_at_a_time", right["one_at_a_time"], "Nothing overlaps: a gather and the work, then the next."),
-        (
-            "ahead_of_work",
-            right["ahead_of_work"],
-            "While it works, the next comes. What is left to wait for?",
-        ),
+        ("ahead_of_work", right["ahead_of_work"], ahead),
         ("slow_link", right["slow_link"], slow),
         praise="The busier lane sets the pace; the other one only adds its first, or last.",
     )
@@ -64,8 +60,15 @@ def prefetch_exercise(ranks: int, seed: int) -> Exercise:
     """The exercise: a loop with a window, judged by time, by the matrices that it holds, and by bits."""
 
     def judge(loop: Loop) -> Diagnosis | None:
-        tried = first(_judge_times(loop, times, window, ranks) for times, window in TRIED)
-        return tried or _judge_bits(loop, ranks, seed)
+        if tried := first(_judge_times(loop, times, window, ranks) for times, window in TRIED):
+            return tried
+        held, walks = real_walks(loop, COUNT, 2, ranks, seed)
+        LocalWorld(Grid.of(dp=ranks)).run(walks)
+        for each in held:
+            if (turn := first_wrong(each, COUNT)) is not None:
+                said = f"The schedule is right, but on rank {each.rank} work({turn}, …) got another matrix."
+                return Diagnosis(said, ("Tickets are answered in the order in which you asked.",))
+        return None
 
     return Exercise(judge, (), "Right bits, no gather too early, and none too late.", keeps=("prefetch",))
 
@@ -77,7 +80,7 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
     if mine.watch.done != list(range(count)):
         said = f"{where}: your loop works on {mine.watch.done}; each of 0 to {count - 1} once, in order."
         return Diagnosis(said, ("How often does work run, and with which i?",))
-    picture = partial(draw_loops, {"yours": mine, "possible": due}, where, "tried")
+    loops = {"yours": mine, "possible": due}
     if mine.watch.held > window:
         said = (
             f"{where}: yours holds {mine.watch.held} at once, asked for and not done. Memory grows with it."
@@ -86,25 +89,14 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
             "Ask for matrix a only when a < i + window.",
             "Ask first, then wait and work: a gather asked for before work(i) is held at the same time as i.",
         )
-        return Diagnosis(said, hints, picture())
+        return Diagnosis(said, hints, draw_loops(loops, where, "tried"))
     if mine.milliseconds > due.milliseconds:
         said = f"{where}: yours takes {mine.milliseconds:g} ms; {due.milliseconds:g} are possible."
         hints = (
             "When you work on matrix i, which gathers are already under way? There may be window − 1.",
             "Keep the tickets in a list. Before you wait for matrix i, ask for all up to i + window − 1.",
         )
-        return Diagnosis(said, hints, picture())
-    return None
-
-
-def _judge_bits(loop: Loop, ranks: int, seed: int) -> Diagnosis | None:
-    held, walks = real_walks(loop, COUNT, 2, ranks, seed)
-    LocalWorld(Grid.of(dp=ranks)).run(walks)
-    for each in held:
-        turn = first_wrong(each, COUNT)
-        if turn is not None:
-            said = f"The schedule is right, but on rank {each.rank} work({turn}, …) got another matrix."
-            return Diagnosis(said, ("Tickets are answered in the order in which you asked.",))
+        return Diagnosis(said, hints, draw_loops(loops, where, "tried"))
     return None
 
 

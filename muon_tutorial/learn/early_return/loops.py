@@ -60,10 +60,7 @@ def toy_machine(ranks: int) -> Machine:
 
 def asked_for(phase: str, index: int, milliseconds: float, ranks: int) -> Collective:
     """A request without data that takes the toy link ``milliseconds``; all ranks exchange pieces."""
-    each = (round(ENTRIES * milliseconds),) * ranks
-    mine = torch.empty(sum(each), device="meta")
-    label = Label(phase, f"matrix {index}")
-    return Collective("all_to_all", ("dp",), mine.dtype, mine, sum(each), label, None, each, each)
+    return exchange(phase, index, torch.empty(ranks * round(ENTRIES * milliseconds), device="meta"), ranks)
 
 
 def busy_for(milliseconds: float) -> None:
@@ -215,11 +212,10 @@ def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
     """The first turn whose update is missing, or differs from one process's in any bit."""
-    return next((i for i in range(count) if not _is_right(matrices, i)), None)
-
-
-def _is_right(matrices: RealMatrices, index: int) -> bool:
-    return index in matrices.updates and torch.equal(matrices.updates[index], matrices.right(index))
+    for index in range(count):
+        if index not in matrices.updates or not torch.equal(matrices.updates[index], matrices.right(index)):
+            return index
+    return None
 
 
 def real_walks(

@@ -101,7 +101,12 @@ def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) ->
     """
     wrong = _first_wrong(compiled(source), ranks, seed)
     timeline = _timeline(compiled(source), ranks, share)
-    return ProgramRun(wrong, timeline, None if wrong is None else _overwritten(timeline, wrong))
+    if wrong is None:
+        return ProgramRun(wrong, timeline, None)
+    # when the next matrix was written to the wrong one's buffer, if that was still being sent
+    shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
+    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
+    return ProgramRun(wrong, timeline, written if written < shared.end else None)
 
 
 def say_overwriting(share: float, ranks: int) -> str:
@@ -127,13 +132,6 @@ def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> 
     return predicted_timeline(TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks))
 
 
-def _overwritten(timeline: StepTimeline, wrong: int) -> float | None:
-    """When the next matrix was written to the wrong one's buffer, if that was still being sent."""
-    shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
-    written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
-    return written if written < shared.end else None
-
-
 def _first_wrong(program: Callable[..., Walk], ranks: int, seed: int) -> int | None:
     held = [RealMatrices(rank, ranks, seed) for rank in range(ranks)]
     walks = []
@@ -142,7 +140,12 @@ def _first_wrong(program: Callable[..., Walk], ranks: int, seed: int) -> int | N
         buffers = [torch.zeros_like(like) for _ in range(2)]
         walks.append(guarded(program, COUNT, each.gather, _flat(each), _share(each), buffers))
     came = run_late(walks)
-    return next((i for i in range(COUNT) if not _all_right(held, came, i)), None)
+    for index in range(COUNT):  # every rank must have its rows of every owner's update
+        updates = [owner.right(index).reshape(-1).chunk(ranks) for owner in held]
+        for rank in range(ranks):
+            if not torch.equal(came[rank][index], torch.cat([update[rank] for update in updates])):
+                return index
+    return None
 
 
 def _flat(held: RealMatrices) -> Callable[[int, Any], Tensor]:
@@ -151,15 +154,6 @@ def _flat(held: RealMatrices) -> Callable[[int, Any], Tensor]:
 
 def _share(held: RealMatrices) -> Callable[[int, Tensor], Collective]:
     return lambda index, buffer: exchange("share", index, buffer, held.ranks)
-
-
-def _all_right(held: Sequence[RealMatrices], came: Sequence[Any], index: int) -> bool:
-    """Whether every rank has its rows of every owner's update."""
-    updates = [owner.right(index).reshape(-1).chunk(len(held)) for owner in held]
-    return all(
-        torch.equal(came[rank][index], torch.cat([update[rank] for update in updates]))
-        for rank in range(len(held))
-    )
 
 
 @dataclass(eq=False)

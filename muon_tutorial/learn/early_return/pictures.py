@@ -18,7 +18,7 @@ from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
 from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
 
-_WIDTH, _LEFT, _RIGHT, _SIZE = 900, 142, 14, 11
+_WIDTH, _LEFT, _RIGHT = 900, 142, 14
 _COMPUTE, _LINK, _GAP = 24, 18, 10
 _WAIT_HATCH = "////"
 _LEGEND = "solid: computes · pale: copies and all else · hatched: waits · grey, below: on its way, by number"
@@ -76,9 +76,8 @@ def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> 
     number = matrix_of(span.label)
     words = str(number) if number is not None and width > 13 else ""
     if span.doing == "transfer":
-        spoilt = panel.wrong is not None and span.label == panel.wrong[1]
         edge: dict[str, Any] = {"edgecolor": QUIET, "linewidth": 0.6}
-        if spoilt:
+        if panel.wrong is not None and span.label == panel.wrong[1]:
             edge = {"edgecolor": WRONG, "linewidth": 2.0, "zorder": 3}
         rectangle(axes, x, y + _COMPUTE, width, _LINK, MARKED, **edge)
         words = f"{span.label[0]}{number}" if words and "matrix" in span.label and width > 22 else words
@@ -135,20 +134,8 @@ def draw_step(link: str, window: int) -> Picture:
 
 def explore_windows(live: bool = True) -> Shell | Picture:
     """Play through windows, with buttons for the link."""
-
-    def draw(window: int, link: str) -> Picture:
-        return draw_step(link, window)
-
-    return play(
-        draw,
-        MOST,
-        draw_step("50 Mbit/s", 3),
-        live,
-        label="window",
-        interval=1500,
-        first=1,
-        link=choice("link", LINKS),
-    )
+    still, links = draw_step("50 Mbit/s", 3), choice("link", LINKS)
+    return play(draw_step, MOST, still, live, label="window", interval=1500, first=1, link=links)
 
 
 def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> Picture:
@@ -208,11 +195,6 @@ def explore_recording(
         return draw_recorded(recording, said[strategy, window, link], strategy, window, link)
 
     links = links_of(recording)[::-1]
-    return show(
-        draw,
-        draw(links[0], 3, "zero1"),
-        live,
-        link=choice("link", links),
-        window=choice("window", (1, 3)),
-        strategy=choice("strategy", {each: each for each in ("zero1", "owner")}),
-    )
+    buttons = {"link": choice("link", links), "window": choice("window", (1, 3))}
+    buttons["strategy"] = choice("strategy", ("zero1", "owner"))
+    return show(draw, draw(links[0], 3, "zero1"), live, **buttons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -51,7 +52,12 @@ def guess(ranks: int) -> Exercise:
         if not isinstance(mine, list | tuple) or len(mine) != ranks:
             return f"rows: give a list with a number for each of {ranks} ranks."
         if list(mine) != rows:
-            return Diagnosis(_why_not_rows(list(mine), rows), hints)
+            whole = all(isinstance(number, int) for number in mine) and sum(mine) == sum(rows)
+            fair = "fair, but torch does not deal rows out one by one: it makes runs of one length."
+            chunks = "torch.chunk gives every rank a run of the same length, for as long as there are rows."
+            if not whole:
+                return Diagnosis(f"rows: together they have to be {sum(rows)}.", hints)
+            return Diagnosis(f"rows: {fair if max(mine) - min(mine) <= 1 else chunks}", hints)
         if not isinstance(got, list | tuple) or len(got) != ranks:
             return f"got: give a list with 'tensor' or None for each of {ranks} ranks."
         if [value is not None for value in got] != [False] * (ranks - 1) + [True]:
@@ -62,19 +68,12 @@ def guess(ranks: int) -> Exercise:
     return Exercise(judge, (), "Whoever holds nothing can own the matrix, and must call in either case.")
 
 
-def _why_not_rows(mine: list[Any], rows: list[int]) -> str:
-    if not all(isinstance(number, int) for number in mine) or sum(mine) != sum(rows):
-        return f"rows: together they have to be {sum(rows)}."
-    if max(mine) - min(mine) <= 1:
-        return "rows: fair, but torch does not deal rows out one by one: it makes runs of one length."
-    return "rows: torch.chunk gives every rank a run of the same length, for as long as there are rows."
-
-
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: an ``assign_fn`` for the ranks of a group."""
+    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(assign: Callable) -> str | Diagnosis | None:
-        return _judge_run(dp, tp, seed, ThreeFunctions(assign), "assign", backend, timeout)
+        return _judge_run(play, ThreeFunctions(assign), "assign", timeout)
 
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
@@ -85,10 +84,10 @@ def check_gather(
     dp: int, tp: int, seed: int, before: Exercise, backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: a ``gather_fn`` for uneven and empty shards."""
+    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(gather: Callable) -> str | Diagnosis | None:
-        functions = replace(_written(before), gather=gather)
-        return _judge_run(dp, tp, seed, functions, "gather", backend, timeout)
+        return _judge_run(play, replace(_written(before), gather=gather), "gather", timeout)
 
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, and zero is one.",
@@ -108,13 +107,14 @@ def check_redistribute(
     timeout: float = PATIENCE,
 ) -> Exercise:
     """The exercise: a ``redistribute_fn``, and then all three in ``Muon``, compared with a single process."""
+    play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
     runs: list[FunctionsRun] = []
 
     def judge(redistribute: Callable) -> str | Diagnosis | None:
         gather = before[1].accepted
         functions = replace(_written(before[0]), redistribute=redistribute)
         functions = functions if gather is ... else replace(functions, gather=gather)
-        return _judge_run(dp, tp, seed, functions, "step", backend, timeout, runs)
+        return _judge_run(play, functions, "step", timeout, runs)
 
     hints = (
         "The way back is the way out with the two lists exchanged.",
@@ -122,7 +122,12 @@ def check_redistribute(
         "state['local_shape'] says what shape this rank's part has.",
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
-    par = Par("bytes on the way back", par_bytes(dp, tp), lambda _: bytes_back(runs[-1]))
+
+    def bytes_back(redistribute: Callable) -> int:
+        notes = (note for trial in runs[-1].trials for note in trial.notes)
+        return sum(note.nbytes for note in notes if note.call == "redistribute")
+
+    par = Par("bytes on the way back", par_bytes(dp, tp), bytes_back)
     return Exercise(judge, hints, praise, par, ("redistribute",))
 
 
@@ -134,24 +139,15 @@ def par_bytes(dp: int, tp: int) -> int:
     return tp * 2 * sum(lacking)
 
 
-def bytes_back(run: FunctionsRun) -> int:
-    """Bytes that ``redistribute`` sent between ranks, in the trials of all matrices."""
-    notes = (note for trial in run.trials for note in trial.notes)
-    return sum(note.nbytes for note in notes if note.call == "redistribute")
-
-
 def _written(assigned: Exercise) -> ThreeFunctions:
     """The reference's functions, with the reader's ``assign`` if it has passed."""
     return ThreeFunctions() if assigned.accepted is ... else ThreeFunctions(assigned.accepted)
 
 
 def _judge_run(
-    dp: int,
-    tp: int,
-    seed: int,
+    play: Callable[..., FunctionsRun],
     functions: ThreeFunctions,
     until: Call,
-    backend: str,
     timeout: float,
     runs: list[FunctionsRun] | None = None,
 ) -> str | Diagnosis | None:
@@ -159,7 +155,7 @@ def _judge_run(
         if not callable(function):
             raise MistakeError("Give a function.")
     try:
-        run = run_functions(dp, tp, seed, functions, until, backend, timeout)
+        run = play(functions, until)
     except RankFailedError as error:
         hint = "Gloo aborts the process if sizes differ: each receive must have the size of its send."
         return Diagnosis(say_failure(error), (hint,))
@@ -172,8 +168,11 @@ def _judge_run(
 
 def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
     """What is wrong with a run of the three functions, by the first wrong call."""
-    judges = (_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), _wrong_steps(run))
-    return first(chain.from_iterable(judges))
+    off = ((rank, trial.differs) for rank, trial in enumerate(run.trials) if trial.differs is not None)
+    steps = (
+        f"Each call was right, and after some steps matrix {i} differs on rank {rank}." for rank, i in off
+    )
+    return first(chain(_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), steps))
 
 
 def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
@@ -192,10 +191,6 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             if owner in range(len(trial.group)):
                 what += f" {owner} is a place in that group; an owner is named by its global rank."
             yield (Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",)))
-    yield from _unlike_owners(run, count)
-
-
-def _unlike_owners(run: FunctionsRun, count: int) -> Iterator[str | Diagnosis]:
     for rank, trial in enumerate(run.trials):
         other = run.trials[trial.group[0]]
         if trial.owners != other.owners:
@@ -226,7 +221,15 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
         yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
     what = f"{note.call} raised on rank {rank} for matrix {note.index}, whose shards have {shards} rows"
-    yield Diagnosis(f"{what}: {note.error}", _hints_for(note))
+    none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
+    uneven = "Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is."
+    hint = why(
+        ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
+        ("NoneType" in note.error, none),
+        (any(word in note.error for word in ("size", "split", "shape")), uneven),
+        otherwise="Which matrix is it, and how many rows does this rank hold of it?",
+    )
+    yield Diagnosis(f"{what}: {note.error}", (hint,))
 
 
 def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -> Diagnosis:
@@ -236,18 +239,6 @@ def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -
         f"which had returned without making the call. {ALL_CALL}."
     )
     return Diagnosis(what, ("Ask for dist.get_rank() == owner after the collective, not before.",))
-
-
-def _hints_for(note: TrialNote) -> tuple[str, ...]:
-    none = "On other ranks the update is None: make an empty tensor there, and call the collective anyway."
-    uneven = "Shards are uneven, and may be empty. lesson.rows_of(rows, ranks) says how long each is."
-    hint = why(
-        ("not part of group" in note.error, "src and dst of torch's collectives are global ranks."),
-        ("NoneType" in note.error, none),
-        (any(word in note.error for word in ("size", "split", "shape")), uneven),
-        otherwise="Which matrix is it, and how many rows does this rank hold of it?",
-    )
-    return (hint,)
 
 
 def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
@@ -269,7 +260,15 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     if not isinstance(note.value, Tensor):
         yield f"{where} the owner must return the whole matrix, but it returned {note.value or 'None'}."
     elif note.value.shape != due.shape:
-        yield Diagnosis(f"{where} {_wrong_shape(note.value, due, run.dp)}", _SHAPE_HINTS)
+        rows, length = rows_of(len(due), run.dp), len(note.value) if note.value.ndim == 2 else -1
+        all_there = " All its entries are there: give them their rows and columns back with .view(shape)."
+        told = why(
+            (note.value.numel() == due.numel(), all_there),
+            (length == max(rows) * run.dp > len(due), " That is with padding."),
+            (length in rows, " That is one rank's rows."),
+        )
+        came = f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(note.value.shape)}."
+        yield Diagnosis(f"{where} {came}{told}", _SHAPE_HINTS)
     elif not note.value.equal(due):
         found = source_rows(note.value, due)
         picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)
@@ -277,24 +276,17 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
             "Ranks of the group in order, and of each its rows in order.",
             "No row twice, and none left out.",
         )
-        yield Diagnosis(f"{where} {_say_rows(found)}", hints, picture)
+        place, row = next((place, row) for place, row in enumerate(found) if row != place)
+        there = "no row of it, as if it was never filled" if row is None else f"row {row}"
+        told = f"in the place of row {place} of the matrix is {there}."
+        told = "the shape is right, and no row is one of the matrix." if set(found) == {None} else told
+        yield Diagnosis(f"{where} {told}", hints, picture)
 
 
 _SHAPE_HINTS = (
     "Padding has to be taken off before Newton–Schulz sees it: zero rows change the update.",
     "state['shapes'][state['param_idx']] is the whole shape.",
 )
-
-
-def _wrong_shape(value: Tensor, due: Tensor, ranks: int) -> str:
-    rows, length = rows_of(len(due), ranks), len(value) if value.ndim == 2 else -1
-    all_there = " All its entries are there: give them their rows and columns back with .view(shape)."
-    told = why(
-        (value.numel() == due.numel(), all_there),
-        (length == max(rows) * ranks > len(due), " That is with padding."),
-        (length in rows, " That is one rank's rows."),
-    )
-    return f"the whole matrix has shape {tuple(due.shape)}; it returned {tuple(value.shape)}.{told}"
 
 
 def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
@@ -320,20 +312,6 @@ def source_rows(value: Tensor, whole: Tensor) -> list[int | None]:
     """For each row of ``value``, the equal row of the whole matrix; None if there is none."""
     same = [(row == whole).all(1).nonzero().flatten().tolist() for row in value]
     return [rows[0] if rows else None for rows in same]
-
-
-def _say_rows(found: Sequence[int | None]) -> str:
-    if all(row is None for row in found):
-        return "the shape is right, and no row is one of the matrix."
-    place, row = next((place, row) for place, row in enumerate(found) if row != place)
-    there = "no row of it, as if it was never filled" if row is None else f"row {row}"
-    return f"in the place of row {place} of the matrix is {there}."
-
-
-def _wrong_steps(run: FunctionsRun) -> Iterator[str]:
-    for rank, trial in enumerate(run.trials):
-        if trial.differs is not None:
-            yield f"Each call was right, and after some steps matrix {trial.differs} differs on rank {rank}."
 
 
 def check_shared_work(model: MixedModel) -> Exercise:

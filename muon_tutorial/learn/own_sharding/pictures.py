@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -94,9 +94,13 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
     across = min(200, 860 // ranks)
     size = min(120, across - 24)
     width, top = max(560, across * ranks + 24), 112
-    figure, axes = blank(width, top + size + 66)
-    write(axes, 14, 22, f"{layout}: {LAYOUTS[layout]}", 13, weight="bold")
-    _draw_phases(axes, moment)
+    figure, axes = blank(width, top + size + 66, f"{layout}: {LAYOUTS[layout]}", 14, 22, 13)
+    begin = 14.0
+    for number, name in enumerate(MOMENTS):
+        wide = 9.4 * len(name) + 18
+        fill, line, weight = (MARKED, 1.4, "bold") if number == moment else (CARD, 0.5, "normal")
+        tile(axes, (begin, 38, wide, 24), fill, name, linewidth=line, weight=weight)
+        begin += wide + 6
     left = (width - across * ranks) / 2 + (across - size) / 2
     for rank, held in enumerate(now.held):
         x = left + rank * across
@@ -115,21 +119,9 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
     return finish(figure, f"own_sharding-{layout}-{moment}-{dp}-{tp}", say_moment(journey, moment))
 
 
-def _draw_phases(axes: Axes, moment: int) -> None:
-    x = 14.0
-    for number, name in enumerate(MOMENTS):
-        wide = 9.4 * len(name) + 18
-        fill, line, weight = (MARKED, 1.4, "bold") if number == moment else (CARD, 0.5, "normal")
-        tile(axes, (x, 38, wide, 24), fill, name, linewidth=line, weight=weight)
-        x += wide + 6
-
-
 def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
     """Choose a layout, and play a parameter's journey; only FSDP2's gather if no kernel runs."""
-
-    def draw(moment: int, layout: str) -> Picture:
-        return draw_journey(layout, moment, dp, tp)
-
+    draw = partial(draw_journey, dp=dp, tp=tp)
     still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
     layouts = choice("layout", list(LAYOUTS))
     return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=layouts)

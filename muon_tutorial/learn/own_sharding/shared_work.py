@@ -57,15 +57,12 @@ class MixedModel:
 
     def params_at(self, rank: int) -> list[Tensor]:
         """One rank's rows of each matrix, without data; matrices of other ranks have 0 rows."""
-        return [
-            torch.empty(self._rows_at(each, rank), each.shape[1], device="meta") for each in self.matrices
+        rows = [
+            dict(zip(each.holders, rows_of(each.shape[0], len(each.holders)), strict=True)).get(rank, 0)
+            for each in self.matrices
         ]
-
-    @staticmethod
-    def _rows_at(matrix: SharedMatrix, rank: int) -> int:
-        if rank not in matrix.holders:
-            return 0
-        return rows_of(matrix.shape[0], len(matrix.holders))[matrix.holders.index(rank)]
+        shapes = zip(rows, self.matrices, strict=True)
+        return [torch.empty(mine, each.shape[1], device="meta") for mine, each in shapes]
 
     def loads(self, owners: dict[int, int]) -> list[float]:
         """Each rank's work, in GFLOP."""

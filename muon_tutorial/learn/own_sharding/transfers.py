@@ -50,21 +50,15 @@ class TransferNotes(TorchDispatchMode):
 _QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
 
 
-def _sent(name: str, args: Sequence[Any]) -> list[Transfer]:
-    group = _group_in(args)
+def _sent(operator: str, args: Sequence[Any]) -> list[Transfer]:
+    boxed = next((value for value in args if isinstance(value, torch.ScriptObject)), None)
+    name: Any = next((value for value in reversed(args) if isinstance(value, str)), None)
+    group = _resolve_process_group(name) if boxed is None else dist.ProcessGroup.unbox(boxed)
     me, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
     position = ranks.index(me)
-    sizes = _SIZES.get(name.removesuffix("_").lstrip("_"), _to_all)(args, position, len(ranks))
+    sizes = _SIZES.get(operator.removesuffix("_").lstrip("_"), _to_all)(args, position, len(ranks))
     pairs = zip(ranks, sizes, strict=True)
     return [Transfer(me, rank, nbytes) for rank, nbytes in pairs if rank != me and nbytes]
-
-
-def _group_in(args: Sequence[Any]) -> dist.ProcessGroup:
-    for value in args:
-        if isinstance(value, torch.ScriptObject):
-            return dist.ProcessGroup.unbox(value)
-    name: Any = next(value for value in reversed(args) if isinstance(value, str))
-    return _resolve_process_group(name)
 
 
 def _bytes(tensors: Any) -> int:
@@ -73,39 +67,9 @@ def _bytes(tensors: Any) -> int:
     return sum(_bytes(each) for each in tensors)
 
 
-def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """Bytes sent whole to every rank: those of the second argument if it holds tensors, as in all_gather."""
-    tensors = args[1] if isinstance(args[1], (Tensor, list)) else args[0]
-    return [_bytes(tensors)] * ranks
-
-
 def _to_root(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
     mine = _bytes(args[1] if isinstance(args[1], list) else args[0])
     return [mine * (rank == args[3]) for rank in range(ranks)]
-
-
-def _from_root(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return [_bytes(args[0]) * (position == args[2])] * ranks
-
-
-def _scattered(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return [_bytes(each) for each in args[1][0]] if position == args[3] else [0] * ranks
-
-
-def _to_one(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return [_bytes(args[0]) * (rank == args[2]) for rank in range(ranks)]
-
-
-def _to_none(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return [0] * ranks
-
-
-def _split(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return _in_rows(args[1], args[4], ranks)
-
-
-def _split_functional(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return _in_rows(args[0], args[2], ranks)
 
 
 def _in_rows(whole: Tensor, splits: Sequence[int], ranks: int) -> Iterable[int]:
@@ -113,20 +77,22 @@ def _in_rows(whole: Tensor, splits: Sequence[int], ranks: int) -> Iterable[int]:
     return [rows * row for rows in splits] if splits else [_bytes(whole) // ranks] * ranks
 
 
-def _listed(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    return [_bytes(each) for each in args[1]]
-
-
-_SIZES: dict[str, Callable[[Sequence[Any], int, int], Iterable[int]]] = {
+_Sizes = Callable[[Sequence[Any], int, int], Iterable[int]]
+_SIZES: dict[str, _Sizes] = {
     "gather": _to_root,
     "reduce": _to_root,
-    "broadcast": _from_root,
-    "scatter": _scattered,
-    "send": _to_one,
-    "recv": _to_none,
-    "recv_any_source": _to_none,
-    "alltoall_base": _split,
-    "alltoall": _listed,
-    "all_to_all_single": _split_functional,
+    "broadcast": lambda args, position, ranks: [_bytes(args[0]) * (position == args[2])] * ranks,
+    "scatter": lambda args, position, ranks: map(_bytes, args[1][0]) if position == args[3] else [0] * ranks,
+    "send": lambda args, position, ranks: [_bytes(args[0]) * (rank == args[2]) for rank in range(ranks)],
+    "recv": lambda args, position, ranks: [0] * ranks,
+    "recv_any_source": lambda args, position, ranks: [0] * ranks,
+    "alltoall_base": lambda args, position, ranks: _in_rows(args[1], args[4], ranks),
+    "alltoall": lambda args, position, ranks: map(_bytes, args[1]),
+    "all_to_all_single": lambda args, position, ranks: _in_rows(args[0], args[2], ranks),
 }
 """Bytes for each rank of the group; an operator that is not listed sends the whole to every rank."""
+
+
+def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
+    """Bytes sent whole to every rank: those of the second argument if it holds tensors, as in all_gather."""
+    return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

@@ -48,21 +48,13 @@ class StepDifference:
         If a rank raised an error, all ranks stop early: then it is the mark of the rank that came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
-        if self._raised and all(mark.how == "missing" for mark in others):
+        # an error in a rank's own code ended the run, rather than requests that do not match
+        raised = bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
+        if raised and all(mark.how == "missing" for mark in others):
             ends = [next(mark for mark in others if mark.rank == rank) for rank in {m.rank for m in others}]
             return max(ends, key=lambda mark: (mark.phase, -mark.rank), default=None)
         order = [(mark.phase, mark.how == "missing", mark.held, mark.rank) for mark in others]
         return others[order.index(min(order))] if others else None
-
-    @property
-    def _raised(self) -> bool:
-        """Whether an error in a rank's own code ended the run, rather than mismatched requests."""
-        return bool(self.broke) and not self.broke.startswith(("DeadlockError", "MismatchError"))
-
-    @property
-    def is_right(self) -> bool:
-        """Whether nothing differs."""
-        return self.first is None and not self.broke
 
     def __str__(self) -> str:
         first, lines = self.first, []
@@ -71,20 +63,13 @@ class StepDifference:
                 stopped = f" It stopped with {self.broke.splitlines()[0]}" if self.broke else ""
                 said = f"{first.what}{stopped}"
             else:
-                said = _say_phase([mark for mark in self.marks if mark.phase == phase])
+                sent = sum(mark.phase == phase and bool(mark.what) for mark in self.marks)
+                quiet = "nothing is sent, and what ranks hold has the same bits"
+                said = f"{sent} requests, the same bits" if sent else quiet
             lines.append(f"{phase} {name:24} {said}")
             if first and first.phase == phase:
                 return "\n".join(lines)
         return "\n".join([*lines, f"stopped at the end: {self.broke}"] if self.broke else lines)
-
-
-def _say_phase(marks: Sequence[Mark]) -> str:
-    sent = [mark for mark in marks if mark.what]
-    return (
-        f"{len(sent)} requests, the same bits"
-        if sent
-        else "nothing is sent, and what ranks hold has the same bits"
-    )
 
 
 def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDifference:
@@ -140,15 +125,10 @@ def _held_marks(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark
             yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.", True)
         elif mine.broke:
             yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[moment]} of {name}.", True)
-    as_many = len(mine.of_rank(rank)) == len(right.of_rank(rank))
-    if (
-        as_many
-        and mine.reports
-        and not all(
-            torch.equal(right.reports[rank].after[name], mine.reports[rank].after[name]) for name in MATRICES
-        )
-    ):
-        yield Mark(rank, 7, "wrong", f"rank {rank}: its new weights are not those of the step.")
+    if mine.reports and len(mine.of_rank(rank)) == len(right.of_rank(rank)):
+        new, wanted = mine.reports[rank].after, right.reports[rank].after
+        if not all(torch.equal(wanted[name], new[name]) for name in MATRICES):
+            yield Mark(rank, 7, "wrong", f"rank {rank}: its new weights are not those of the step.")
 
 
 def whole_gradients(plan: Plan, reports: Sequence[Report]) -> dict[str, Tensor]:

@@ -80,7 +80,18 @@ def mirror_exercise(plan: Plan) -> Exercise:
     def judge(lost: object, silent: Iterable[int]) -> str | None:
         if isinstance(silent, int):
             return "Give silent as a list of phases, such as [1, 2]."
-        return _judge_lost(lost) or _judge_silent(plan, set(silent))
+        if lost not in (1, 2, 3):
+            return f"lost: give one phase of the way out, 1, 2 or 3, not {lost!r}."
+        if lost != 1:
+            kept = f"phase {len(PHASES) + 1 - int(str(lost))} lets each keep its own part again."
+            return f"Phase {lost} only joins what ranks still have: {kept}"
+        recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
+        right = set(found_mirror(plan)["silent"])
+        if extra := sorted(set(silent) - right):
+            return f"Phase {extra[0]} does send: {say_phase(recording, extra[0])}."
+        if missing := sorted(right - set(silent)):
+            return f"Phase {missing[0]} ({PHASES[missing[0] - 1]}) sends nothing either."
+        return None
 
     hints = (
         "After which phase does no rank have any more what it had before, not even all ranks together?",
@@ -90,25 +101,6 @@ def mirror_exercise(plan: Plan) -> Exercise:
         "On the way out ranks ask each other. On the way back they only drop the rows and columns of others."
     )
     return Exercise(judge, hints, praise)
-
-
-def _judge_lost(lost: object) -> str | None:
-    if lost not in (1, 2, 3):
-        return f"lost: give one phase of the way out, 1, 2 or 3, not {lost!r}."
-    if lost == 1:
-        return None
-    back = len(PHASES) + 1 - int(str(lost))
-    return f"Phase {lost} only joins what ranks still have: phase {back} lets each keep its own part again."
-
-
-def _judge_silent(plan: Plan, silent: set[int]) -> str | None:
-    recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
-    right = set(found_mirror(plan)["silent"])
-    if extra := sorted(silent - right):
-        return f"Phase {extra[0]} does send: {say_phase(recording, extra[0])}."
-    if missing := sorted(right - silent):
-        return f"Phase {missing[0]} ({PHASES[missing[0] - 1]}) sends nothing either."
-    return None
 
 
 def way_back_exercise() -> Exercise:
@@ -240,36 +232,28 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
     """The exercise: the whole step, judged on several grids by the first difference in its messages."""
 
     def judge(step: StepOfBucket) -> Diagnosis | None:
-        _refuse_no_walk(step, dp, tp, seed)
+        job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
+        walk: Any = value_of(step, job, job.step.plan.buckets[0], job.step.at)
+        if not inspect.isgenerator(walk):
+            raise MistakeError("The step makes no request: phases that send need yield from travel(…).")
+        walk.close()
         for grid in dict.fromkeys(((dp, tp), *STEP_GRIDS)):
             difference = first_difference(step, *grid, seed)
-            if not difference.is_right:
-                return _diagnose(difference)
+            first = difference.first
+            if first is None and not difference.broke:
+                continue
+            stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
+            if first is None:
+                return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
+            from .pictures import draw_difference  # here, because ranks import this file and need no pictures
+
+            phase = f"phase {first.phase} ({PHASES[first.phase - 1]})"
+            said = f"On {difference.grid}, {phase} is the first to differ: {first.what}{stopped}"
+            return Diagnosis(said, _STEP_HINTS[first.phase], draw_difference(difference))
         return None
 
     praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
     return Exercise(judge, (), praise, Par("lines", PAR_LINES, lambda step: 1 + lines_of(step)), ("my_step",))
-
-
-def _refuse_no_walk(step: Any, dp: int, tp: int, seed: int) -> None:
-    """Raise an error if a step is a stub or no generator."""
-    job = on_ranks.jobs_on(Grid.of(dp=dp, tp=tp), seed)[0]
-    walk = value_of(step, job, job.step.plan.buckets[0], job.step.at)
-    if not inspect.isgenerator(walk):
-        raise MistakeError("The step makes no request: phases that send need yield from travel(…).")
-    walk.close()
-
-
-def _diagnose(difference: Any) -> Diagnosis:
-    from .pictures import draw_difference  # here, because ranks import this file and need no pictures
-
-    first = difference.first
-    stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
-    if first is None:
-        return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
-    phase = f"phase {first.phase} ({PHASES[first.phase - 1]})"
-    said = f"On {difference.grid}, {phase} is the first to differ: {first.what}{stopped}"
-    return Diagnosis(said, _STEP_HINTS[first.phase], draw_difference(difference))
 
 
 def quiz(plan: Plan) -> Exercise:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from .on_ranks import NotedPhases, jobs_on, reference_step
 from .recording import PHASES
 
 Group = tuple[int, ...]
-_WIDTH, _SIZE, _SHOWN = 900, 11, 4
+_WIDTH, _SHOWN = 900, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,11 @@ class Network:
         """The collectives that could be answered next: those of groups in which all members ask."""
         with torch.no_grad(), measure.one_thread():
             groups = self.world.ready()
-        return [self._answer_of(group) for group in groups]
+        asked = [(group, self.world.pending[group[0]]) for group in groups]
+        return [
+            Answer(group, one.axes[0], PHASES.index(one.label.phase) + 1, one.label.subject)
+            for group, one in asked
+        ]
 
     @property
     def result(self) -> str:
@@ -85,10 +89,6 @@ class Network:
             return ""
         raw = b"".join(each.data.numpy().tobytes() for job in self.jobs for each in job.step.parameters)
         return hashlib.sha256(raw).hexdigest()[:10]
-
-    def _answer_of(self, group: Group) -> Answer:
-        asked = self.world.pending[group[0]]
-        return Answer(group, asked.axes[0], PHASES.index(asked.label.phase) + 1, asked.label.subject)
 
     def answer(self, group: Group) -> None:
         """Answer a ready group's request; once all ranks are done, store the order and its result."""
@@ -102,25 +102,6 @@ class Network:
         """Answer the requests that ``choose`` picks, to the end or until ``upto`` are answered."""
         while (ready := self.ready) and (upto is None or len(self.order) < upto):
             self.answer(choose(ready).group)
-
-    def rewind(self, answered: int) -> None:
-        """Start again, and repeat the first ``answered`` answers in the same order."""
-        done = self.order[:answered]
-        self.restart()
-        for each in done:
-            self.answer(each.group)
-
-
-def first(ready: Sequence[Answer]) -> Answer:
-    """The first of the ready answers, as a default choice."""
-    return ready[0]
-
-
-def all_answers(dp: int, tp: int, seed: int) -> int:
-    """The number of collectives in a step."""
-    network = Network(dp, tp, seed)
-    network.finish(first)
-    return len(network.order)
 
 
 class ReadyButtons(ipywidgets.VBox):
@@ -139,7 +120,9 @@ class ReadyButtons(ipywidgets.VBox):
 
     def __init__(self, network: Network) -> None:
         self.network = network
-        self.last = all_answers(network.dp, network.tp, network.seed)
+        counted = Network(network.dp, network.tp, network.seed)
+        counted.finish(lambda ready: ready[0])
+        self.last = len(counted.order)
         self.draw = random.Random(network.seed)
         self.groups: list[Any] = []
         self.row = ipywidgets.Box(layout=ipywidgets.Layout(flex_flow="row wrap", display="flex"))
@@ -153,39 +136,32 @@ class ReadyButtons(ipywidgets.VBox):
         return [(str(stop), stop) for stop in range(self.last + 1)]
 
     def _tools(self) -> list[Any]:
-        tools = {
-            "one at random": self._one,
-            "all at random": self._all,
-            "undo": self._undo,
-            "again": self._again,
+        moves: dict[str, Callable[[], list[int]]] = {
+            "one at random": lambda: [min(self.value + 1, self.last)],
+            "all at random": lambda: [0, self.last] if self.value == self.last else [self.last],
+            "undo": lambda: [max(0, self.value - 1)],
+            "again": lambda: [0],
         }
-        buttons = [ipywidgets.Button(description=name) for name in tools]
-        for button, press in zip(buttons, tools.values(), strict=True):
-            button.on_click(press)
+        buttons = [ipywidgets.Button(description=name) for name in moves]
+        for button, move in zip(buttons, moves.values(), strict=True):
+            button.on_click(partial(self._go, move))
         return buttons
+
+    def _go(self, move: Callable[[], list[int]], button: object) -> None:
+        for stop in move():
+            self.value = stop
 
     def _press(self, group: Group, button: object) -> None:
         self.network.answer(group)
         self.value = len(self.network.order)
 
-    def _one(self, button: object) -> None:
-        self.value = min(self.value + 1, self.last)
-
-    def _all(self, button: object) -> None:
-        if self.value == self.last:
-            self.value = 0
-        self.value = self.last
-
-    def _undo(self, button: object) -> None:
-        self.value = max(0, self.value - 1)
-
-    def _again(self, button: object) -> None:
-        self.value = 0
-
     def _reach(self, change: Any) -> None:
         """Bring the network to the requested number of answers, then show the ready groups."""
         if self.value < len(self.network.order):
-            self.network.rewind(self.value)
+            done = self.network.order[: self.value]
+            self.network.restart()
+            for each in done:
+                self.network.answer(each.group)
         self.network.finish(self.draw.choice, self.value)
         self._refresh()
 
@@ -206,7 +182,9 @@ def draw_network(network: Network) -> Picture:
     strips = 68 + 72 * grid.size("dp")
     kept = network.ended[-_SHOWN:]
     figure, axes = blank(_WIDTH, strips + 56 * (len(kept) + 1) + 8)
-    said = _say_state(network, ready)
+    said = f"{len(network.order)} answered. Ready: {len(ready)} group{'' if len(ready) == 1 else 's'}."
+    if result := network.result:
+        said = f"Every rank is through. Hash of all weights: {result}"
     write(axes, 16, 22, said, 12)
     outline = {rank: each for each in ready for rank in each.group}
     for rank in grid.ranks:
@@ -225,12 +203,6 @@ def draw_network(network: Network) -> Picture:
             f" {len(network.ended)} runs have ended, in {len(hashes)} result: {', '.join(sorted(hashes))}."
         )
     return finish(figure, f"network-{len(network.order)}", said)
-
-
-def _say_state(network: Network, ready: Sequence[Answer]) -> str:
-    if result := network.result:
-        return f"Every rank is through. Hash of all weights: {result}"
-    return f"{len(network.order)} answered. Ready: {len(ready)} group{'' if len(ready) == 1 else 's'}."
 
 
 def _say_order(order: Sequence[Answer]) -> str:

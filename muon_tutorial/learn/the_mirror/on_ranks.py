@@ -14,8 +14,10 @@ from ... import Coordinate, Grid, LocalWorld, Matrix, Muon, Plan, Route, Shard, 
 from ...engine.collective import Collective, Label, Walk
 from ...engine.travel import all_reduce, travel
 from ...errors import UsageError
+from ...evidence.ledger import Ledger
 from ...evidence.predict import SETTINGS
 from ...plan.bucket import Bucket, BucketEntry, DistMeta
+from ...plan.strategies import Builder
 from ...step.momentum import update_momentum
 from ...step.orthogonalize import newton_schulz_update
 from ...step.parameter_state import ParameterState
@@ -27,6 +29,7 @@ from ...training import gpt
 from ...training.text import batch_at, load_text
 from ...worlds.live import LiveWorld
 from ..inputs import measure
+from ..my_muon.reference import unpack
 from .recording import PHASES, Diarist, Diary, Recording, assemble
 
 GPT_SHAPE = gpt.GPTShape(layers=1, width=32, heads=2, context=32)
@@ -61,13 +64,17 @@ def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
     }
 
 
-def plan_of(dp: int, tp: int) -> Plan:
-    """The plan of the lesson: all three matrices in one bucket."""
-    matrices = [
+def small_matrices() -> list[Matrix]:
+    """The three matrices, as tp cuts them."""
+    return [
         Matrix(index, name, tuple(weights(0)[name].shape), (("tp", Shard(dim)),))
         for index, (name, (_, dim)) in enumerate(MATRICES.items())
     ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+
+
+def plan_of(dp: int, tp: int) -> Plan:
+    """The plan of the lesson: all three matrices in one bucket."""
+    return zero1(small_matrices(), Grid.of(dp=dp, tp=tp))
 
 
 def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
@@ -87,13 +94,21 @@ def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Paramet
     return named
 
 
-def average_as_ddp(muon: Muon, world: LiveWorld) -> None:
-    """Average the gradients over dp, as DDP does in backward, if the strategy expects averages."""
+def count_step(
+    world: LiveWorld, parameters: list[tuple[str, torch.nn.Parameter]], build: Builder
+) -> tuple[Muon, Ledger]:
+    """A step of the package's Muon, and its ledger; if the strategy expects averages, DDP's come first."""
+    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
+    muon, ledger = Muon(parameters, strategy=build, mesh=world, tp_dim=dims), Ledger()
     if muon.plan is not None and muon.plan.expects == "averaged":
         for group in muon.param_groups:
             for param in group["params"]:
                 total = world.run(all_reduce(param.grad.clone(), "dp", world.at, Label("by DDP")))
                 param.grad = total / world.grid.size("dp")
+    world.observers.append(ledger)
+    muon.step()
+    world.observers.remove(ledger)
+    return muon, ledger
 
 
 def step_on(at: Coordinate, seed: int) -> PlanStep:
@@ -195,11 +210,6 @@ def job(rank: int, dp: int, tp: int, seed: int) -> NotedPhases:
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
     return NotedPhases(step_on(Grid.of(dp=dp, tp=tp).at(rank), seed), world)
-
-
-def unpack(flat: Tensor, meta: DistMeta) -> Tensor:
-    """The exercise's reference: a matrix from the flat bucket, with its rows and columns."""
-    return flat[slice(*meta.global_range)].view(meta.shape)
 
 
 def way_back(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:

@@ -15,9 +15,9 @@ from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRON
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from . import replay
 from .compare import StepDifference
-from .recording import LAST, PHASES, Recording, Sent
+from .recording import LAST, PHASES, Recording
 
-_WIDTH, _SIZE = 900, 11
+_WIDTH = 900
 HOPS: tuple[tuple[Placement, Placement], ...] = (
     (Shard(0), Replicate()),
     (Shard(0), Owned(1)),
@@ -36,14 +36,16 @@ def hero() -> Picture:
 
 
 def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
-    """Bytes that a rank sends in one phase, counted as on a ring."""
-    return sum(_on_ring(sent, recording) for sent in recording.diaries[rank].sent if sent.phase == phase)
+    """Bytes that a rank sends in one phase, counted as on a ring.
 
-
-def _on_ring(sent: Sent, recording: Recording) -> int:
-    """Bytes on a ring: a gather sends its share ranks − 1 times; a reduce_scatter keeps one share."""
-    ranks = recording.grid.size(sent.axis)
-    return (ranks - 1) * sent.size // (ranks if sent.kind == "reduce_scatter" else 1)
+    A gather sends its share ranks − 1 times; a reduce_scatter keeps one share.
+    """
+    sent = [each for each in recording.diaries[rank].sent if each.phase == phase]
+    ranks = [recording.grid.size(each.axis) for each in sent]
+    return sum(
+        (many - 1) * each.size // (many if each.kind == "reduce_scatter" else 1)
+        for each, many in zip(sent, ranks, strict=True)
+    )
 
 
 def draw_sent(recording: Recording, rank: int = 0) -> Picture:
@@ -85,20 +87,23 @@ def asks_for(src: Placement, dst: Placement) -> str:
     return kinds[0] if kinds else "nothing"
 
 
-def _opposite(src: Placement, dst: Placement) -> str:
-    return NO_WAY_BACK if isinstance(src, Partial) else asks_for(dst, src)
-
-
 def draw_hops() -> Picture:
     """Hops of two ranks in both directions, and the collective that each direction asks for."""
     figure, axes = blank(_WIDTH, 36 + 92 * len(HOPS))
     said = []
     for number, (src, dst) in enumerate(HOPS):
-        y, out, back = 26 + 92 * number, asks_for(src, dst), _opposite(src, dst)
+        y, out = 26 + 92 * number, asks_for(src, dst)
+        back = NO_WAY_BACK if isinstance(src, Partial) else asks_for(dst, src)
         for x, side in ((20, src), (560, dst)):
             write(axes, x, y, f"{_name(side)}   {layout_text((4, 4), {'dp': side})}", 12, weight="bold")
             _draw_placement(axes, x, y + 14, side)
-        _draw_both_ways(axes, y + 30, out, back)
+        for offset, text, start, stop in ((22, out, 352, 540), (52, back, 540, 352)):
+            if text == NO_WAY_BACK:
+                centred(axes, 446, y + offset + 14, text.replace(": ", ":\n"), color=WRONG)
+                continue
+            look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
+            axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)
+            centred(axes, 446, y + offset + (-11 if start < stop else 12), text)
         said.append(f"From {_name(src)} to {_name(dst)}: {out}; back: {back}")
     return finish(figure, "hops", f"What changes of placement of two ranks ask for. {'. '.join(said)}.")
 
@@ -121,16 +126,6 @@ def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
             rectangle(axes, left + 58, top, 84, high, rank_colour(rank) if half else MARKED, linewidth=0.8)
             word = "summand" if half else "half" if box.numel == 1 else "whole"
             centred(axes, left + 100, top + high / 2, word)
-
-
-def _draw_both_ways(axes: Axes, y: float, out: str, back: str) -> None:
-    for offset, text, start, stop in ((-8, out, 352, 540), (22, back, 540, 352)):
-        if text == NO_WAY_BACK:
-            centred(axes, 446, y + offset + 14, text.replace(": ", ":\n"), color=WRONG)
-            continue
-        look = {"arrowstyle": "-|>", "color": INK, "linewidth": 1.2}
-        axes.annotate("", (stop, y + offset), (start, y + offset), arrowprops=look)
-        centred(axes, 446, y + offset - 11 if offset < 0 else y + offset + 12, text)
 
 
 def draw_difference(difference: StepDifference) -> Picture:

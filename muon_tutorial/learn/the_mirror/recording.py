@@ -27,7 +27,6 @@ from ...engine.collective import Collective, Label, Walk
 from ...engine.hops import view
 from ...engine.travel import stand_by, travel
 from ...plan.bucket import Bucket, StoredShard, matrix_boxes
-from ...plan.exchange import BufferSlice
 from ...plan.grid import Coordinate, Grid
 from ...plan.layout import Box
 from ...plan.matrix import BucketEntry
@@ -153,22 +152,19 @@ class Diarist:
 
     def trace(self) -> Walk:
         """Run all routes with rank numbers in place of data. All ranks must run it."""
+        at = self.at
         for bucket in self.plan.buckets:
-            yield from self._trace_bucket(bucket)
-
-    def _trace_bucket(self, bucket: Bucket) -> Walk:
-        at, label = self.at, Label("trace", f"bucket {bucket.index}")
-        own = torch.full(
-            (bucket.length(bucket.storage_layout, at),), float(at.rank), dtype=bucket.compute.dtype
-        )
-        for entry in bucket.entries:
-            box = entry.matrix.box(at)
-            self._see(0, entry, box, torch.full(box.shape, float(at.rank)))
-        self._see_stored(1, bucket, own)
-        back = yield from self.there_and_back(bucket, own)
-        self._see_stored(6, bucket, back)
-        whole = yield from travel(back.to(bucket.parameter.dtype), bucket.parameter, at, label)
-        self._see_held(7, bucket, whole)
+            length = bucket.length(bucket.storage_layout, at)
+            own = torch.full((length,), float(at.rank), dtype=bucket.compute.dtype)
+            for entry in bucket.entries:
+                box = entry.matrix.box(at)
+                self._see(0, entry, box, torch.full(box.shape, float(at.rank)))
+            self._see_stored(1, bucket, own)
+            back = yield from self.there_and_back(bucket, own)
+            self._see_stored(6, bucket, back)
+            route, label = bucket.parameter, Label("trace", f"bucket {bucket.index}")
+            whole = yield from travel(back.to(route.dtype), route, at, label)
+            self._see_held(7, bucket, whole)
 
     def there_and_back(self, bucket: Bucket, own: Tensor) -> Walk:
         """Phases 2 to 6 with ``own`` in place of data, and without Newton–Schulz."""
@@ -179,18 +175,14 @@ class Diarist:
         for entry, work in zip(bucket.entries, bucket.work_slices(at), strict=True):
             if work is None:
                 yield from stand_by(entry.route)
-            else:
-                yield from self._trace_matrix(entry, work, flat, done)
+                continue
+            name = Label("trace", entry.matrix.name)
+            matrix = yield from travel(view(flat, work), entry.route, at, name)
+            for moment in (AXIS - 1, AXIS):
+                self._see(moment, entry, Box((0, 0), entry.matrix.sides), matrix)
+            view(done, work).copy_((yield from travel(matrix, entry.route.inverse, at, name)))
         self._see_held(5, bucket, done)
         return (yield from travel(done, bucket.compute.inverse, at, label))
-
-    def _trace_matrix(self, entry: BucketEntry, work: BufferSlice, flat: Tensor, done: Tensor) -> Walk:
-        label = Label("trace", entry.matrix.name)
-        matrix = yield from travel(view(flat, work), entry.route, self.at, label)
-        for moment in (AXIS - 1, AXIS):
-            self._see(moment, entry, Box((0, 0), entry.matrix.sides), matrix)
-        piece = yield from travel(matrix, entry.route.inverse, self.at, label)
-        view(done, work).copy_(piece)
 
     def _see_stored(self, moment: int, bucket: Bucket, flat: Tensor) -> None:
         for held in bucket.stored_shards(self.at):

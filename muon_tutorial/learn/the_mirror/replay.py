@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
 from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
 
 __all__ = ["assemble", "dumps", "load", "loads", "say_phase"]  # the notebook and tests use them, too
 
 _WIDTH, _TOP, _MARGIN = 900, 216, 22
-_SIZE = 11
-"""The font size of the smallest label."""
 _SHORT = {
     "gradient reduce_scatter": "reduce_\nscatter",
     "Newton–Schulz": "Newton–\nSchulz",
@@ -37,8 +33,15 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
         left = _MARGIN + place * half
         title = ("now: " if shown == moment else "its mirror: ") + MOMENTS[shown]
         write(axes, left, 134, title, 12, weight="bold")
-        write(axes, left, 154, say_when(shown), color=QUIET)
-        write(axes, left, 172, say_contents(recording, matrix, shown), color=QUIET)
+        after = f"after phase {shown}" if shown else "before phase 1"
+        before = f", before phase {shown + 1}" if 0 < shown < LAST else ""
+        hatched = "; hatched: updates" if AXIS <= shown < LAST else ""
+        write(axes, left, 154, after + before + hatched, color=QUIET)
+        ranks = recording.diaries
+        held = [diary.contents[matrix][shown] for diary in ranks if diary.tiles[matrix][shown]]
+        # between packing and unpacking, no rank notes the bytes
+        different = f"; different contents: {len(set(held))}" if all(held) else ""
+        write(axes, left, 172, f"{len(held)} of {len(ranks)} ranks hold a part{different}", color=QUIET)
         each = (half - 2 * _MARGIN) / recording.tp
         for diary in recording.diaries:
             at = recording.grid.at(diary.rank)
@@ -56,7 +59,7 @@ def _draw_path(axes: Axes, moment: int) -> None:
     step = (_WIDTH - 2 * 60) / LAST
     places = [(60 + step * number, 62 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
     for number, (start, stop) in enumerate(pairwise(places), 1):
-        _draw_arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
+        arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
         x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 12
         centred(axes, x, y, _phase_name(number), va="top", linespacing=1.15)
     for number, place in enumerate(places):
@@ -69,25 +72,6 @@ def _phase_name(number: int) -> str:
     """A phase with its number, in two short lines."""
     phase = PHASES[number - 1]
     return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
-
-
-def _draw_arrow(axes: Axes, start: tuple[float, float], stop: tuple[float, float], **look: Any) -> None:
-    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", color=INK, **look))
-
-
-def say_when(moment: int) -> str:
-    """The phases before and after a moment, in words."""
-    after = f"after phase {moment}" if moment else "before phase 1"
-    before = f", before phase {moment + 1}" if 0 < moment < LAST else ""
-    return after + before + ("; hatched: updates" if AXIS <= moment < LAST else "")
-
-
-def say_contents(recording: Recording, matrix: str, moment: int) -> str:
-    """The number of ranks that hold a part of a matrix, and of different contents, in words."""
-    held = [diary.contents[matrix][moment] for diary in recording.diaries if diary.tiles[matrix][moment]]
-    said = f"{len(held)} of {len(recording.diaries)} ranks hold a part"
-    # between packing and unpacking, no rank notes the bytes
-    return f"{said}; different contents: {len(set(held))}" if all(held) else said
 
 
 def _draw_tiles(
@@ -127,7 +111,7 @@ def film(recording: Recording, matrix: str = "") -> Picture:
     for number in range(1, LAST + 1):
         middle = left + number * each - 6
         centred(axes, middle, 22, _phase_name(number), weight="bold", linespacing=1.1)
-        _draw_arrow(axes, (middle - 28, 52), (middle + 28, 52), mutation_scale=10)
+        arrow(axes, (middle - 28, 52), (middle + 28, 52), mutation_scale=10)
     axes.plot([axis, axis], [58, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
     centred(axes, axis, bottom + 14, "the mirror: Newton–Schulz")
     said = [_source(recording, matrix), *(_say_moment(recording, matrix, m) for m in range(LAST + 1))]
@@ -140,15 +124,13 @@ def _source(recording: Recording, matrix: str) -> str:
 
 
 def _say_moment(recording: Recording, matrix: str, moment: int) -> str:
-    held = "; ".join(_say_diary(diary, matrix, moment) for diary in recording.diaries)
+    told = []
+    for diary in recording.diaries:
+        tiles = diary.tiles[matrix][moment]
+        pieces = ", ".join(f"{rows}×{columns} from {name}" for name, _, _, rows, columns in tiles)
+        told.append(f"rank {diary.rank} {pieces or 'nothing'}")
     when = f"after phase {moment}, {PHASES[moment - 1]}" if moment else "before the step"
-    return f"{when} ({MOMENTS[moment]}): {held}."
-
-
-def _say_diary(diary: Diary, matrix: str, moment: int) -> str:
-    tiles = diary.tiles[matrix][moment]
-    told = ", ".join(f"{rows}×{columns} from {name}" for name, _, _, rows, columns in tiles)
-    return f"rank {diary.rank} {told or 'nothing'}"
+    return f"{when} ({MOMENTS[moment]}): {'; '.join(told)}."
 
 
 def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
