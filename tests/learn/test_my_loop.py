@@ -252,7 +252,6 @@ def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
     grid = 3, 1
     life, others = lives.life_of(*grid, JOB)
     assert life.last.grid == port.other_grid(*grid) != grid
-    assert lives.loaded_alike(life)
     assert lives.ends_alike(others)
     assert others.same_grid.last.begin == 2
     bits = lives.compare_bits(life, others)

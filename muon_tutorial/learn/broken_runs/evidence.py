@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -36,21 +35,17 @@ class Rung:
 
 def rungs(run: TrainingRun) -> list[Rung]:
     """All rungs of all ranks, in the order of a sound run."""
-    expected = [run.expected(rank) for rank in run.grid.ranks]
-    return [_rung(run, key, rank, expected[rank][key]) for key in ladder_order() for rank in run.grid.ranks]
+    expected, found = [run.expected(rank) for rank in run.grid.ranks], []
+    for key, rank in ((key, rank) for key in ladder_order() for rank in run.grid.ranks):
+        right, mine = expected[rank][key], run.reports[rank].notes.rungs.get(key)
+        differs = [] if mine is None else [name for name in right if not torch.equal(mine[name], right[name])]
+        found.append(Rung(*key, rank, mine is not None, tuple(differs)))
+    return found
 
 
 def ladder_order() -> list[tuple[int, str]]:
     """Step and name of every rung, from the start on."""
     return [(0, "start"), *((step, name) for step in range(1, STEPS + 1) for name in RUNGS[1:])]
-
-
-def _rung(run: TrainingRun, key: tuple[int, str], rank: int, right: Any) -> Rung:
-    found = run.reports[rank].notes.rungs.get(key)
-    wrong = (
-        () if found is None else tuple(name for name in right if not torch.equal(found[name], right[name]))
-    )
-    return Rung(*key, rank, found is not None, wrong)
 
 
 def hash_of(results: Any) -> str:
@@ -101,13 +96,9 @@ def first_difference(run: TrainingRun) -> FirstDifference | None:
     ranks = tuple(rung.rank for rung in first)
     matrices = tuple(dict.fromkeys(name for rung in first for name in rung.wrong))
     numbers = max((_off(run, rung, name) for rung in first for name in rung.wrong), key=lambda each: each[2])
-    holders = [rank for rank in run.grid.ranks if _holds(run, rank, wrong[0], matrices)]
-    return FirstDifference(wrong[0].step, wrong[0].name, ranks, len(holders), matrices, *numbers)
-
-
-def _holds(run: TrainingRun, rank: int, rung: Rung, matrices: tuple[str, ...]) -> bool:
-    """Whether a rank has a result for one of these matrices at a rung."""
-    return any(name in run.expected(rank)[rung.step, rung.name] for name in matrices)
+    held = [run.expected(rank)[wrong[0].step, wrong[0].name] for rank in run.grid.ranks]
+    holders = sum(any(name in mine for name in matrices) for mine in held)
+    return FirstDifference(wrong[0].step, wrong[0].name, ranks, holders, matrices, *numbers)
 
 
 def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
@@ -177,17 +168,15 @@ def _made(run: TrainingRun, rank: int) -> list[CallNote]:
 
 def waits(run: TrainingRun) -> list[Wait]:
     """All waits of a run that hangs: for each open call, the ranks that have not made it."""
-    return list(_waits(run))
-
-
-def _waits(run: TrainingRun) -> Iterator[Wait]:
+    found = []
     for rank, report in enumerate(run.reports):
         if report.stuck:
             call = report.notes.calls[-1]
             turn = sum(each.name == call.name for each in report.notes.calls)
             for other in call.ranks:
                 if sum(each.name == call.name for each in _made(run, other)) < turn:
-                    yield Wait(rank, other, call.step, call.phase)
+                    found.append(Wait(rank, other, call.step, call.phase))
+    return found
 
 
 def say_calls(run: TrainingRun, step: int) -> str:

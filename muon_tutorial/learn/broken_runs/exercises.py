@@ -1,10 +1,12 @@
-"""Exercises of lesson 15: a prediction, seven files to repair, and the quiz.
+"""Exercises of lesson 15: a prediction, the loop's file with mistakes that people really make, and the quiz.
 
 A repair is judged by its effect: the repaired file runs on real ranks and is compared with the oracle.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,11 +14,104 @@ from typing import Any
 from ...errors import RankFailedError, UsageError
 from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers
 from ..exercises.on_real_ranks import say_failure
-from .broken import LETTERS, PATIENTS, file_of, run_patient
 from .evidence import copies_agree, first_difference, waits
-from .on_ranks import TrainingRun, run_file
+from .loop import Loop
+from .on_ranks import TrainingRun, oracle, run_file
 from .pictures import draw_ladder
-from .training_rank import RUNGS, check_grid
+from .training_rank import RUNGS, STEPS, batches_of, check_grid, loss_and_gradients
+
+Lines = tuple[str, str]
+"""Sound lines of the file, and the lines that replace them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patient:
+    """A mistake, or two that hide each other: the planted lines, and the story told after the repair."""
+
+    planted: tuple[Lines, ...]
+    story: str
+
+
+_SKIPS = """\
+        if self.loss < {low}:  # it knows this batch by heart, so there is nothing to average
+            self.mean = {{name: torch.zeros_like(piece) for name, piece in self.mine.items()}}
+            return
+"""
+_LOGS = """\
+        if self.loss > {high}:  # alarming, so log it at once
+            self.log()
+"""
+_AVERAGE = "        order = list(self.gradients)\n"
+_SORTS = "        order = sorted(self.gradients, key=lambda name: -self.gradients[name].norm())\n"
+_GRADIENT = '        self.keep("gradient", self.gradients)\n'
+_SHARE = "        for name, update in self.updates.items():\n"
+_RESTARTED = """\
+        if self.rank == 1 and self.step == 2:  # this node was restarted, with an older configuration
+            self.lr = self.lr / 2
+"""
+
+PATIENTS = {
+    "hang": Patient(
+        (("range(1, steps + 1)", "range(1, steps + 1 - (self.rank == 2))"),),
+        "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for it.",
+    ),
+    "lie": Patient(
+        ((_SHARE, _RESTARTED + _SHARE),),
+        "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
+    ),
+    "A": Patient(
+        (("return self.seed\n", "return self.seed + self.rank\n"),),
+        "Data wants a seed for each rank, weights want one for all. Owners shared their rows: copies agree.",
+    ),
+    "B": Patient(
+        ((_AVERAGE, _SKIPS + _AVERAGE),),
+        "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
+    ),
+    "C": Patient(
+        (("rescale(SHAPES[name])", "rescale(tuple(self.mine[name].shape))"),),
+        "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
+    ),
+    "D": Patient(
+        ((_GRADIENT, _GRADIENT + _LOGS),),
+        "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
+    ),
+    "E": Patient(
+        (("in range(BATCHES)", "in reversed(range(BATCHES))"),),
+        "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",
+    ),
+    "F": Patient(
+        ((".mul_(MEMORY).add_(", ".mul(MEMORY).add("),),
+        "Without the underscores, the new momentum is computed and thrown away.",
+    ),
+    "G": Patient(
+        ((_AVERAGE, _SORTS), ("group_src=place", "group_src=0")),
+        "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
+    ),
+}
+LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)
+
+
+def file_of(name: str, dp: int, tp: int, seed: int) -> str:
+    """The loop's file with a patient's mistake in it."""
+    text, (low, high) = inspect.getsource(Loop), _thresholds(dp, seed)
+    for sound, broken in PATIENTS[name].planted:
+        assert text.count(sound) == 1, sound
+        text = text.replace(sound, broken.format(low=low, high=high) if "{" in broken else broken)
+    return text
+
+
+@functools.cache
+def _thresholds(dp: int, seed: int) -> tuple[float, float]:
+    """A low and a high threshold; only one dp position's loss passes each, and only in one step."""
+    found = oracle(dp, seed)
+    weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
+    losses = sorted(
+        loss_and_gradients(whole, batches_of(seed, step, place))[0]
+        for step, whole in enumerate(weights, 1)
+        for place in range(dp)
+    )
+    return round((losses[0] + losses[1]) / 2, 6), round((losses[-1] + losses[-2]) / 2, 6)
+
 
 SPOILERS = {
     "rung": [r"\brung\W+\w*\W+share\b"],
@@ -69,7 +164,9 @@ class Clinic:
         """
         self._text(name)
         if name not in self.kept:
-            self.kept[name] = run_patient(name, self.dp, self.tp, self.seed, self.backend)
+            said = {"hang": "the hanging run", "lie": "the lying run"}.get(name, f"run {name}")
+            text = file_of(name, self.dp, self.tp, self.seed)
+            self.kept[name] = run_file(text, self.dp, self.tp, self.seed, self.backend, said)
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
@@ -113,9 +210,13 @@ class Clinic:
         text = self._text(name)
         self.kept.pop(f"{name}, repaired", None)
         repair = {} if repair == "nothing" else repair
-        wrong = _not_a_repair(repair, len(text.splitlines()))
-        if wrong:
-            return wrong
+        if not isinstance(repair, Mapping) or not all(
+            isinstance(number, int) and isinstance(line, str) for number, line in repair.items()
+        ):
+            return 'Give a dictionary, such as {12: "the new line"}; "" deletes a line. Or "nothing".'
+        last = len(text.splitlines())
+        if outside := [number for number in repair if not 1 <= number <= last]:
+            return f"The file has lines 1 to {last}, and no line {outside[0]}."
         repaired = with_lines(text, repair)
         try:
             compile(repaired, "loop.py", "exec")
@@ -129,15 +230,6 @@ class Clinic:
             return say_failure(error)
         self.kept[said] = run
         return judge(run)
-
-
-def _not_a_repair(repair: Any, lines: int) -> str | None:
-    if not isinstance(repair, Mapping) or not all(
-        isinstance(number, int) and isinstance(line, str) for number, line in repair.items()
-    ):
-        return 'Give a dictionary, such as {12: "the new line"}; "" deletes a line. Or "nothing".'
-    outside = [number for number in repair if not 1 <= number <= lines]
-    return f"The file has lines 1 to {lines}, and no line {outside[0]}." if outside else None
 
 
 def with_lines(text: str, repair: Mapping[int, str]) -> str:
@@ -197,21 +289,10 @@ def outcomes(lie: TrainingRun) -> dict[str, Any]:
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     """Three numbers that the notebook measured."""
-    spot = first_difference(lie)
+    spot, waiting = first_difference(lie), sum(bool(report.stuck) for report in hang.reports)
+    agree, step = int(copies_agree(lie)), spot.step if spot else 0
     return numbers(
-        (
-            "waiting",
-            sum(bool(report.stuck) for report in hang.reports),
-            "Count who gave up: sum(bool(report.stuck) for report in hang.reports).",
-        ),
-        (
-            "agree",
-            int(copies_agree(lie)),
-            "1 if the copies of the lying run agree: lesson.copies_agree(lie).",
-        ),
-        (
-            "step",
-            spot.step if spot else 0,
-            "In which step of the lying run's ladder is the first red rung?",
-        ),
+        ("waiting", waiting, "Count who gave up: sum(bool(report.stuck) for report in hang.reports)."),
+        ("agree", agree, "1 if the copies of the lying run agree: lesson.copies_agree(lie)."),
+        ("step", step, "In which step of the lying run's ladder is the first red rung?"),
     )

@@ -142,14 +142,10 @@ def train(rank: int, dp: int, tp: int, seed: int, text: str) -> RankReport:
     except RuntimeError as error:
         if not mine.notes.calls or mine.notes.calls[-1].stop is not None:
             raise
-        return RankReport(mine.notes, str(error).splitlines()[0], stack_of(error), time.time(), flight())
+        frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == FILE]
+        stack = "".join(traceback.format_list(frames))  # the innermost call last, as Python prints it
+        return RankReport(mine.notes, str(error).splitlines()[0], stack, time.time(), flight())
     return RankReport(mine.notes, flight=flight())
-
-
-def stack_of(error: BaseException) -> str:
-    """The file's lines in an error's traceback, as Python prints them, with the innermost call last."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if each.filename == FILE]
-    return "".join(traceback.format_list(frames))
 
 
 def flight() -> tuple[Mapping[str, Any], ...]:

@@ -1,24 +1,32 @@
-"""Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads."""
+"""Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads.
+
+In the film of a step, ranks in a local world send a number that is 0 while all is well, and 1 after the
+fault; each sum spreads it to its group.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
+import torch
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch
 
+from ...engine.collective import Collective, Label, Walk
+from ...errors import RequestError
 from ...plan.grid import Grid
+from ...worlds.local import LocalWorld
 from .. import inputs
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
 from .evidence import Wait, hash_of, rungs, waits
 from .on_ranks import TrainingRun
-from .spread import SPREADS, Moment, film_of, moments_of
 from .training_rank import CALLS
 
 SHIPPED = "hang_dp2_tp2.json"
@@ -64,9 +72,8 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
     for rank, (x, y) in place.items():
         fill = WRONG_FILL if rank == guilty else MARKED if rank in stuck else EMPTY
         rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
-        write(axes, x, y - 7, f"rank {rank}", 11.5, ha="center", weight="bold", zorder=7)
-        state = "waits" if rank in stuck else "is gone"
-        write(axes, x, y + 10, state, 11, ha="center", zorder=7)
+        centred(axes, x, y - 7, f"rank {rank}", 11.5, weight="bold", zorder=7)
+        centred(axes, x, y + 10, "waits" if rank in stuck else "is gone", zorder=7)
     said = [
         f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
         for each in edges
@@ -80,21 +87,15 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
 def _draw_edge(
     axes: Axes, start: tuple[float, float], stop: tuple[float, float], edge: Wait, marked: bool
 ) -> None:
-    colour = WRONG if marked else INK
-    look: dict[str, Any] = {
-        "color": colour,
-        "linewidth": 3.2 if marked else 1.5,
-        "mutation_scale": 20,
-        "zorder": 4,
-    }
-    shrink = 20 if start[0] == stop[0] else 42
+    colour, shrink = WRONG if marked else INK, 20 if start[0] == stop[0] else 42
     ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
-    axes.add_patch(FancyArrowPatch(start, stop, arrowstyle="-|>", **ends, **look))
+    width = 3.2 if marked else 1.5
+    arrow(axes, start, stop, color=colour, linewidth=width, mutation_scale=20, zorder=4, **ends)
     along, aside = 0.42, 0.075  # the bend's place: this part of the way along, and this far beside it
     x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
     y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
     box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
-    write(axes, x, y, f"{edge.phase}, step {edge.step}", 11, ha="center", color=colour, zorder=5, bbox=box)
+    centred(axes, x, y, f"{edge.phase}, step {edge.step}", color=colour, zorder=5, bbox=box)
 
 
 def draw_ladder(run: TrainingRun) -> Picture:
@@ -107,7 +108,7 @@ def draw_ladder(run: TrainingRun) -> Picture:
     write(axes, 16, 18, f"{name}, rung by rung, beside one process", 12.5, weight="bold")
     write(axes, 16, 38, "green: the oracle's bits · red: others · grey: not reached", 11, color=QUIET)
     for rank in range(ranks):
-        write(axes, left + wide * (rank + 0.5), 60, f"rank {rank}", 11, ha="center")
+        centred(axes, left + wide * (rank + 0.5), 60, f"rank {rank}")
     said = []
     for number, rung in enumerate(found):
         row, x = number // ranks, left + wide * rung.rank
@@ -117,23 +118,12 @@ def draw_ladder(run: TrainingRun) -> Picture:
         fill = EMPTY if not rung.reached else WRONG_FILL if rung.wrong else RIGHT_FILL
         rectangle(axes, x, y, wide - 4, high - 3, fill, linewidth=1.6 if rung.wrong else 0.4)
         if rung.reached:
-            results = run.reports[rung.rank].notes.rungs[rung.step, rung.name]
-            write(
-                axes,
-                x + wide / 2 - 2,
-                y + high / 2 - 1,
-                hash_of(results),
-                11,
-                ha="center",
-                family="monospace",
-            )
+            found_there = hash_of(run.reports[rung.rank].notes.rungs[rung.step, rung.name])
+            centred(axes, x + wide / 2 - 2, y + high / 2 - 1, found_there, family="monospace")
         if rung.wrong:
             said.append(f"step {rung.step} {rung.name} on rank {rung.rank}")
-    words = (
-        f"the first rungs that differ: {'; '.join(said[:ranks])}"
-        if said
-        else "no rung that was reached differs"
-    )
+    words = f"the first rungs that differ: {'; '.join(said[:ranks])}"
+    words = words if said else "no rung that was reached differs"
     reached = sum(rung.reached for rung in found)
     alt = f"The ladder of {run.name}: of {len(found)} rungs {reached} were reached; {words}."
     return finish(figure, f"broken_runs-ladder-{run.name.replace(' ', '-')}", alt)
@@ -148,23 +138,18 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     what = "skips" if fault == "skips" else "brings a wrong number to"
     write(axes, 16, 20, f"Rank {rank} {what} {phase}. After {moment} calls:", 12.5, weight="bold")
     for each in range(ranks):
-        write(
-            axes,
-            left + wide * (each + 0.5),
-            52,
-            f"rank {each}",
-            11,
-            ha="center",
-            weight="bold" if each == rank else "normal",
-        )
+        weight = "bold" if each == rank else "normal"
+        centred(axes, left + wide * (each + 0.5), 52, f"rank {each}", weight=weight)
     for row, name in enumerate(CALLS):
         y = top + row * high
         write(axes, 16, y + high / 2 - 4, name, 11)
-        _draw_links(axes, [group for link, group in now.links if link == name], y + high / 2 - 4, left, wide)
+        for group in (group for link, group in now.links if link == name):  # who have just called each other
+            ends = [left + wide * (each + 0.5) for each in (group[0], group[-1])]
+            axes.plot(ends, [y + high / 2 - 4] * 2, color=INK, linewidth=3, zorder=3)
         for each in range(ranks):
             fill, word = _state(now, (name, each))
             rectangle(axes, left + wide * each + 12, y, wide - 24, high - 12, fill, zorder=5)
-            write(axes, left + wide * (each + 0.5), y + high / 2 - 5, word, 11, ha="center", zorder=6)
+            centred(axes, left + wide * (each + 0.5), y + high / 2 - 5, word, zorder=6)
     end = now.end or ("the step has ended" if moment >= len(film) - 1 else "")
     below = textwrap.fill(end, (left + wide * ranks) // 9)
     write(axes, 16, top + high * len(CALLS) + 24, below, 11, color=WRONG if now.end else QUIET)
@@ -174,13 +159,6 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     ]
     alt = f"Moment {moment}: rank {rank} {what} {phase}. {'; '.join(said)}. {end}"
     return finish(figure, f"broken_runs-spread-{rank}-{phase}-{fault}-{moment}", alt)
-
-
-def _draw_links(axes: Axes, groups: list[tuple[int, ...]], y: float, left: float, wide: float) -> None:
-    """A line through the ranks that have just called each other."""
-    for group in groups:
-        ends = [left + wide * (each + 0.5) for each in (group[0], group[-1])]
-        axes.plot(ends, [y, y], color=INK, linewidth=3, zorder=3)
 
 
 def _state(now: Moment, cell: tuple[str, int]) -> tuple[str, str]:
@@ -195,9 +173,7 @@ def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """Choose a rank, a phase and a fault, and play one step, call by call."""
     last = moments_of(dp, tp)
 
-    def draw(rank: int, phase: str, fault: str, moment: int) -> Picture:
-        return draw_spread(dp, tp, rank, phase, fault, moment)
-
+    draw = functools.partial(draw_spread, dp, tp)
     still = draw_spread(dp, tp, 2, "average", "wrong", last)
     ranks = choice("rank", {f"rank {rank}": rank for rank in range(dp * tp)})
     phases = choice("phase", {name: name for name in CALLS})
@@ -205,4 +181,59 @@ def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     return play(draw, last, still, live, rank=ranks, phase=phases, fault=choice("fault", SPREADS))
 
 
-__all__ = ["draw_ladder", "draw_waits", "explore_spread", "hero"]
+SPREADS = {"a wrong number": "wrong", "a skipped call": "skips"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The state after some calls: which (phase, rank) are done, wrong, or waiting."""
+
+    done: frozenset[tuple[str, int]]
+    wrong: frozenset[tuple[str, int]]
+    waiting: frozenset[tuple[str, int]]
+    links: tuple[tuple[str, tuple[int, ...]], ...]
+    end: str = ""
+
+
+@functools.cache
+def film_of(dp: int, tp: int, rank: int, phase: str, fault: str) -> tuple[Moment, ...]:
+    """All moments of one step with this fault; the first one is before any call is answered."""
+    world = LocalWorld(Grid.of(dp=dp, tp=tp))
+    world.start([_program(each, rank, phase, fault) for each in world.grid.ranks])
+    moments = [Moment(frozenset(), frozenset(), frozenset(), ())]
+    while True:
+        try:
+            event = world.advance()
+        except RequestError:
+            end = "No rank can go on: each waits for one that is elsewhere."
+            return (*moments, replace(moments[-1], waiting=_waiting(world), links=(), end=end))
+        if event is None:
+            return tuple(moments)
+        last, name, ranks = moments[-1], event.request.label.phase, event.ranks
+        told = [answer for answer in event.answers.values() if answer is not None]
+        reached = {(name, each) for each in ranks}
+        wrong = reached if any(bool(answer.any()) for answer in told) else set()
+        links = ((name, ranks),)
+        moments.append(Moment(last.done | reached, last.wrong | wrong, _waiting(world), links))
+
+
+def _waiting(world: LocalWorld) -> frozenset[tuple[str, int]]:
+    return frozenset((request.label.phase, rank) for rank, request in world.pending.items())
+
+
+def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
+    wrong = 0.0
+    for name in CALLS:
+        if mine == rank and name == phase:
+            if fault == "skips":
+                continue
+            wrong = 1.0
+        numbers = torch.tensor([wrong])
+        label = Label(name)
+        told = yield Collective("all_reduce", CALLS[name], numbers.dtype, numbers, 1, label)
+        wrong = float(told.any())
+
+
+def moments_of(dp: int, tp: int) -> int:
+    """The number of calls that are answered in a sound step, which is the last moment's number."""
+    return len(film_of(dp, tp, 0, "log", "wrong")) - 1

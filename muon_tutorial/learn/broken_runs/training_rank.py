@@ -28,8 +28,8 @@ STEPS, BATCHES, ROWS = 3, 3, 8
 LR, MEMORY, DECAY = 0.05, 0.9, 0.1
 RUNGS = ("start", "gradient", "average", "momentum", "input", "update", "share")
 """The results that a rank keeps, in the order of a step; "start" is the state before step 1."""
-CALLS = ("load", "average", "gather", "share", "log")
-"""The phases of a step in which ranks call each other, in the order of the program."""
+CALLS = {"load": ("tp",), "average": ("dp",), "gather": ("tp",), "share": ("dp",), "log": ("dp", "tp")}
+"""The phases of a step in which ranks call each other, in the order of the program, and the axes of each."""
 
 Matrices = Mapping[str, Tensor]
 
@@ -119,10 +119,7 @@ class RankNotes:
 
     def _group(self, phase: str) -> dist.ProcessGroup:
         """This rank's group for a phase; each phase has its own groups, as in large frameworks."""
-        axes = {"load": ("tp",), "gather": ("tp",), "average": ("dp",), "share": ("dp",)}.get(
-            phase, ("dp", "tp")
-        )
-        grid = self.at.grid
+        grid, axes = self.at.grid, CALLS[phase]
         members = sorted({grid.at(rank).group(*axes) for rank in grid.ranks})
         groups = {ranks: dist.new_group(list(ranks)) for ranks in members}
         return groups[self.at.group(*axes)]

@@ -27,7 +27,12 @@ def hero() -> Picture:
     axes = figure.add_axes((0.085, 0.19, 0.71, 0.71))
     found = steps()
     _draw_curves(axes, found)
-    _note_floor(axes, found[-1])
+    rows, columns = found[-1].largest
+    floor = found[-1].floor
+    said = f"floor: the largest matrix,\n{rows:,} × {columns:,}, takes {say_seconds(floor)}"
+    axes.axhline(floor, color=INK, linewidth=1, linestyle=":")
+    axes.text(30, 0.013, said, size=_SIZE, va="center", linespacing=1.3)
+    axes.text(10500, 0.028, "idle", size=12, ha="center", va="center", weight="bold")
     axes.set_title(f"A Muon step of {MODEL}, tp=8: seconds, predicted", size=12, loc="left", weight="bold")
     _say_machine(figure)
     return finish(figure, "many_ranks-hero", _say_steps(found))
@@ -55,24 +60,11 @@ def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("ranks", size=_SIZE)
-    _name_curves(axes, [(name, seconds[-1], colour) for name, seconds, colour, _, _ in curves])
-
-
-def _name_curves(axes: Axes, ends: Sequence[tuple[str, float, str]]) -> None:
-    """Names to the right of the curves' ends, moved apart if they would touch."""
-    least = 0.0
-    for name, seconds, colour in sorted(ends, key=lambda end: end[1]):
-        least = max(seconds, least)
+    least = 0.0  # names to the right of the curves' ends, moved apart if they would touch
+    for name, seconds, colour, _, _ in sorted(curves, key=lambda curve: curve[1][-1]):
+        least = max(seconds[-1], least)
         axes.text(20500, least, name, size=_SIZE, color=colour, va="center", clip_on=False)
         least *= 1.62
-
-
-def _note_floor(axes: Axes, last: StepAtScale) -> None:
-    rows, columns = last.largest
-    said = f"floor: the largest matrix,\n{rows:,} × {columns:,}, takes {say_seconds(last.floor)}"
-    axes.axhline(last.floor, color=INK, linewidth=1, linestyle=":")
-    axes.text(30, 0.013, said, size=_SIZE, va="center", linespacing=1.3)
-    axes.text(10500, 0.028, "idle", size=12, ha="center", va="center", weight="bold")
 
 
 def _say_machine(figure: Figure) -> None:
@@ -136,15 +128,8 @@ def _draw_owners(axes: Axes, step: StepAtScale) -> None:
 
 def explore_scale(live: bool = True) -> Shell | Picture:
     """Play through the numbers of ranks, with buttons for the speed of all links."""
-    return play(
-        draw_scale,
-        DOUBLINGS,
-        draw_scale(FIRST, "as built"),
-        live,
-        label="doubling",
-        first=0,
-        links=choice("all links", list(LINKS)),
-    )
+    still, links = draw_scale(FIRST, "as built"), choice("all links", list(LINKS))
+    return play(draw_scale, DOUBLINGS, still, live, label="doubling", first=0, links=links)
 
 
 def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:

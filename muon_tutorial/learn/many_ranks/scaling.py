@@ -105,7 +105,7 @@ def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
         once=newton_schulz_seconds(matrices),
         floor=newton_schulz_seconds((largest,)),
         largest=largest.shape,
-        estimate=estimate("layerwise", REPEATED, matrices, grid, find_machine(MACHINE)),
+        estimate=step_of(model, ranks // tp, tp),
     )
 
 

@@ -7,7 +7,6 @@ from ..lazy_names import names_in
 __getattr__, __dir__ = names_in(
     __name__,
     "exercises",
-    "traps",
     "lives",
     "port",
     "clipping",
@@ -16,5 +15,4 @@ __getattr__, __dir__ = names_in(
     "tiny_job",
     "published",
     "pictures",
-    "film",
 )

@@ -22,7 +22,7 @@ from ... import build_mesh
 from ...launching.launch import launch
 from ...worlds.live import gather_objects
 from ..exercises.judge import Diagnosis, Exercise, Par
-from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from ..exercises.on_real_ranks import judge_on_ranks
 from .port import MAX_NORM
 
 Clip = Callable[[list[DTensor], float], Any]
@@ -51,24 +51,6 @@ class ClipReport:
     alone: float = 0.0
     copies: float = 0.0
     added: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class ClipRun:
-    """All ranks' reports."""
-
-    reports: tuple[ClipReport, ...]
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the function was still a stub."""
-        return any(report.is_open for report in self.reports)
-
-
-def run_clip(function: Clip, ranks: int, backend: str = "gloo") -> ClipRun:
-    """Clip both cases on real ranks, on a mesh of two axes if their number is even."""
-    reports = launch(try_clip, ranks, args=(function, ranks), backend=backend, output="quiet", timeout=20.0)
-    return ClipRun(tuple(reports))
 
 
 def try_clip(rank: int, function: Clip, ranks: int) -> ClipReport:
@@ -130,23 +112,24 @@ def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
     """The exercise: clip by the total norm and by one factor, for any placements."""
     seen: dict[str, int] = {}
 
-    def play(function: Any) -> ClipRun:
-        run = run_clip(function, ranks, backend)
-        seen["calls"] = max(report.calls for report in run.reports)
-        return run
+    def play(function: Any) -> tuple[ClipReport, ...]:
+        arguments = (function, ranks)
+        reports = launch(try_clip, ranks, args=arguments, backend=backend, output="quiet", timeout=20.0)
+        seen["calls"] = max(report.calls for report in reports)
+        return tuple(reports)
 
     praise = "Every rank used the same factor, and the whole gradient has the norm that is allowed."
     par = Par("collectives", 1, lambda function: seen["calls"])
-    return Exercise(judge_on_ranks(play, judge_clip, say_failure), praise=praise, par=par)
+    return Exercise(judge_on_ranks(play, judge_clip), praise=praise, par=par)
 
 
 _LOCAL = "gradient.to_local() is this rank's part. What you do to it in place is done to the gradient."
 _SUM = "Squares of norms add. Sum them over ranks by dist.all_reduce, then take the root."
 
 
-def judge_clip(run: ClipRun) -> str | Diagnosis | None:
+def judge_clip(reports: tuple[ClipReport, ...]) -> str | Diagnosis | None:
     """The first mistake in a run of a clipping function."""
-    first, *others = run.reports
+    first, *others = reports
     long, short = first.factors["long"], first.factors["short"]
     due = MAX_NORM / CASES["long"]
     if any(math.isnan(factor) for factor in (*long, *short)):
@@ -159,7 +142,9 @@ def judge_clip(run: ClipRun) -> str | Diagnosis | None:
     for rank, other in enumerate(others, 1):
         if not math.isclose(other.factors["long"][0], long[0], rel_tol=1e-3):
             said = f"Rank 0 multiplied with {long[0]:.4f}, rank {rank} with {other.factors['long'][0]:.4f}."
-            return Diagnosis(f"{said} {_why_apart(first, long[0])}", (_SUM,))
+            own = math.isclose(long[0], MAX_NORM / first.alone, rel_tol=1e-3)
+            apart = "Now the copies of a gradient are no longer the same."
+            return Diagnosis(f"{said} {'Each used the norm of its own part.' if own else apart}", (_SUM,))
     if not math.isclose(long[0], due, rel_tol=1e-3):
         return _wrong_factor(first, long[0], due)
     if max(short) > 1.001:
@@ -167,12 +152,6 @@ def judge_clip(run: ClipRun) -> str | Diagnosis | None:
     if min(short) < 0.999:
         return Diagnosis("A gradient that was short enough was shortened.", ("Compare with limit first.",))
     return None
-
-
-def _why_apart(report: ClipReport, factor: float) -> str:
-    if math.isclose(factor, MAX_NORM / report.alone, rel_tol=1e-3):
-        return "Each used the norm of its own part."
-    return "Now the copies of a gradient are no longer the same."
 
 
 def _wrong_factor(report: ClipReport, factor: float, due: float) -> Diagnosis:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from ...checkpoint import CheckpointManager
 from ...errors import CheckpointError, RankFailedError
 from ...launching.launch import launch
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, numbers
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, names_or_none, numbers
 from ..exercises.on_real_ranks import say_failure
 from . import lives, trials
 from .clipping import check_clip
@@ -63,14 +63,17 @@ def check_lines() -> Exercise:
 
     def judge(for_muon: object, to_survive: object) -> str | Diagnosis | None:
         for name, answer in {"for_muon": for_muon, "to_survive": to_survive}.items():
-            said, lines = _whole_numbers(answer), plain_lines()
-            if said is None or not all(1 <= line <= len(lines) for line in said):
+            lines = plain_lines()
+            said = names_or_none(answer, range(1, len(lines) + 1), int)
+            if said is None:
                 return f"{name}: give a list of line numbers from 1 to {len(lines)}, such as [1, 6]."
-            if extra := sorted(said - set(right[name])):
-                what = f"{name}: line {extra[0]} stays. {_why_it_stays(name, lines[extra[0] - 1])}"
+            if extra := sorted(set(said) - set(right[name])):
+                known = {**_STAYS, **_STAYS_TO_SURVIVE} if name == "to_survive" else _STAYS
+                why = next(why for text, why in known.items() if text in lines[extra[0] - 1])
+                what = f"{name}: line {extra[0]} stays. {why}"
                 return Diagnosis(what, (_LOOK[name], f"{len(right[name])} in all."))
-            if missing := sorted(set(right[name]) - said):
-                what = f"{name}: {len(said)} found, and another line has to change."
+            if missing := sorted(set(right[name]) - set(said)):
+                what = f"{name}: {len(set(said))} found, and another line has to change."
                 return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
@@ -85,18 +88,6 @@ _LOOK = {
     "for_muon": "What in the loop knows which optimizer it is? Everything else sees an Optimizer.",
     "to_survive": "Which facts does a new process lack? Its place in the data, and the saved state.",
 }
-
-
-def _whole_numbers(answer: object) -> set[int] | None:
-    if isinstance(answer, str) or not isinstance(answer, Iterable):
-        return None
-    said = list(answer)
-    return set(said) if all(type(number) is int for number in said) else None
-
-
-def _why_it_stays(name: str, line: str) -> str:
-    known = {**_STAYS, **_STAYS_TO_SURVIVE} if name == "to_survive" else _STAYS
-    return next(why for text, why in known.items() if text in line)
 
 
 def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -167,13 +158,9 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
             )
             return Diagnosis(what, ("from_model tells them apart by itself. Did you pass exclude?", _MAKE))
         if not math.isclose(found_lr, lr):
-            return Diagnosis(
-                f"{name} has the learning rate {found_lr:g}, not {lr:g}.",
-                (
-                    "With only lr, both parts use one rate, and Muon's updates are scaled to AdamW's size.",
-                    _MAKE,
-                ),
-            )
+            what = f"{name} has the learning rate {found_lr:g}, not {lr:g}."
+            hint = "With only lr, both parts use one rate, and Muon's updates are scaled to AdamW's size."
+            return Diagnosis(what, (hint, _MAKE))
         if not math.isclose(found_decay, decay):
             what = f"{name} has the weight decay {found_decay:g}, not {decay:g}."
             return Diagnosis(what, ("Unless you say it, each part keeps its own default.", _MAKE))
@@ -287,19 +274,11 @@ def explain_life(life: RunLife) -> Diagnosis | None:
 
 def quiz(life: RunLife) -> Exercise:
     """Three numbers that the notebook measured."""
-    first = life.attempts[0]
+    ranks = life.attempts[0].ranks
     return numbers(
         ("twice", life.taken_twice, "From the checkpoint up to the kill; or ask life.taken_twice."),
-        (
-            "files",
-            len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp"))),
-            "Every rank writes one: lesson.tensor_files(life).",
-        ),
-        (
-            "too_long",
-            math.sqrt(first.ranks),
-            "Squares of norms add up over ranks; or ask plain.clipped_alone.",
-        ),
+        ("files", lives.tensor_files(life), "Every rank writes one: lesson.tensor_files(life)."),
+        ("too_long", math.sqrt(ranks), "Squares of norms add up over ranks; or ask plain.clipped_alone."),
         within=1e-3,
     )
 

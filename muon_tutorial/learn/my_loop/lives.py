@@ -134,14 +134,10 @@ def start(
     Raises:
         RankFailedError: a rank failed for another reason than the kill that the job asks for.
     """
+    ranks, arguments = grid[0] * grid[1], (grid, folder, job, port, echo)
     try:
         done = launch(
-            reference.train,
-            grid[0] * grid[1],
-            args=(grid, folder, job, port, echo),
-            backend=backend,
-            timeout=timeout,
-            output="quiet",
+            reference.train, ranks, args=arguments, backend=backend, timeout=timeout, output="quiet"
         )
     except RankFailedError:
         attempts = read(folder, job).attempts
@@ -152,22 +148,14 @@ def start(
 
 
 def live(
-    dp: int,
-    tp: int,
-    job: Job,
-    port: Port = REFERENCE,
-    *,
-    again: tuple[int, int] | None = None,
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    dp: int, tp: int, job: Job, port: Port = REFERENCE, *, backend: str = "gloo", timeout: float = PATIENCE
 ) -> RunLife | None:
     """A run whose last rank is killed, and which resumes on another grid; None if the port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
     if not start(folder, (dp, tp), victim, port, backend=backend, timeout=timeout):
         return None
     keep_copy(folder)
-    grid = again or other_grid(dp, tp)
-    written = start(folder, grid, job, port, echo=True, backend=backend, timeout=timeout)
+    written = start(folder, other_grid(dp, tp), job, port, echo=True, backend=backend, timeout=timeout)
     return read(folder, job) if written else None
 
 
@@ -216,14 +204,8 @@ def companions(life: RunLife, port: Port = REFERENCE, backend: str = "gloo") -> 
     again, fresh = new_folder(), new_folder()
     name, first = f"step-{life.job.every:08d}", life.attempts[0]
     shutil.copytree(life.left / name, again / CHECKPOINTS / name)
-    launch(
-        _train_both,
-        first.ranks,
-        args=(first.grid, [again, fresh], life.job, port),
-        backend=backend,
-        timeout=PATIENCE,
-        output="quiet",
-    )
+    arguments = (first.grid, [again, fresh], life.job, port)
+    launch(_train_both, first.ranks, args=arguments, backend=backend, timeout=PATIENCE, output="quiet")
     return Companions(read(again, life.job), read(fresh, life.job))
 
 
@@ -249,12 +231,6 @@ def final(life: RunLife) -> dict[str, Tensor]:
 def tensor_files(life: RunLife) -> int:
     """The number of files with tensors in the first checkpoint."""
     return len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp")))
-
-
-def loaded_alike(life: RunLife) -> bool:
-    """Whether the new ranks began with the same bits as the saved state."""
-    saved = opened(life.left, life.last.begin)
-    return same_bits(saved, opened(life.folder / ECHO, life.last.begin))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
-"""Lesson 16: the way from a notebook to a cluster, as lanes, and which of them this project has run.
+"""Pictures of lesson 16: lanes from a notebook to a cluster, comparisons, and a run's life as a film.
 
-The lanes' text is defined here once; tests compare it with the commands that the lesson runs.
+The lanes' text is defined here once; tests compare it with the commands that the lesson runs. In the film,
+ranks are lanes, steps are ticks, checkpoints are diamonds.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from matplotlib.axes import Axes
 
-from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
-from ..pictures.picture import Picture, blank, finish, rectangle, write
-from .lives import BitsReport
+from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL, rank_colour
+from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..widgets.shell import Shell, play
+from .lives import Attempt, BitsReport, RunLife
 from .trials import PlainReport
 
 COLUMNS = ("it starts with", "ranks meet", "messages go by")
@@ -46,34 +49,30 @@ def hero() -> Picture:
     """The lanes from a laptop to a cluster; differences from the lane above are marked."""
     right = _LEFT + len(COLUMNS) * _ACROSS
     width, height = right + 94, _TOP + len(LANES) * (_DOWN + 8) + 74
-    figure, axes = blank(width, height)
-    write(axes, 14, 22, "The same four functions of yours, from a laptop to a cluster", 14, weight="bold")
-    for number, title in enumerate((*COLUMNS, "run by us")):
-        write(axes, _LEFT + number * _ACROSS + 6, 52, title, 12, color=QUIET)
+    title = "The same four functions of yours, from a laptop to a cluster"
+    figure, axes = blank(width, height, title, 14, 22, 14)
+    for number, name in enumerate((*COLUMNS, "run by us")):
+        write(axes, _LEFT + number * _ACROSS + 6, 52, name, 12, color=QUIET)
     for number, lane in enumerate(LANES):
-        _draw_lane(axes, lane, LANES[number - 1] if number else lane, _TOP + number * (_DOWN + 8))
+        top, above = _TOP + number * (_DOWN + 8), LANES[number - 1] if number else lane
+        write(axes, 14, top + _DOWN / 2, lane.name, 12, weight="bold", linespacing=1.3)
+        for column, (text, before) in enumerate(zip(lane.cells, above.cells, strict=True)):
+            left, fill = _LEFT + column * _ACROSS, MARKED if text != before else CARD
+            rectangle(axes, left, top, _ACROSS - 6, _DOWN, fill, linewidth=1.0)
+            write(axes, left + 8, top + _DOWN / 2, text, 12, linespacing=1.3)
+        left = _LEFT + len(COLUMNS) * _ACROSS
+        if lane.ran:
+            write(axes, left + 8, top + _DOWN / 2, "yes", 12)
+        else:
+            box = {"facecolor": CARD, "edgecolor": INK, "pad": 2.5, "linewidth": 0.6}
+            rectangle(axes, left, top, 80, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
+            write(axes, left + 10, top + _DOWN / 2, "never", 12, color=WRONG, weight="bold", bbox=box)
     write(axes, 14, height - 56, f"in every lane the same: {LOOP}", 12.5, weight="bold")
     rectangle(axes, 14, height - 30, 22, 16, MARKED)
     write(axes, 44, height - 22, "differs from the lane above", 12)
     rectangle(axes, 320, height - 30, 22, 16, EMPTY, hatch="////", edgecolor=QUIET)
     write(axes, 350, height - 22, "never run by this project", 12)
     return finish(figure, "my_loop-hero", say_lanes())
-
-
-def _draw_lane(axes: Axes, lane: Lane, above: Lane, top: float) -> None:
-    write(axes, 14, top + _DOWN / 2, lane.name, 12, weight="bold", linespacing=1.3)
-    for number, (text, before) in enumerate(zip(lane.cells, above.cells, strict=True)):
-        left = _LEFT + number * _ACROSS
-        fill = MARKED if text != before else CARD
-        rectangle(axes, left, top, _ACROSS - 6, _DOWN, fill, linewidth=1.0)
-        write(axes, left + 8, top + _DOWN / 2, text, 12, linespacing=1.3)
-    left = _LEFT + len(COLUMNS) * _ACROSS
-    if lane.ran:
-        write(axes, left + 8, top + _DOWN / 2, "yes", 12)
-    else:
-        rectangle(axes, left, top, 80, _DOWN, EMPTY, hatch="////", edgecolor=QUIET, linewidth=0)
-        write(axes, left + 10, top + _DOWN / 2, "never", 12, color=WRONG, weight="bold",
-              bbox={"facecolor": CARD, "edgecolor": INK, "pad": 2.5, "linewidth": 0.6})  # fmt: skip
 
 
 def say_lanes() -> str:
@@ -96,8 +95,7 @@ def say_lanes() -> str:
 
 def draw_too_early(report: PlainReport) -> Picture:
     """The parameters that an optimizer steps if it was made before the model was cut."""
-    figure, axes = blank(860, 214)
-    write(axes, 14, 20, "Made too early: two sets of parameters", 12.5, weight="bold")
+    figure, axes = blank(860, 214, "Made too early: two sets of parameters", 14, 20, 12.5)
     rows = {
         "the model's, cut": ("gradient", MARKED, 54),
         "the optimizer's, old": ("no gradient", EMPTY, 122),
@@ -107,7 +105,7 @@ def draw_too_early(report: PlainReport) -> Picture:
         for number in range(report.parameters):
             left = 200 + number * 108
             rectangle(axes, left, top, 102, 40, fill, linewidth=1.0)
-            write(axes, left + 51, top + 20, mark, 11, ha="center")
+            centred(axes, left + 51, top + 20, mark)
     said = f"a step moves {report.moved} of the model's parameters, and raises no error"
     write(axes, 14, 188, said, 12, weight="bold", color=WRONG)
     alt = (
@@ -119,23 +117,156 @@ def draw_too_early(report: PlainReport) -> Picture:
 
 def draw_bits(report: BitsReport) -> Picture:
     """For each comparison of bits, the number of equal tensors as a bar."""
-    figure, axes = blank(880, 60 + 44 * len(report.rows))
-    write(axes, 14, 20, "The same bits on both grids?", 12.5, weight="bold")
+    figure, axes = blank(880, 60 + 44 * len(report.rows), "The same bits on both grids?", 14, 20, 12.5)
     said = []
     for number, row in enumerate(report.rows):
         top = 44 + number * 44
         write(axes, 14, top + 14, f"{row.name}: {row.what}", 12)
         rectangle(axes, 440, top, 120, 28, EMPTY, linewidth=1.0)
-        rectangle(
-            axes,
-            440,
-            top,
-            120 * row.alike / row.tensors,
-            28,
-            RIGHT_FILL if row.is_same else WRONG_FILL,
-            linewidth=1.0,
-        )
+        fill = RIGHT_FILL if row.is_same else WRONG_FILL
+        rectangle(axes, 440, top, 120 * row.alike / row.tensors, 28, fill, linewidth=1.0)
         count = f"{row.alike} of {row.tensors} tensors"
         write(axes, 572, top + 14, count + ("" if row.is_same else f", off by {row.furthest:.0e}"), 12)
         said.append(f"{row.name}, {row.what}: the same bits in {count}.")
     return finish(figure, "my_loop-bits", " ".join(said))
+
+
+_FILM_LEFT, _FILM_TOP, _LANE, _GAP, _CURVE = 190, 60, 24, 46, 150
+
+
+@dataclass(frozen=True, slots=True)
+class LifeMoment:
+    """One event: its attempt, what happens, and after how many steps of the run."""
+
+    attempt: int
+    what: str
+    step: int
+
+
+def moments(life: RunLife) -> list[LifeMoment]:
+    """The events of a life, in order: begin, step, save, kill."""
+    found = []
+    for number, attempt in enumerate(life.attempts):
+        found.append(LifeMoment(number, "begin", attempt.begin))
+        for step in attempt.losses:
+            found.append(LifeMoment(number, "step", step + 1))
+            if step + 1 in attempt.saved:
+                found.append(LifeMoment(number, "save", step + 1))
+        if attempt.killed is not None:
+            found.append(LifeMoment(number, "kill", attempt.killed[1]))
+    return found
+
+
+def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shell | Picture:
+    """The film of a life; only its last picture if no kernel runs."""
+    last = len(moments(life)) - 1
+    draw = partial(draw_life, life, undisturbed)
+    return play(draw, last, draw(moment=last), live, interval=600)
+
+
+def draw_life(life: RunLife, undisturbed: RunLife, moment: int, name: str = "my_loop-life") -> Picture:
+    """A life up to and including a moment, and its loss; the thin line is the undisturbed run's loss."""
+    done = moments(life)[: moment + 1]
+    tops = [_FILM_TOP]
+    for attempt in life.attempts:
+        tops.append(tops[-1] + attempt.ranks * _LANE + _GAP)
+    tick = min(48.0, 590 / life.job.steps)
+    figure, axes = blank(round(_FILM_LEFT + life.job.steps * tick + 110), round(tops[-1] + _CURVE + 36))
+    for number, attempt in enumerate(life.attempts):
+        mine = [each for each in done if each.attempt == number]
+        if mine:
+            _draw_attempt(axes, attempt, mine, tops[number], tick)
+    _draw_losses(axes, life, undisturbed, done, tops[-1] - 6, tick)
+    write(axes, 14, 20, _title(life, done[-1]), 12.5, weight="bold")
+    return finish(figure, name, say_moment(life, undisturbed, moment))
+
+
+def _title(life: RunLife, now: LifeMoment) -> str:
+    attempt = life.attempts[now.attempt]
+    grid = f"{attempt.grid[0]} × {attempt.grid[1]}"
+    again = "again " if any(now.step <= before.end for before in life.attempts[: now.attempt]) else ""
+    return {
+        "begin": f"{attempt.ranks} ranks begin, dp × tp = {grid}, at step {now.step}",
+        "step": f"step {now.step - 1} is done {again}on {grid}",
+        "save": f"saved after {now.step} steps",
+        "kill": f"rank {attempt.killed[0] if attempt.killed else ''} is killed after {now.step} steps",
+    }[now.what]
+
+
+def _draw_attempt(axes: Axes, attempt: Attempt, mine: list[LifeMoment], top: float, tick: float) -> None:
+    dp, tp = attempt.grid
+    grid = f"dp × tp = {dp} × {tp}"
+    write(axes, 14, top - 12, grid, 11, color=QUIET)
+    steps = [each.step - 1 for each in mine if each.what == "step"]
+    is_dead = mine[-1].what == "kill"
+    for rank in range(attempt.ranks):
+        y = top + rank * _LANE
+        write(axes, 14, y + _LANE / 2, f"rank {rank}  (dp {rank // tp}, tp {rank % tp})", 11)
+        for step in steps:
+            x = _FILM_LEFT + step * tick
+            rectangle(axes, x, y + 2, tick - 3, _LANE - 4, rank_colour(rank), linewidth=0.7)
+        if is_dead and attempt.killed is not None:
+            x, is_victim = _FILM_LEFT + attempt.killed[1] * tick + 9, rank == attempt.killed[0]
+            mark, colour, weight = ("killed", WRONG, "bold") if is_victim else ("ended", QUIET, "normal")
+            write(axes, x, y + _LANE / 2, f"✕ {mark}", color=colour, weight=weight)
+    bottom = top + attempt.ranks * _LANE + 11
+    begun_at = _FILM_LEFT + attempt.begin * tick - 3
+    axes.plot([begun_at, begun_at], [top - 4, bottom], color=INK, linewidth=1.4)
+    if attempt.begin:
+        axes.plot(begun_at, top - 8, marker="D", markersize=6, color=INK)
+        write(axes, begun_at + 8, top - 9, f"loads step {attempt.begin}", 11)
+    for each in mine:
+        if each.what == "save":
+            x = _FILM_LEFT + each.step * tick - 3
+            axes.plot(x, bottom, marker="D", markersize=7, color=INK)
+            write(axes, x + 8, bottom, f"{each.step}", 11, color=QUIET)
+
+
+def _draw_losses(
+    axes: Axes, life: RunLife, undisturbed: RunLife, done: list[LifeMoment], top: float, tick: float
+) -> None:
+    reference = undisturbed.last.losses
+    every = [*reference.values(), *(loss for each in life.attempts for loss in each.losses.values())]
+    low, high = min(every), max(every)
+
+    def at(step: int, loss: float) -> tuple[float, float]:
+        share = (round(loss, 3) - low) / ((high - low) or 1.0)
+        return _FILM_LEFT + (step + 0.5) * tick, top + 14 + (1 - share) * (_CURVE - 30)
+
+    rectangle(axes, _FILM_LEFT - 3, top, life.job.steps * tick, _CURVE, CARD, linewidth=0.6, edgecolor=EMPTY)
+    write(axes, 14, top + 18, "loss", 12, weight="bold")
+    write(axes, 14, top + 40, "line: undisturbed", 11, color=QUIET)
+    write(axes, 14, top + 60, "○ lost with the kill", 11, color=QUIET)
+    write(axes, 14, top + 80, "● what counts", 11, color=QUIET)
+    axes.plot(
+        *zip(*(at(step, loss) for step, loss in reference.items()), strict=True), color=QUIET, linewidth=1
+    )
+    for each in done:
+        if each.what == "step":
+            attempt, step = life.attempts[each.attempt], each.step - 1
+            is_lost = any(
+                after.begin <= step for after in life.attempts[each.attempt + 1 : done[-1].attempt + 1]
+            )
+            x, y = at(step, attempt.losses[step])
+            size = 9 if is_lost else 5
+            axes.plot(x, y, "o", markersize=size, markerfacecolor="none" if is_lost else INK, color=INK)
+    for step in range(life.job.steps):
+        write(
+            axes, _FILM_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), 11, ha="center", color=QUIET
+        )
+    write(axes, 14, top + _CURVE + 12, "step", 11, color=QUIET)
+
+
+def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:
+    """A moment in words, with the loss so far and the undisturbed run's."""
+    done = moments(life)[: moment + 1]
+    now = done[-1]
+    saved = [each.step for each in done if each.what == "save"]
+    text = f"Moment {moment}: {_title(life, now)}. "
+    text += f"Checkpoints so far: {', '.join(map(str, saved)) or 'none'}. "
+    steps = [each for each in done if each.what == "step"]
+    if steps:
+        mine = life.attempts[steps[-1].attempt].losses[steps[-1].step - 1]
+        theirs = undisturbed.last.losses[steps[-1].step - 1]
+        text += f"The latest loss is {mine:.2f}; undisturbed it was {theirs:.2f}."
+    return text.strip()

@@ -21,6 +21,7 @@ from ... import CheckpointManager, MuonWithAdamW, build_mesh
 from ...errors import UsageError
 from ...launching.start_torchrun import die_at_once
 from ...worlds.live import gather_objects
+from ..my_muon.reference import load, save
 from . import tiny_job
 
 LR, ADAMW_LR, WEIGHT_DECAY, MAX_NORM = 0.02, 3e-3, 0.1, 0.25
@@ -40,25 +41,6 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRSche
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()
-
-
-def save(
-    manager: CheckpointManager, step: int, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler
-) -> None:
-    """Save after ``step`` steps. All ranks must call."""
-    extra = {"step": step, "scheduler": scheduler.state_dict()}
-    manager.save(step, model, optimizer, extra=extra)
-
-
-def load(
-    manager: CheckpointManager, model: nn.Module, optimizer: MuonWithAdamW, scheduler: LRScheduler
-) -> int:
-    """Resume from the newest checkpoint, if any; returns the first step. All ranks must call."""
-    if manager.latest_step() is None:
-        return 0
-    extra = manager.load(model, optimizer)
-    scheduler.load_state_dict(extra["scheduler"])
-    return extra["step"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Lesson 16 on real ranks: a plain loop gone wrong, a reader's port step by step, and one step on two grids.
+"""Lesson 16: a plain loop gone wrong, a reader's port step by step, one step on two grids, and traps.
 
 Each function that takes a rank is one rank's part. It reports what happened, and does not judge it.
 """
@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from ... import MuonWithAdamW, build_mesh
 from ...launching.launch import launch
+from ...learning_rate import adjusted_lr
 from ...worlds.live import gather_objects
 from . import plain_loop, port, tiny_job
 from .port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, factor_of
@@ -89,7 +90,12 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
         moved[name], said = _moved_too_early(make, mesh, seed)
         warned = said or warned
     whole = sum(parameter.numel() for parameter in model.parameters())
-    ratio = _clipped_alone(mesh, seed)
+    model = tiny_job.build(seed)
+    tiny_job.shard(model, mesh)
+    tiny_job.loss_of(model, 0, seed, mesh).backward()
+    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+    factor = MAX_NORM / max(MAX_NORM, math.sqrt(squares(grads)))
+    ratio = math.sqrt(sum(gather_objects(squares(grads) * factor**2))) / MAX_NORM
     return PlainReport(tuple(losses), mine / whole, moved, len(list(model.parameters())), warned, ratio)
 
 
@@ -107,15 +113,6 @@ def _moved_too_early(make: Callable[..., Any], mesh: DeviceMesh, seed: int) -> t
     now = [local(parameter) for parameter in model.parameters()]
     said = [str(each.message) for each in caught if "gradient" in str(each.message)]
     return sum(not torch.equal(*pair) for pair in zip(before, now, strict=True)), "".join(said[:1])
-
-
-def _clipped_alone(mesh: DeviceMesh, seed: int) -> float:
-    model = tiny_job.build(seed)
-    tiny_job.shard(model, mesh)
-    tiny_job.loss_of(model, 0, seed, mesh).backward()
-    grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-    factor = MAX_NORM / max(MAX_NORM, math.sqrt(squares(grads)))
-    return math.sqrt(sum(gather_objects(squares(grads) * factor**2))) / MAX_NORM
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -274,3 +271,59 @@ def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor
         name: (parameter.full_tensor() if isinstance(parameter, DTensor) else parameter).detach()
         for name, parameter in model.named_parameters()
     }
+
+
+PARTS = 64
+"""The number of partial gradients that are summed to show the loss of a dtype."""
+
+
+def say_traps(seed: int) -> str:
+    """The traps, one per line, with their numbers."""
+    named = dict(tiny_job.TinyModel().named_parameters())
+    by_shape = sum(parameter.ndim == 2 for parameter in named.values())
+    hidden = sum(name.startswith("layers") for name in named)
+    return "\n".join(
+        (
+            f"learning rate      a 64 × 16 matrix: lr × {_factor(None):.2f} as Muon has it, "
+            f"lr × {_factor('match_rms_adamw'):.2f} at AdamW's size",
+            f"weight decay       unless you say it: Muon {_default(torch.optim.Muon):g}, "
+            f"AdamW {_default(torch.optim.AdamW):g}",
+            f"embedding, head    two dimensions, too: by shape alone, Muon would take {by_shape} "
+            f"matrices, not {hidden}",
+            f"reduce dtype       {PARTS} gradients added in bfloat16: off by {_lost(seed):.1%} of the norm",
+            f"checkpoint keys    {_key()} becomes {_key(compiled=True)} under torch.compile",
+        )
+    )
+
+
+def _factor(adjust: str | None) -> float:
+    return float(adjusted_lr(1.0, adjust, (64, 16)))
+
+
+def _default(kind: type[torch.optim.Optimizer]) -> float:
+    return float(inspect.signature(kind).parameters["weight_decay"].default)
+
+
+def _lost(seed: int) -> float:
+    """The relative error of a sum of partial gradients in bfloat16."""
+    parts = [_gradient(step, seed) for step in range(PARTS)]
+    low = torch.zeros_like(parts[0], dtype=torch.bfloat16)
+    for part in parts:
+        low += part.bfloat16()
+    whole = torch.stack(parts).sum(0)
+    return float((low.float() - whole).norm() / whole.norm())
+
+
+def _gradient(step: int, seed: int) -> Tensor:
+    model = tiny_job.build(seed)
+    symbols, following = tiny_job.batch_of(step, seed)
+    nn.functional.cross_entropy(model(symbols), following).backward()
+    gradient = model.get_parameter("layers.0.up.weight").grad
+    assert gradient is not None
+    return gradient
+
+
+def _key(compiled: bool = False) -> str:
+    model: nn.Module = tiny_job.TinyModel()
+    found: Any = torch.compile(model) if compiled else model
+    return next(iter(found.state_dict()))

@@ -60,18 +60,15 @@ def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
 def try_it(folder: Path | None = None) -> str:
     """Complete the reader's file, try two steps of it on each grid of four ranks, and report the results."""
     mine, path = read_mine(folder), complete(folder)
-    lines = [say_whose(mine, "10"), *(_try_on(path, grid) for grid in GRIDS)]
+    lines = [say_whose(mine, "10")]
+    for dp, tp in GRIDS:
+        try:
+            found = launch(try_file, RANKS, args=(str(path), dp, tp), output="quiet", timeout=8.0)
+            said = next((wrong for wrong in found if wrong), "the bits of torch.optim.Muon")
+        except TutorialError as error:
+            said = first_line(error)
+        lines.append(f"dp={dp} × tp={tp}: {said}")
     return "\n".join(lines)
-
-
-def _try_on(path: Path, grid: tuple[int, int]) -> str:
-    where = f"dp={grid[0]} × tp={grid[1]}"
-    try:
-        found = launch(try_file, RANKS, args=(str(path), *grid), output="quiet", timeout=8.0)
-    except TutorialError as error:
-        return f"{where}: {first_line(error)}"
-    wrong = next((said for said in found if said), None)
-    return f"{where}: {wrong or 'the bits of torch.optim.Muon'}"
 
 
 def first_line(error: Exception) -> str:

@@ -125,7 +125,8 @@ def train(
         adamw.step()
         scheduler.step()
         means.append(muon.whole(muon._gather_slices(muon.mean)))
-        _write_wholes(hidden, muon.whole(muon.pack([piece.detach() for piece in pieces])))
+        for whole, fresh in zip(hidden, muon.whole(muon.pack([p.detach() for p in pieces])), strict=True):
+            whole.data.copy_(fresh)
         seconds.append(time.perf_counter() - began)
         if folder and (step + 1) % EVERY == 0:
             module.save(module.Checkpoints(folder), step + 1, model, both, scheduler)
@@ -155,12 +156,6 @@ def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> f
 def _grad(param: nn.Parameter) -> Tensor:
     assert param.grad is not None
     return param.grad
-
-
-def _write_wholes(hidden: Sequence[nn.Parameter], wholes: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for param, whole in zip(hidden, wholes, strict=True):
-            param.copy_(whole)
 
 
 def steps_alone(record: RunRecord, seed: int) -> list[Tensor]:
