@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
-from muon_tutorial.errors import MismatchError
 from muon_tutorial.optimizer import auto_recipes
 from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, kept_calibration
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
@@ -78,18 +77,6 @@ def test_ranks_in_one_process_take_the_same(strategy: str) -> None:
         give_gradients(params)
     world.run([muon.program() for muon in muons])
     assert all(all_equal([param.detach() for param in params], expected()) for params in ranks)
-
-
-def test_ranks_that_chose_differently_refuse_to_step() -> None:
-    world, ranks = LocalWorld(Grid.of(dp=2)), [weights(), weights()]
-    muons = [
-        Muon(params, strategy="owner", mesh=world.mesh(rank), orthogonalize="auto", calibration=found)
-        for (rank, params), found in zip(enumerate(ranks), [MIXED, calibration(*["gram"] * 3)], strict=True)
-    ]
-    for params in ranks:
-        give_gradients(params)
-    with pytest.raises(MismatchError, match="orthogonalize"):
-        world.run([muon.program() for muon in muons])
 
 
 def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:

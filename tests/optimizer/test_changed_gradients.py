@@ -65,12 +65,6 @@ def test_another_tensor_of_the_same_bits_is_another_gradient() -> None:
     assert_refused(ranks)
 
 
-def test_reading_changes_nothing() -> None:
-    ranks = readied("zero1")
-    assert gradient(ranks)[1].data.isfinite().all()
-    ranks.step()
-
-
 def test_a_process_alone_steps_by_the_gradients_that_it_sees() -> None:
     """It keeps nothing from ``ready_gradients()`` except the clipping, which is done in place."""
     weights = [torch.nn.Parameter(torch.ones(4, 6)) for _ in range(2)]

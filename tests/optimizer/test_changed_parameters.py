@@ -1,4 +1,4 @@
-"""After a host has changed parameters, the next step is right, or an error says what happened."""
+"""After a host has changed or replaced parameters, the next step is right, or an error says what happened."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from muon_tutorial import STRATEGIES, Grid, LocalWorld, Muon, MuonWithAdamW, launch
 from muon_tutorial.errors import StrategyError, UsageError
@@ -45,33 +45,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 1) ->
 
 def assert_same(model: nn.Module, other: nn.Module) -> None:
     assert all(map(torch.equal, model.parameters(), other.parameters()))
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_wrapped_by_activation_checkpointing(way: str | None) -> None:
-    ours, theirs = layers(), layers()
-    muon, stock = muon_of(ours, way), stock_of(theirs)
-    train(ours, muon)
-    ours[0] = checkpoint_wrapper(ours[0])
-    train(ours, muon)
-    train(theirs, stock, 1)
-    train(theirs, stock, 1)
-    assert_same(ours, theirs)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_frozen_and_unfrozen(way: str | None) -> None:
-    """A frozen matrix rests with its momentum; once it trains again, both go on."""
-    ours, theirs = layers(), layers()
-    theirs[0].requires_grad_(False)
-    ours[0].requires_grad_(False)
-    muon, stock = muon_of(ours, way), stock_of(theirs)
-    for frozen in (False, True, False):
-        for model, optimizer in ((ours, muon), (theirs, stock)):
-            train(model, optimizer)
-            model[0].requires_grad_(frozen)
-    assert not torch.equal(next(ours.parameters()), next(layers().parameters()))
-    assert_same(ours, theirs)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -130,47 +103,6 @@ def test_recut_in_place(way: str | None) -> None:
         UsageError, match=r"0\.weight had shape \(6, 8\) when its momentum began, and has \(3, 8\)"
     ):
         muon.step()
-
-
-def test_a_loaded_model_whose_parameters_are_new_is_told_by_the_first_step() -> None:
-    model = layers()
-    muon = muon_of(model, None)
-    model.load_state_dict(layers().state_dict(), assign=True)
-    for param in model.parameters():
-        param.grad = torch.ones_like(param)
-    with pytest.warns(UserWarning, match="no parameter of this Muon has a gradient: if the model was wra"):
-        muon.step()
-
-
-def shard_after_making(rank: int, way: str) -> tuple[list[str], str]:
-    """Make the optimizer over plain parameters, then apply FSDP2 without replacing the groups' parameters."""
-    model = layers()
-    muon = Muon(model.parameters(), lr=0.1)
-    if way == "stepped":
-        train(model, muon)
-    fully_shard(model)
-    model(torch.ones(2, 8)).sum().backward()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        muon.step()
-    said = [str(each.message) for each in caught]
-    muon.param_groups[0]["params"] = list(model.parameters())
-    try:
-        muon.step()
-    except UsageError as error:
-        return said, str(error)
-    return said, ""
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("way", ["new", "stepped"])
-def test_sharded_again(way: str) -> None:
-    for said, error in launch(shard_after_making, 2, args=(way,)):
-        if way == "new":
-            assert "no parameter of this Muon has a gradient" in said[0]
-            assert error == ""
-        else:
-            assert "2 parameters were replaced after they had been stepped" in error
 
 
 def frozen_first() -> tuple[nn.Sequential, MuonWithAdamW]:
@@ -302,3 +234,84 @@ def test_a_transposed_view_of_another_parameter_is_refused_where_its_update_woul
         return
     with pytest.raises(StrategyError, match=r"2\.weight and 0\.weight share memory"):
         muon_of(model, way)
+
+
+# Other parameters in the groups
+
+
+def give(params: list[nn.Parameter]) -> None:
+    for number, param in enumerate(params, start=1):
+        param.grad = torch.full_like(param, 0.1) + param.detach() * number
+
+
+def stocks_answer() -> list[Tensor]:
+    """The weights after one step of the single-process optimizer."""
+    params = list(layers().parameters())
+    give(params)
+    torch.optim.Muon(params, lr=0.1).step()
+    return [param.detach() for param in params]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_parameters_put_in_before_the_first_step_are_stepped(strategy: str) -> None:
+    model = layers()
+    muon = muon_of(model, strategy)
+    others = list(copy.deepcopy(model).parameters())
+    muon.param_groups[0]["params"] = others
+    give(others)
+    muon.step()
+    assert all(map(torch.equal, others, stocks_answer()))
+
+
+@pytest.mark.parametrize("strategy", [None, "owner"])
+def test_parameters_put_in_later_are_refused_since_their_momentum_would_be_lost(strategy: str | None) -> None:
+    model = layers()
+    params, muon = list(model.parameters()), muon_of(model, strategy)
+    give(params)
+    muon.step()
+    muon.param_groups[0]["params"] = [nn.Parameter(param.detach().clone()) for param in params]
+    with pytest.raises(UsageError, match="2 parameters were replaced after they had been stepped"):
+        muon.step()
+
+
+def swap_as_accelerate_does(rank: int) -> list[Tensor]:
+    """Make the optimizer over plain parameters, apply FSDP2, and put its parameters into the groups."""
+    model = layers()
+    muon = Muon(model.parameters(), lr=0.1)
+    fully_shard(model)
+    params = list(model.parameters())
+    muon.param_groups[0]["params"] = params
+    give(params)
+    muon.step()
+    return [param.full_tensor() for param in params if isinstance(param, DTensor)]
+
+
+@pytest.mark.live
+def test_fsdp2s_parameters_put_in_by_a_host_give_the_single_processs_bits() -> None:
+    for found in launch(swap_as_accelerate_does, 2):
+        assert len(found) == 2
+        assert all(map(torch.equal, found, stocks_answer()))
+
+
+def test_what_was_frozen_is_known_after_a_host_has_replaced_it() -> None:
+    """Accelerate with FSDP2 replaces the model's parameters and then the optimizer's."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 3))
+    model[0].requires_grad_(False)
+    both = MuonWithAdamW.from_model(model, lr=0.1)
+    others = {
+        param: nn.Parameter(param.detach().clone(), param.requires_grad) for param in model.parameters()
+    }
+    for module in model:
+        for name, param in list(module.named_parameters()):
+            setattr(module, name, others[param])
+    for group in both.param_groups:
+        group["params"] = [others[param] for param in group["params"]]
+    model[0].requires_grad_(True)
+    model(torch.ones(2, 4)).sum().backward()
+    before = [param.detach().clone() for param in model.parameters()]
+    with pytest.warns(UserWarning, match=r"0\.weight, 0\.bias: frozen when this optimizer"):
+        both.step()
+    assert list(map(torch.equal, model.parameters(), before)) == [True] * 2 + [False] * 4
+    both.add_param_group({"params": list(model[0].parameters())})
+    both.step()
+    assert not any(map(torch.equal, model.parameters(), before))

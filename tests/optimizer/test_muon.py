@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -181,15 +180,6 @@ def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
     first, second = muon.step(closure), muon.step(closure)
     assert first == 3
     assert second < first
-
-
-def test_step_hooks_are_called() -> None:
-    (param,) = matrices([(2, 3)])
-    muon, seen = Muon([param]), []
-    muon.register_step_pre_hook(lambda *_: seen.append("before"))
-    muon.register_step_post_hook(lambda *_: seen.append("after"))
-    run([param], muon, range(1))
-    assert seen == ["before", "after"]
 
 
 def test_parameters_without_a_gradient_are_left_alone() -> None:
@@ -381,15 +371,6 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     muon.load_state_dict(muon.state_dict())
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_step_alike(duplicate) -> None:
-    params = matrices(SHAPES[4:9])
-    muon = Muon(params, lr=0.05)
-    run(params, muon, range(2))
-    others, other = duplicate((params, muon))
-    assert_steps_alike(range(2, 4), params, muon, others, other)
-
-
 def test_the_signature_starts_with_torchs() -> None:
     ours = list(inspect.signature(Muon).parameters.values())
     stock = list(inspect.signature(torch.optim.Muon).parameters.values())
@@ -470,29 +451,6 @@ def test_sparse_gradients_are_refused_before_anything_changes() -> None:
     with pytest.raises(UsageError, match=r"sparse one of shape \(4, 3\)"):
         Muon([first, second]).step()
     assert torch.equal(first, before)
-
-
-def test_readying_clips_by_the_norm_of_all() -> None:
-    params, others = matrices(SHAPES[4:9]), matrices(SHAPES[4:9])
-    give_gradients(params, 0)
-    give_gradients(others, 0)
-    norm = Muon(params[:3]).ready_gradients(max_norm=1.0, rest=params[3:])
-    assert norm is not None
-    assert torch.equal(norm, torch.nn.utils.clip_grad_norm_(others, 1.0))
-    assert all(torch.equal(gradient(one), gradient(other)) for one, other in zip(params, others, strict=True))
-
-
-def test_gradients_are_ready_until_they_change_and_as_they_were_without_a_norm() -> None:
-    params = matrices([(2, 3)])
-    muon = Muon(params)
-    give_gradients(params, 0)
-    before = gradient(params[0]).clone()
-    for change in (muon.step, muon.guard.gradients_changed, muon.zero_grad):
-        assert muon.ready_gradients() is None
-        assert torch.equal(gradient(params[0]), before)
-        assert muon.guard.gradients_ready
-        change()
-        assert not muon.guard.gradients_ready
 
 
 @pytest.mark.parametrize("max_norm", [0.0, -1.0, float("nan")])

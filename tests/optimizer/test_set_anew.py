@@ -24,6 +24,11 @@ def set_the_groups(muon: Muon) -> None:
     muon.param_groups = [{**group, "lr": 0.5} for group in muon.param_groups]
 
 
+def halve_the_rate(muon: Muon) -> None:
+    """Write into a group, as schedulers do."""
+    muon.param_groups[0]["lr"] *= 0.5
+
+
 def set_one_group(muon: Muon) -> None:
     muon.param_groups[0] = {**muon.param_groups[0], "momentum": 0.5}
 
@@ -75,6 +80,7 @@ def on_ranks(strategy: str, edit: Callable[[Muon], None], when: int) -> Ranks:
 @pytest.mark.parametrize(
     ("edit", "when"),
     [
+        (halve_the_rate, 2),
         (set_the_groups, 2),
         (set_one_group, 2),
         (clear_the_state, 2),
