@@ -78,11 +78,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "test_real_processes_equal_single_process[2]": "four ranks; two are in the equality table",
         "test_real_processes_equal_single_process[8]": "four ranks; eight are in the equality table",
     },
-    "test_wheel.py": {
-        "test_mypy_sees_its_types": (
-            "the wheel's list of files, py.typed among them; mypy reads the same sources beside the tests"
-        ),
-    },
     "training/test_two_nodes.py": {
         "test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one": (
             "a rank killed on one node ends with the same bits, in training/test_restarts.py"

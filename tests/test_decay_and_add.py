@@ -10,7 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.optim._muon import _adjust_lr
 
 from muon_tutorial.decay_and_add import ShardRange, decay_and_add
 from muon_tutorial.errors import UsageError
@@ -151,17 +150,6 @@ def test_the_momentum_without_nesterov_is_the_buffer_itself_in_its_own_dtype() -
     buffer, grad = torch.zeros(2, 3), normal(2, 3, seed=0, dtype=torch.bfloat16)
     assert momentum_update(buffer, grad, 0.9, nesterov=True).dtype == torch.float32
     assert torch.equal(buffer, torch.zeros(2, 3).lerp(grad.float(), 1 - 0.9))
-
-
-@pytest.mark.parametrize("adjust_lr_fn", [None, "original", "match_rms_adamw"])
-@pytest.mark.parametrize("shape", [(1, 9), (9, 1), (8, 8), (12, 5), (5, 12)], ids=str)
-@pytest.mark.parametrize("lr", [0.02, torch.tensor(0.02)], ids=["float", "tensor"])
-def test_the_adjusted_lr_is_torchs(
-    adjust_lr_fn: str | None, shape: tuple[int, int], lr: float | Tensor
-) -> None:
-    ours, torchs = adjusted_lr(lr, adjust_lr_fn, shape), _adjust_lr(lr, adjust_lr_fn, torch.Size(shape))  # type: ignore[arg-type]
-    assert ours == torchs
-    assert type(ours) is type(torchs)
 
 
 @pytest.mark.parametrize(

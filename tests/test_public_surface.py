@@ -30,22 +30,17 @@ def test_the_public_names_are_found_and_no_other() -> None:
         getattr(muon_tutorial, "Moun")  # noqa: B009, a name that mypy would refuse
 
 
-def test_the_optimizer_is_imported_without_the_other_rooms() -> None:
-    code = "import sys; from muon_tutorial import Muon; print(*sys.modules)"
+def test_the_optimizer_brings_no_other_rooms_and_few_lines() -> None:
+    code = "import sys; from muon_tutorial import Muon\nfor name, module in sys.modules.items(): "
+    code += "print(name, getattr(module, '__file__', ''), sep='=')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = {tuple(name.split(".")[:2]) for name in done.stdout.split()}
-    rooms = {name[1] for name in names if name[0] == "muon_tutorial" and len(name) > 1}
+    files = dict(line.split("=") for line in done.stdout.splitlines())
+    ours = {name: Path(file) for name, file in files.items() if name.split(".")[0] == "muon_tutorial"}
+    rooms = {name.split(".")[1] for name in ours if "." in name}
     assert "optimizer" in rooms
     assert not rooms & {"checkpoint", "evidence", "learn", "timing", "training", "cli"}
-    assert ("matplotlib",) not in names
-
-
-def test_the_optimizer_brings_few_lines() -> None:
-    code = "import sys; from muon_tutorial import Muon; print(*[m.__file__ for m in sys.modules.values() if "
-    code += "m.__name__.startswith('muon_tutorial')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    lines = sum(len(Path(file).read_text(encoding="utf-8").splitlines()) for file in done.stdout.split())
-    assert lines <= 10_700
+    assert "matplotlib" not in files
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in ours.values()) <= 10_700
 
 
 def test_the_package_by_itself_imports_nothing() -> None:

@@ -40,11 +40,6 @@ if __name__ == "__main__":
             print(its_place == place and torch.equal(weight, alone))
 """
 
-TYPED_USE = """
-from muon_tutorial import Muon
-reveal_type(Muon([]))
-"""
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -97,12 +92,3 @@ def test_ranks_take_a_step_from_it_with_no_compiler_and_no_checkout_in_reach(
     assert done.stderr == ""
     assert Path(place) == installed_in(python) / "__init__.py"
     assert same == ["True"] * (4 if sys.platform == "linux" else 2)
-
-
-@pytest.mark.slow
-def test_mypy_sees_its_types(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "user.py").write_text(TYPED_USE)
-    options = ["--config-file=", "--follow-imports=silent", "--python-executable", python]
-    done = bare.run([sys.executable, "-m", "mypy", *options, "user.py"], cwd=tmp_path)
-    assert 'Revealed type is "muon_tutorial.optimizer.muon.Muon"' in done.stdout, done.stdout + done.stderr
-    assert done.returncode == 0

@@ -131,18 +131,8 @@ def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
     assert found[1].name == "group 0, parameter 0[part 1]"
 
 
-def test_parts_of_a_parameter_stored_in_out_are_columns() -> None:
-    groups: Groups = [
-        {"params": [weight(4, 6)], "parts": (2, 4), "transposed": True},
-        {"params": [weight(4, 6)], "parts": 3, "transposed": True},
-        {"params": [weight(2, 3, 4)], "parts": "stack", "transposed": True},
-    ]
-    found = describe_matrices(groups, Grid.of().at(0), None)
-    assert [matrix.sides for matrix in found] == [(4, 2), (4, 4), (4, 3), (4, 3), (3, 4), (3, 4)]
-    assert [matrix.box(Grid.of().at(0)).offset for matrix in found[:2]] == [(0, 0), (0, 0)]
-    assert found[1].part is not None
-    assert found[1].part.offset == (0, 2)
-    groups[0]["parts"] = (2, 2)
+def test_parts_that_do_not_split_the_columns_of_a_parameter_stored_in_out_are_refused() -> None:
+    groups: Groups = [{"params": [weight(4, 6)], "parts": (2, 2), "transposed": True}]
     with pytest.raises(UsageError, match=r"parts=\(2, 2\) does not split the 6 columns"):
         describe_matrices(groups, Grid.of().at(0), None)
 

@@ -9,10 +9,9 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from muon_tutorial import STRATEGIES, Bucket, Coordinate, DistMeta, Grid, Matrix, Shard, zero1
-from muon_tutorial.plan.bucket import buffer_key, fill_buckets, padded
+from muon_tutorial.plan.bucket import buffer_key, fill_buckets
 from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.plan.strategies import ROUND_BYTES
 
@@ -184,10 +183,3 @@ def test_a_straddling_column_parallel_matrix_by_hand() -> None:
         DistMeta("second", (4, 2), (4, 4), 1, 0, 0, (6, 14), (0, 7)),
     )
     assert [plan.workers(index) for index in (0, 1)] == [(0, 1), (0, 1, 2, 3)]
-
-
-@given(st.integers(0, 50), st.integers(1, 9))
-def test_padded_is_the_next_multiple_and_never_nothing(size: int, multiple: int) -> None:
-    assert padded(size, multiple) % multiple == 0
-    assert size <= padded(size, multiple) <= size + multiple
-    assert padded(size, multiple) >= multiple

@@ -73,10 +73,6 @@ def test_a_coordinate_reads_as_a_mapping_and_says_where_it_is() -> None:
     assert (str(at.grid), str(Grid.of())) == ("dp=2 × tp=3", "1 rank")
 
 
-def test_equal_places_are_one_key() -> None:
-    assert len({Grid.of(dp=2).at(1), Grid.of(dp=2).at(1), Grid.of(tp=2).at(1)}) == 2
-
-
 @pytest.mark.parametrize(
     ("axes", "sizes", "said"),
     [

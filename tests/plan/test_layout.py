@@ -22,11 +22,6 @@ PARTS = st.integers(1, 5)
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> Box:
-    return Box(*(tuple(draw(st.integers(0, 7)) for _ in range(2)) for _ in range(2)))
-
-
-@st.composite
 def cuts(draw: st.DrawFn, shape: tuple[int, int], parts: int) -> Shard:
     dim = draw(st.sampled_from((0, 1)))
     return Shard(dim, draw(st.none() | hand_cuts(shape[dim], parts)))
@@ -45,34 +40,6 @@ ROUTES = st.builds(Route, st.lists(HOPS, max_size=4).map(tuple), st.just(torch.b
 
 def elements(box: Box) -> set[tuple[int, ...]]:
     return set(itertools.product(*(range(cut.start, cut.stop) for cut in box.slices)))
-
-
-@given(boxes(), boxes())
-@settings(deadline=None)
-def test_overlap_holds_what_both_hold(one: Box, other: Box) -> None:
-    assert elements(one.overlap(other)) == elements(one) & elements(other)
-    assert one.overlap(other) == other.overlap(one)
-    assert one.overlap(one) == one
-    assert one.overlap(other).numel == len(elements(one) & elements(other))
-
-
-@given(boxes(), boxes())
-@settings(deadline=None)
-def test_seen_from_undoes_shifted(box: Box, frame: Box) -> None:
-    assert box.shifted(frame.offset).seen_from(frame) == box
-    assert box.seen_from(frame).shifted(frame.offset) == box
-    assert box.seen_from(box).offset == (0, 0)
-
-
-@given(SHAPES, st.data())
-@settings(deadline=None)
-def test_a_box_seen_from_its_frame_indexes_the_frames_tensor(
-    shape: tuple[int, int], data: st.DataObject
-) -> None:
-    x = torch.arange(shape[0] * shape[1]).view(shape)
-    frame = shard_box(shape, data.draw(cuts(shape, 3)), 1, 3)
-    inner = shard_box(shape, data.draw(cuts(shape, 2)), 0, 2).overlap(frame)
-    assert torch.equal(x[frame.slices][inner.seen_from(frame).slices], x[inner.slices])
 
 
 @given(SHAPES, PARTS, st.data())
@@ -134,14 +101,6 @@ def test_runs_of_nothing_of_a_whole_matrix_and_of_whole_rows_have_no_box_or_one(
     assert run_boxes((0, 4), 0, 0) == run_boxes((4, 0), 0, 0) == run_boxes((3, 3), 5, 5) == ()
     assert run_boxes((4, 3), 0, 12) == (Box((0, 0), (4, 3)),)
     assert run_boxes((4, 3), 3, 9) == (Box((1, 0), (2, 3)),)
-
-
-@given(HOPS)
-@settings(deadline=None)
-def test_the_inverse_of_a_hop_swaps_its_ends(hop: Hop) -> None:
-    assert (hop.inverse.src, hop.inverse.dst) == (hop.dst, hop.src)
-    assert (hop.inverse.axis, hop.inverse.shape) == (hop.axis, hop.shape)
-    assert hop.inverse.inverse == hop
 
 
 @pytest.mark.parametrize(("kept", "said"), [(Shard(0), "reduce_scatter"), (Owned(1), "reduce")])

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muon_tutorial import Bucket, Coordinate, Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
-from muon_tutorial.engine.collective import Label, Walk
+from muon_tutorial import Grid, LocalWorld, Matrix, Shard, owner, round_robin, zero1
+from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.hops import view
-from muon_tutorial.engine.pieces import Pieces
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.plan.assign import gram_cost, longest_first, newton_schulz_cost
@@ -121,32 +118,6 @@ def test_a_worker_gets_the_matrix_and_its_answer_comes_home(
                 assert torch.equal(came[slice(*held.in_buffer)], left[slice(*held.in_buffer)])
 
 
-@pytest.mark.parametrize("variant", [name for name in VARIANTS if name.startswith("owner")])
-@given(data=st.data())
-@settings(deadline=None, max_examples=50)
-def test_boxes_one_by_one_arrive_as_they_do_in_a_flat_buffer(variant: str, data: st.DataObject) -> None:
-    case = data.draw(cases(any_cuts))
-    for bucket in case.plan(VARIANTS[variant]).buckets:
-        LocalWorld(case.grid).run([out_and_back_one_by_one(bucket, at) for at in case.places])
-
-
-def out_and_back_one_by_one(bucket: Bucket, at: Coordinate) -> Walk:
-    """Send boxes out, negate the whole matrices, and send them back."""
-    boxes = Pieces(torch.bfloat16, torch.device("cpu"))
-    for entry in bucket.entries:
-        boxes.put(entry.matrix.index, numbered(entry.matrix)[entry.matrix.box(at).slices].bfloat16())
-    boxes = yield from travel(boxes, bucket.compute, at, HERE)
-    for entry, desk in zip(bucket.entries, bucket.work_slices(at), strict=True):
-        if desk is not None:
-            whole = boxes.take(desk)
-            assert torch.equal(whole, numbered(entry.matrix).bfloat16())
-            boxes.put(entry.matrix.index, -whole)
-    boxes = yield from travel(boxes, bucket.compute.inverse, at, HERE)
-    for held in bucket.buffer_slices(bucket.storage_layout, at):
-        matrix = held.entry.matrix
-        assert torch.equal(boxes.take(held), -numbered(matrix)[matrix.box(at).slices].bfloat16())
-
-
 @every_variant
 @given(case=cases(), data=st.data())
 @settings(deadline=None, max_examples=20)
@@ -155,20 +126,6 @@ def test_the_order_in_which_matrices_are_listed_does_not_matter(
 ) -> None:
     shuffled = Case(tuple(data.draw(st.permutations(case.matrices))), case.grid, case.round_bytes)
     assert shuffled.plan(VARIANTS[variant]) == case.plan(VARIANTS[variant])
-
-
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 3))
-@settings(deadline=None, max_examples=100)
-def test_longest_first_stays_within_four_thirds_of_the_best_assignment(
-    costs: list[int], positions: int
-) -> None:
-    def makespan(owners: Sequence[int]) -> int:
-        return max(
-            sum(c for c, owner in zip(costs, owners, strict=True) if owner == p) for p in range(positions)
-        )
-
-    best = min(makespan(owners) for owners in product(range(positions), repeat=len(costs)))
-    assert makespan(longest_first(costs, [0] * positions)) <= best * 4 / 3
 
 
 @given(cases())
@@ -189,18 +146,6 @@ def test_owners_can_be_named() -> None:
         owner(three, Grid.of(dp=2, tp=2), assign=[0, 4, 0])
 
 
-def test_what_a_step_must_find_in_the_gradients_is_stated() -> None:
-    one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
-    assert {
-        name: find_builder(name)(one, grid).expects for name in ("zero1", "layerwise", "replicated", "owner")
-    } == {
-        "zero1": "local",
-        "layerwise": "local",
-        "replicated": "averaged",
-        "owner": "averaged",
-    }
-
-
 def test_unknown_strategies_and_options_are_named() -> None:
     one, grid = [Matrix(0, "m", (4, 4))], Grid.of(dp=2)
     with pytest.raises(
@@ -216,10 +161,6 @@ def test_unknown_strategies_and_options_are_named() -> None:
         round_robin(one, grid, back="scatter")  # type: ignore[arg-type]
     with pytest.raises(StrategyError, match="got 'lottery'"):
         owner(one, grid, assign="lottery")  # type: ignore[arg-type]
-
-
-def test_a_builder_is_its_own_strategy() -> None:
-    assert find_builder(zero1) is zero1
 
 
 def test_zero1_refuses_axes_over_which_nobody_would_average() -> None:

@@ -119,13 +119,6 @@ def test_pending_is_what_each_waiting_rank_has_asked_for() -> None:
     assert held == {2: [2.0, 2.0], 3: [3.0, 3.0]}
 
 
-def test_a_rank_that_was_answered_waits_no_more() -> None:
-    world = LocalWorld(Grid.of(dp=2))
-    world.start([program(add(rank)) for rank in range(2)])
-    assert world.advance() is not None
-    assert world.pending == {}
-
-
 def test_observers_see_every_ranks_requests_as_they_are_issued() -> None:
     seen: list[tuple[int, str]] = []
     world = LocalWorld(Grid.of(dp=2), observers=[lambda request, at: seen.append((at.rank, str(request)))])
