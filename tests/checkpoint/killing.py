@@ -1,4 +1,4 @@
-"""Savers that are killed at the n-th file system call, or at any time.
+"""Savers that are killed at the n-th file system call.
 
 A saver is forked from the test's own process, so a hundred of them take seconds.
 """
@@ -97,15 +97,3 @@ def forked(save: Callable[[], object], signal_at: int | None = None, signum: int
 def end_of(child: int) -> int:
     """Wait for a saver; returns one of the codes above, or minus the signal that killed it."""
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_after(save: Callable[[], object], seconds: float) -> int:
-    """Have a saver kill itself by a timer; returns how it ended."""
-
-    def timed() -> None:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        save()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-    return end_of(forked(timed))

@@ -100,14 +100,6 @@ def test_a_file_more_or_less_is_found(saved: Path, pair: Pair, tmp_path: Path) -
     assert "holds __1_0.distcp, which is not part of the checkpoint" in refusal(tmp_path / "more", pair)
 
 
-def test_files_in_each_others_place_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
-    shutil.copytree(saved, tmp_path / "a")
-    (tmp_path / "a" / "extra.pt").rename(tmp_path / "a" / "x")
-    (tmp_path / "a" / "__0_0.distcp").rename(tmp_path / "a" / "extra.pt")
-    (tmp_path / "a" / "x").rename(tmp_path / "a" / "__0_0.distcp")
-    assert "is damaged" in refusal(tmp_path / "a", pair)
-
-
 def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_never_a_mixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

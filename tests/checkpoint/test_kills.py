@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from muon_tutorial.errors import CheckpointError, RankFailedError
 from muon_tutorial.launching.launch import launch
 
 from ..configs.setups import error_of
-from .killing import SAVED, counted, end_of, forked, killed_after, passed_by
+from .killing import SAVED, counted, end_of, forked, passed_by
 from .models import Pair, bits, fresh, same, trained
 
 Bits = dict[str, Tensor]
@@ -165,26 +164,6 @@ def test_a_kill_at_any_point_leaves_the_old_or_the_new(name: str, tmp_path: Path
     print(f"{name}: killed at {count} points")
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("name", SCENES)
-def test_a_kill_at_any_time_leaves_the_old_or_the_new(name: str, count: int, tmp_path: Path) -> None:
-    scene, draw = SCENES[name], random.Random(f"times {name}")
-    had = prepared(scene, tmp_path / "template")
-    shutil.copytree(tmp_path / "template", tmp_path / "timed")
-    begun = time.perf_counter()
-    scene.save(tmp_path / "timed", NEW)
-    usual = time.perf_counter() - begun
-    for number in range(count):
-        folder = tmp_path / str(number)
-        shutil.copytree(tmp_path / "template", folder)
-        end = killed_after(
-            lambda folder=folder: scene.save(folder, NEW),  # type: ignore[misc]
-            draw.uniform(0.02, 1.1) * usual,
-        )
-        assert end in (SAVED, -signal.SIGALRM)
-        check_old_or_new(scene, folder, had, told_saved=end == SAVED)
-
-
 def stopped_within(save: Callable[[], object], point: int) -> int:
     """Start a saver that stops at a point; returns its process id."""
     child = forked(save, point, signal.SIGSTOP)
@@ -204,8 +183,15 @@ def points_under_lock(scene: Scene, root: Path) -> tuple[int, int]:
     return [name for name, _ in passed].index("flock") + 2, unlocks[-1]
 
 
-@pytest.mark.parametrize("end", ["goes on", "is killed"])
-@pytest.mark.parametrize("name", ["fresh", "in place of another", "a third step"])
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        ("fresh", "goes on"),
+        ("in place of another", "is killed"),
+        ("a third step", "goes on"),
+        ("a third step", "is killed"),
+    ],
+)
 def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_path: Path) -> None:
     scene = SCENES[name]
     first, last = points_under_lock(scene, tmp_path)

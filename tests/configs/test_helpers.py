@@ -8,21 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial.callbacks.create_configs import create_processgroup_config
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.worlds.live import build_mesh
 
 from ..test_strategies import VARIANTS
-from .models import Block, Experts
 from .oracle import Oracle, counted
-from .setups import HELPERS, HIDDEN, MATRICES, SETUPS, WIDTH, batch, error_of, full, hidden, learn, mlp
+from .setups import HELPERS, MATRICES, SETUPS, error_of, full, hidden, mlp
 
 STEPS = 3
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1}
@@ -124,42 +121,6 @@ def test_zero1_refuses_parameters_that_ddp_averages_already() -> None:
             assert kind == "StrategyError"
             assert refusal.startswith("group 0, parameter 0 belongs to a DistributedDataParallel module")
         assert other == ("nothing", "")
-
-
-def run_experts(rank: int) -> tuple[list[str], dict[str, int]]:
-    """A layer of experts, and a router that all ranks hold: two optimizers, each with the config for its
-    parameters. The gradient of the router is averaged by hand."""
-    mesh = build_mesh({"ep": dist.get_world_size()})
-    group = mesh.get_group("ep")
-    torch.manual_seed(3)
-    model = Experts(WIDTH, HIDDEN, group)  # the router is the same on all ranks
-    torch.manual_seed(7 + rank)
-    model.expert = Block(WIDTH, HIDDEN)
-    both = {
-        "router": (hidden(model.router), create_processgroup_config(dp_pg=group)),
-        "expert": (hidden(model.expert), create_processgroup_config(ep_pg=group)),
-    }
-    oracle = Oracle(hidden(model), full, **OPTIONS)
-    muons = {name: Muon(each, **OPTIONS, distributed_config=config) for name, (each, config) in both.items()}
-    counts = dict.fromkeys(muons, 0)
-    for step in range(STEPS):
-        learn(model, batch(step, rank))
-        assert model.router.weight.grad is not None
-        dist.all_reduce(model.router.weight.grad, group=group)
-        oracle.step()
-        for name, muon in muons.items():
-            with counted() as counter:
-                muon.step()
-            counts[name] += counter.call_count
-    return oracle.differences(), counts
-
-
-@pytest.mark.live
-def test_experts_and_their_router_are_each_orthogonalized_once() -> None:
-    by_rank = launch(run_experts, 3)
-    assert [wrong for wrong, _ in by_rank] == [[], [], []]
-    assert sum(counts["router"] for _, counts in by_rank) == STEPS
-    assert [counts["expert"] for _, counts in by_rank] == [2 * STEPS] * 3
 
 
 STACK = (6, 5, 4)

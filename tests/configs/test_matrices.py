@@ -352,36 +352,3 @@ def differing(at: dict[str, int], config: DistributedConfig) -> list[int]:
 def test_plain_tensors_cut_by_hand_equal_the_single_process() -> None:
     for found in launch(run_by_hand, 4):
         assert {case: wrong for case, wrong in found.items() if wrong} == {}
-
-
-# Unusual models and training runs.
-
-FEW: dict[str, tuple[tuple[int, int], ...]] = {
-    "one matrix": ((6, 10),),
-    "one far larger": ((4, 4), (96, 128), (4, 6), (2, 2)),
-}
-
-
-@pytest.mark.parametrize("shapes", FEW.values(), ids=FEW)
-@pytest.mark.parametrize("strategy", VARIANTS)
-def test_more_ranks_than_matrices_and_one_far_larger(
-    strategy: str, shapes: tuple[tuple[int, int], ...]
-) -> None:
-    grid = Grid.of(dp=8, tp=1)
-    made = [torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) for shape in shapes]
-    alone = [nn.Parameter(tensor.clone()) for tensor in made]
-    stock, world = torch.optim.Muon(alone, **OPTIONS), LocalWorld(grid)
-    ranks = []
-    for rank in grid.ranks:
-        params = [nn.Parameter(tensor.clone()) for tensor in made]
-        ranks.append((params, Muon(params, **OPTIONS, strategy=VARIANTS[strategy], mesh=world.mesh(rank))))
-    for step in range(3):
-        for params in (alone, *(params for params, _ in ranks)):
-            for index, param in enumerate(params):
-                param.grad = param.detach().sign() * 2.0 ** (step - index)
-            if step == 1 and len(params) > 1:  # the last matrix has no gradient on any rank
-                params[-1].grad = None
-        stock.step()
-        world.run([muon.program() for _, muon in ranks])
-    for params, _ in ranks:
-        assert all(map(torch.equal, params, alone))
