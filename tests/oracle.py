@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.plan.grid import Coordinate, Grid
@@ -37,6 +38,11 @@ UNEVEN = Case(
 
 
 SMALL = partial(zero1, round_bytes=400)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole of a DTensor, for which all ranks must call; or the tensor."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def whole_matrices(case: Case) -> list[Tensor]:
@@ -106,8 +112,9 @@ class Stock:
             self.muon.step()
 
 
+@cache
 def single_process(case: Case) -> list[torch.nn.Parameter]:
-    """The whole matrices after the steps of ``torch.optim.Muon``."""
+    """The whole matrices after the steps of ``torch.optim.Muon``; not to be written to."""
     stock = Stock(case)
     stock.steps(whole_gradients(case))
     return stock.params

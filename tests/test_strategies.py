@@ -14,9 +14,8 @@ from torch import Tensor
 
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Replicate, Shard
 from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import Builder, Plan, owner, zero1
+from muon_tutorial.plan.strategies import Builder, Plan, owner
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from .exhaustive import left_out
@@ -66,22 +65,6 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
 def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
     ranks = seated(grid, partial(VARIANTS[strategy], round_bytes=SMALL_BUCKETS), case)
-    ranks.steps(whole_gradients(case))
-    assert_own_parts(ranks.params, single_process(case), case, grid)
-
-
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
-@pytest.mark.parametrize("window", [1, 3])
-def test_options_do_not_matter(nesterov: bool, adjust_lr_fn: str, window: int) -> None:
-    case = replace(
-        UNEVEN,
-        nesterov=nesterov,
-        adjust_lr_fn=adjust_lr_fn,
-        cuts=(Shard(0), Replicate(), Shard(1)) * 2 + (Shard(0),),
-    )
-    grid = Grid.of(dp=2, tp=2)
-    ranks = seated(grid, partial(zero1, round_bytes=SMALL_BUCKETS), case, window=window)
     ranks.steps(whole_gradients(case))
     assert_own_parts(ranks.params, single_process(case), case, grid)
 

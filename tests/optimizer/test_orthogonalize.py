@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 from muon_tutorial import STRATEGIES, LocalWorld, Muon, UsageError
 from muon_tutorial.newton_schulz import YOU_JIACHENG
 from muon_tutorial.orthogonalizers import iterate
-from muon_tutorial.orthogonalizers.iterate import orthogonalize
+from muon_tutorial.orthogonalizers.iterate import RUN_BYTES, orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.step import orthogonalize as orthogonalize_step
@@ -86,20 +87,17 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def test_small_equal_matrices_are_stepped_in_stacks_to_the_bits_of_one_by_one(counted: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("run_bytes", "stacks"),
+    [(RUN_BYTES, [1, 3, 7]), (130_000, [1] * 5 + [3, 3])],  # the smaller: 3 of 48 × 64, 1 of 64 × 64
+)
+def test_small_equal_matrices_are_stepped_in_full_stacks_to_the_bits_of_one_by_one(
+    counted: list[int], run_bytes: int, stacks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iterate, "RUN_BYTES", run_bytes)
     stacked, alone = small_weights(), small_weights()
     stepped(Muon(stacked, orthogonalize="gram"), stacked, 1)
-    assert sorted(counted) == [1, 3, 7]
-    for param in alone:
-        stepped(Muon([param], orthogonalize="gram"), [param], 1)
-    assert all(torch.equal(*both) for both in zip(stacked, alone, strict=True))
-
-
-def test_a_stack_is_stepped_when_it_is_full(counted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iterate, "RUN_BYTES", 130_000)  # 3 of 48 × 64, 1 of 64 × 64
-    stacked, alone = small_weights(), small_weights()
-    stepped(Muon(stacked, orthogonalize="gram"), stacked, 1)
-    assert sorted(counted) == [1] * 5 + [3, 3]
+    assert sorted(counted) == stacks
     for param in alone:
         stepped(Muon([param], orthogonalize="gram"), [param], 1)
     assert all(torch.equal(*both) for both in zip(stacked, alone, strict=True))
@@ -113,35 +111,24 @@ def test_matrices_of_two_dtypes_are_stepped_apart(counted: list[int]) -> None:
 
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-def test_every_strategy_steps_small_matrices_in_stacks_to_one_process_bits(
-    strategy: str, counted: list[int]
+@pytest.mark.parametrize(
+    ("make", "name", "stack"),
+    [
+        (small_weights, "gram", 3),
+        (weights, "minimax", 1),
+        (weights, "minimax_bf16", 1),
+        (weights, "turbo", 1),
+    ],
+)
+def test_every_strategy_gives_one_process_bits(
+    strategy: str, make: Callable[[], list[torch.nn.Parameter]], name: str, stack: int, counted: list[int]
 ) -> None:
-    alone = small_weights()
-    stepped(Muon(alone, orthogonalize="gram"), alone)
+    """Also where it steps small matrices in stacks."""
+    alone = make()
+    stepped(Muon(alone, orthogonalize=name), alone)
     counted.clear()
     world = LocalWorld(Grid.of(dp=2))
-    ranks = [small_weights() for _ in range(2)]
-    muons = [
-        Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize="gram")
-        for rank, params in enumerate(ranks)
-    ]
-    for step in range(2):
-        for params in ranks:
-            for param in params:
-                param.grad = gradient(param, step)
-        world.run([muon.program() for muon in muons])
-    assert max(counted) >= 3
-    for params in ranks:
-        assert all(torch.equal(*both) for both in zip(params, alone, strict=True))
-
-
-@pytest.mark.parametrize("strategy", sorted(STRATEGIES))
-@pytest.mark.parametrize("name", ["minimax", "minimax_bf16", "turbo"])
-def test_every_strategy_gives_one_process_bits(strategy: str, name: str) -> None:
-    alone = weights()
-    stepped(Muon(alone, orthogonalize=name), alone)
-    world = LocalWorld(Grid.of(dp=2))
-    ranks = [weights() for _ in range(2)]
+    ranks = [make() for _ in range(2)]
     muons = [
         Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize=name)
         for rank, params in enumerate(ranks)
@@ -151,6 +138,7 @@ def test_every_strategy_gives_one_process_bits(strategy: str, name: str) -> None
             for param in params:
                 param.grad = gradient(param, step)
         world.run([muon.program() for muon in muons])
+    assert max(counted) >= stack
     for params in ranks:
         assert all(torch.equal(*both) for both in zip(params, alone, strict=True))
 
@@ -202,18 +190,3 @@ def test_memory_of_a_recipe_is_kept_between_steps_and_not_copied() -> None:
     stepped(muon, params)
     assert mesh.step.workspace.nbytes() == kept > 0
     assert copy.deepcopy(muon).param_groups[0]["orthogonalize"] == "minimax"
-
-
-@pytest.mark.parametrize("strategy", ["gram", "owner"])
-def test_a_name_set_wrong_between_steps_is_refused_before_anything_changes(strategy: str) -> None:
-    world = LocalWorld(Grid.of(dp=2))
-    ranks = [weights() for _ in range(2)]
-    muons = [Muon(params, strategy=strategy, mesh=world.mesh(rank)) for rank, params in enumerate(ranks)]
-    for muon, params in zip(muons, ranks, strict=True):
-        muon.param_groups[0]["orthogonalize"] = "fast"
-        for param in params:
-            param.grad = gradient(param, 0)
-    with pytest.raises(UsageError, match="orthogonalize must be"):
-        world.run([muon.program() for muon in muons])
-    assert all(torch.equal(*both) for both in zip(ranks[0], weights(), strict=True))
-    assert not any(muon.state[param]["momentum_buffer"].any() for muon in muons for param in muon.state)

@@ -37,6 +37,8 @@ from muon_tutorial.orthogonalizers.workspace import ALIGNMENT, Workspace
 
 SHAPES = [(1, 1), (1, 7), (9, 1), (8, 8), (37, 53), (65, 33), (64, 64), (100, 300)]
 LARGE = [(400, 400), (400, 900), (800, 390)]
+ALGORITHMS = [name for name in RECIPES if name not in ("polar_express", "cans")]
+"""These two differ from ``you_jiacheng`` only by their coefficients."""
 
 
 def matrix(*shape: int, seed: int = 0) -> Tensor:
@@ -93,8 +95,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [*SHAPES, (128, 128), (400, 500)], ids=str)
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("shape", [*SHAPES, (128, 128), (390, 400)], ids=str)
 def test_a_stack_and_a_list_are_their_members_one_by_one(name: str, shape: tuple[int, int]) -> None:
     members = [matrix(*shape, seed=seed) * 10**seed for seed in range(3)]
     alone = [orthogonalize(member, RECIPES[name]) for member in members]
@@ -104,7 +106,7 @@ def test_a_stack_and_a_list_are_their_members_one_by_one(name: str, shape: tuple
     assert all(torch.equal(mixed[place], its) for place, its in zip((0, 2, 3), alone, strict=True))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("shape", [(4, 4), (16, 32), (96, 96)], ids=str)
 def test_stacks_of_many_are_their_members_one_by_one(name: str, shape: tuple[int, int]) -> None:
     # In bf16, a batched product rounds member 35 of 16 × 32 differently from a plain one.
@@ -119,7 +121,7 @@ def test_a_stack_is_iterated_in_runs_that_fit_the_cache() -> None:
     assert RUN_BYTES // 2 < workspace.nbytes() <= RUN_BYTES
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("shape", [(40, 60), (3, 16, 32), (390, 400), (400, 1600)], ids=str)
 def test_what_the_workspace_held_before_leaves_no_trace(name: str, shape: tuple[int, ...]) -> None:
     workspace, G = Workspace(), matrix(*shape)
@@ -129,7 +131,7 @@ def test_what_the_workspace_held_before_leaves_no_trace(name: str, shape: tuple[
     assert torch.equal(orthogonalize(G, RECIPES[name], workspace=workspace), expected)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_strides_memory_and_dtype_of_the_input_leave_no_trace(name: str) -> None:
     G = matrix(60, 90)
     expected = orthogonalize(G, RECIPES[name])
@@ -141,7 +143,7 @@ def test_strides_memory_and_dtype_of_the_input_leave_no_trace(name: str) -> None
     assert expected.is_contiguous()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (2, 6, 9)], ids=str)
 def test_input_is_never_written(name: str, shape: tuple[int, ...]) -> None:
     for G in (matrix(*shape), matrix(*shape).bfloat16()):
@@ -190,7 +192,7 @@ def allocations(*known: Tensor) -> Iterator[list[int]]:
         yield mode.made
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)

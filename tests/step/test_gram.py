@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -69,6 +69,7 @@ def test_quality_is_stocks_within_the_stated_bound(found: list[Distance]) -> Non
             assert abs(one.mine.largest - one.stocks.largest) <= QUALITY_DIFFERENCE, one
 
 
+@cache
 def alone(case: Case, **settings: Any) -> list[Tensor]:
     """The whole matrices after the same steps in one process."""
     ranks = seated(Grid.of(), layerwise, replace(case, cuts=(Shard(0),) * len(case.shapes)), **settings)
