@@ -19,24 +19,22 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import DistributedConfig, Muon, MuonWithAdamW, build_mesh, create_dtensor_config, launch
 
+from ..oracle import whole
+
 LAYOUTS = {
-    "alone": 1,
-    "ddp": 2,
-    "fsdp2": 2,
-    "unnamed": 2,
-    "uneven": 3,
-    "tp": 2,
-    "fsdp2+tp": 4,
-    "hsdp": 4,
-    "tp, embedding": 2,
+    1: ("alone",),
+    2: ("ddp", "fsdp2", "unnamed", "tp", "tp, embedding"),
+    3: ("uneven",),
+    4: ("fsdp2+tp", "hsdp"),
 }
-"""The number of ranks of each layout."""
+"""The layouts by their number of ranks."""
+HOWS = ("nested", "flat", "full")
 
 
 def network() -> nn.Sequential:
@@ -92,10 +90,6 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> N
         optimizer.step()
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     found = {name: whole(param.detach()).clone() for name, param in model.named_parameters()}
     for name, param in model.named_parameters():
@@ -117,7 +111,7 @@ def saved_and_loaded(
         options = StateDictOptions(full_state_dict=True)
         weights = get_model_state_dict(model, options=options)
         moments = get_optimizer_state_dict(model, optimizer, options=options)
-        file = f"{folder}/{dist.get_rank()}.pt"
+        file = f"{folder} {dist.get_rank()}.pt"
         torch.save((weights, moments), file)
         weights, moments = torch.load(file, weights_only=True)
     else:
@@ -140,21 +134,25 @@ def as_accelerate_does(optimizer: torch.optim.Optimizer) -> None:
     optimizer.load_state_dict(optimizer.state_dict())
 
 
-def resume(rank: int, layout: str, kind: str, hows: tuple[str, ...], folder: str) -> dict[str, Stages]:
+Case = tuple[str, str, str]
+"""A layout, the kind of optimizer, and how its state is saved."""
+
+
+def resume(rank: int, cases: list[Case], folder: str) -> dict[Case, Stages]:
     """Take two steps, save as a host does, take two more; and take the same two after loading that."""
-    stages: dict[str, Stages] = {}
-    for how in hows:
+    stages: dict[Case, Stages] = {}
+    for layout, kind, how in cases:
         model = on(layout, network())
         optimizer = optimizer_of(model, kind)
         train(model, optimizer, range(2))
         other = on(layout, network())
         fresh = optimizer_of(other, kind)
         as_accelerate_does(fresh)
-        saved_and_loaded(how, folder, model, optimizer, (other, fresh))
+        saved_and_loaded(how, f"{folder}/{layout} {kind}", model, optimizer, (other, fresh))
         loaded = state_of(model, optimizer), state_of(other, fresh)
         train(model, optimizer, range(2, 4))
         train(other, fresh, range(2, 4))
-        stages[how] = (*loaded, state_of(model, optimizer), state_of(other, fresh))
+        stages[layout, kind, how] = (*loaded, state_of(model, optimizer), state_of(other, fresh))
     return stages
 
 
@@ -174,25 +172,18 @@ def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(tmp_path, layout: str) -> None:
-    hows = ("nested", "flat", "full")
-    for stages in launch(resume, LAYOUTS[layout], args=(layout, "pair", hows, str(tmp_path))):
-        for how in hows:
-            assert_resumed(
-                stages[how], f"{prefix(layout)}0.weight momentum_buffer", f"{prefix(layout)}0.bias exp_avg"
-            )
-
-
-def prefix(layout: str) -> str:
-    return "module." if layout == "ddp" else ""
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("kind", ["muon", "config"])
-def test_muon_by_itself_resumes_too(tmp_path, kind: str) -> None:
-    for stages in launch(resume, 2, args=("fsdp2", kind, ("flat",), str(tmp_path))):
-        assert_resumed(stages["flat"], "2.weight momentum_buffer")
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_training_resumes_to_the_bit_from_a_hosts_checkpoint(tmp_path, ranks: int) -> None:
+    """Also for Muon by itself, by placements and by a config."""
+    cases = [(layout, "pair", how) for layout in LAYOUTS[ranks] for how in HOWS]
+    alone = [("fsdp2", kind, "flat") for kind in ("muon", "config")] if ranks == 2 else []
+    for stages in launch(resume, ranks, args=([*cases, *alone], str(tmp_path)), timeout=60):
+        for layout, kind, how in cases:
+            prefix = "module." if layout == "ddp" else ""
+            moved = f"{prefix}0.weight momentum_buffer", f"{prefix}0.bias exp_avg"
+            assert_resumed(stages[layout, kind, how], *moved)
+        for case in alone:
+            assert_resumed(stages[case], "2.weight momentum_buffer")
 
 
 def save_slices(rank: int, folder: str) -> str:

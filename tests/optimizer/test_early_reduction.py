@@ -75,11 +75,11 @@ def trained(
 def compared(rank: int, axes: dict[str, int]) -> list[tuple[str, bool]]:
     world = LiveWorld(build_mesh(axes))
     found = []
-    for name, builder in BUILDERS.items():
-        for micro, max_norm in ((1, None), (3, None), (1, 0.01)):
-            late, early = (trained(world, builder, which, micro, max_norm) for which in (False, True))
-            same = all(torch.equal(one, other) for one, other in zip(late, early, strict=True))
-            found.append((f"{name}, {micro} micro-batches, max_norm={max_norm}", same))
+    plain: tuple[str, int, float | None] = ("zero1", 1, None)
+    for name, micro, max_norm in (plain, *((name, 3, 0.01) for name in BUILDERS)):
+        late, early = (trained(world, BUILDERS[name], which, micro, max_norm) for which in (False, True))
+        same = all(torch.equal(one, other) for one, other in zip(late, early, strict=True))
+        found.append((f"{name}, {micro} micro-batches, max_norm={max_norm}", same))
     return found
 
 
@@ -87,7 +87,7 @@ def compared(rank: int, axes: dict[str, int]) -> list[tuple[str, bool]]:
 @pytest.mark.parametrize("axes", [{"dp": 3}, {"dp": 2, "tp": 2}], ids=str)
 def test_early_and_late_reductions_give_the_same_bits(axes: dict[str, int]) -> None:
     for by_rank in launch(compared, Grid.of(**axes).world_size, args=(axes,), timeout=120):
-        assert len(by_rank) == 9
+        assert len(by_rank) == 4
         for case, same in by_rank:
             assert same, case
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,11 +14,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-from torch.distributed.tensor import DTensor
 from torch.optim import lr_scheduler
 
 from muon_tutorial import MuonWithAdamW, build_mesh, launch
-from muon_tutorial.errors import GradientError, UsageError
+from muon_tutorial.errors import UsageError
+
+from ..configs.setups import error_of
+from ..oracle import whole
 
 BIG = 3e38  # in fp32, twice this is infinity
 
@@ -125,7 +129,7 @@ def laid_out(layout: str) -> tuple[nn.Module, MuonWithAdamW]:
 
 
 def scaled_steps(
-    rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...], clip: bool = False
+    rank: int, layout: str, scaler_type: type, unscale: bool, overflow_on: tuple[int, ...], clip: bool
 ) -> tuple[Any, list[list[Tensor]]]:
     """A good step, one with infinity on some ranks, and a good one; returns the scale and all weights."""
     model, both = laid_out(layout)
@@ -143,64 +147,33 @@ def scaled_steps(
             norm = both.ready_gradients(1.0)
             assert norm is not None
             assert norm.isinf() == (step == 1)
-        try:
-            scaler.step(both)
-        except GradientError as error:
-            return str(error), found
+        kind, said = error_of(partial(scaler.step, both))
+        if kind == "GradientError":
+            return said, found
         scaler.update()
         found.append([whole(param.detach()).clone() for param in model.parameters()])
     return scaler.get_scale(), found
 
 
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("layout", "scaler", "unscale", "overflow_on"),
-    [
-        ("zero1", ShardedGradScaler, True, (1,)),
-        ("zero1", ShardedGradScaler, True, (0, 1)),
-        ("zero1", torch.amp.GradScaler, True, (0, 1)),
-        ("replicated", torch.amp.GradScaler, False, (0, 1)),
-        ("owner", torch.amp.GradScaler, True, (0, 1)),
-        ("fsdp2", torch.amp.GradScaler, False, (1,)),
-        ("hsdp", torch.amp.GradScaler, True, (1,)),
-        ("fsdp2", torch.amp.GradScaler, True, (1,)),
-    ],
-)
-def test_all_ranks_skip_a_step_that_overflowed(
-    layout: str, scaler: type, unscale: bool, overflow_on: tuple[int, ...]
-) -> None:
-    one, other = launch(scaled_steps, 2, args=(layout, scaler, unscale, overflow_on))
-    assert one[0] == other[0] == 1.0  # halved once
-    for weights in (one[1], other[1]):
-        assert all(map(torch.equal, weights[0], weights[1]))
-        assert not any(map(torch.equal, weights[1], weights[2]))
-    assert all(map(torch.equal, one[1][2], other[1][2]))
-
-
-def asked_of(rank: int, layout: str) -> bool:
-    return laid_out(layout)[1]._step_supports_amp_scaling
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(("layout", "skips"), [("zero1", True), ("owner", True), ("fsdp2", False)])
-def test_only_plain_gradients_leave_skipping_to_the_step(layout: str, skips: bool) -> None:
-    """For DTensors the scaler asks all ranks itself; Lightning refuses to clip if an optimizer may skip."""
-    assert launch(asked_of, 2, args=(layout,)) == [skips] * 2
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("layout", ["zero1", "owner"])
-def test_a_step_that_overflowed_is_skipped_after_clipping_too(layout: str) -> None:
-    overflow_on = (1,) if layout == "zero1" else (0, 1)
-    one, other = launch(scaled_steps, 2, args=(layout, ShardedGradScaler, True, overflow_on, True))
-    assert one[0] == other[0] == 1.0
-    assert all(map(torch.equal, one[1][0], one[1][1]))
-    assert not any(map(torch.equal, one[1][1], one[1][2]))
-    assert all(map(torch.equal, one[1][2], other[1][2]))
+Scaled = tuple[str, type, bool, tuple[int, ...], bool]
+SKIPPED: list[Scaled] = [
+    ("zero1", ShardedGradScaler, True, (1,), False),
+    ("zero1", ShardedGradScaler, True, (0, 1), False),
+    ("zero1", torch.amp.GradScaler, True, (0, 1), False),
+    ("replicated", torch.amp.GradScaler, False, (0, 1), False),
+    ("owner", torch.amp.GradScaler, True, (0, 1), False),
+    ("fsdp2", torch.amp.GradScaler, False, (1,), False),
+    ("hsdp", torch.amp.GradScaler, True, (1,), False),
+    ("fsdp2", torch.amp.GradScaler, True, (1,), False),
+    ("zero1", ShardedGradScaler, True, (1,), True),
+    ("owner", ShardedGradScaler, True, (0, 1), True),
+]
+REFUSED: dict[Scaled, tuple[int, str]] = {
+    ("zero1", torch.amp.GradScaler, True, (1,), False): (1, "found infinity on 1 of 2 ranks"),
+    ("zero1", torch.amp.GradScaler, False, (1,), False): (0, "may overflow on one rank alone"),
+}
+"""The steps taken before the refusal, and the refusal."""
+SKIPS_ITSELF = {"zero1": True, "owner": True, "fsdp2": False}
 
 
 def backward_after_readying(rank: int) -> str:
@@ -208,66 +181,19 @@ def backward_after_readying(rank: int) -> str:
     model(torch.ones(2, 6)).square().sum().backward()
     both.ready_gradients(1.0)
     model(torch.ones(2, 6)).square().sum().backward()
-    try:
-        both.step()
-    except GradientError as error:
-        return str(error)
-    return "stepped"
+    return error_of(both.step)[1]
 
 
-@pytest.mark.live
-def test_gradients_that_changed_after_they_were_readied_are_refused() -> None:
-    """Matrices would step by the old gradients, and AdamW's parameters by sums that differ between ranks."""
-    for said in launch(backward_after_readying, 2):
-        assert "call it once per step, after the last backward()" in said
-
-
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("unscale", "steps", "complaint"),
-    [(True, 1, "found infinity on 1 of 2 ranks"), (False, 0, "may overflow on one rank alone")],
-)
-def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(
-    unscale: bool, steps: int, complaint: str
-) -> None:
-    for answer, weights in launch(scaled_steps, 2, args=("zero1", torch.amp.GradScaler, unscale, (1,))):
-        assert complaint in answer
-        assert "ShardedGradScaler" in answer
-        assert len(weights) == steps
-
-
-def test_a_scaler_steps_and_skips_a_process_alone() -> None:
-    model = network()
-    both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    scaler.scale(model(torch.ones(2, 6)).sum() * BIG).backward()
-    before = [param.detach().clone() for param in model.parameters()]
-    scaler.step(both)
-    scaler.update()
-    assert all(map(torch.equal, before, model.parameters()))
-    assert scaler.get_scale() == 1.0
-
-
-def clip_zero1(rank: int, foreach: bool | None, name: str) -> str:
-    model, both = laid_out("zero1")
-    model(torch.ones(2, 6)).square().sum().backward()
-    try:
-        getattr(torch.nn.utils, name)(model.parameters(), 1.0, foreach=foreach)
-    except GradientError as error:
+def clip_zero1(rank: int) -> list[str]:
+    """The answers to clipping in each of torch's ways."""
+    heard = []
+    for clip, foreach in product((nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_), (None, True, False)):
+        model, both = laid_out("zero1")
+        model(torch.ones(2, 6)).square().sum().backward()
+        heard.append(error_of(partial(clip, model.parameters(), 1.0, foreach=foreach))[1])
         both.ready_gradients(1.0)
         both.step()
-        return str(error)
-    return "clipped"
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("foreach", [None, True, False])
-@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(
-    foreach: bool | None, name: str
-) -> None:
-    for answer in launch(clip_zero1, 2, args=(foreach, name)):
-        assert "call optimizer.ready_gradients(max_norm)" in answer
+    return heard
 
 
 def unfreeze_and_clip(rank: int) -> list[str]:
@@ -281,17 +207,110 @@ def unfreeze_and_clip(rank: int) -> list[str]:
         other.requires_grad_(False)
         model.requires_grad_(True)
         model(torch.ones(2, 6)).square().sum().backward()
-        try:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        except GradientError:
-            both.step()
-            heard.append("refused")
+        heard.append(error_of(partial(nn.utils.clip_grad_norm_, model.parameters(), 1.0))[0])
+        both.step()
     return heard
 
 
+def end_and_clip(rank: int) -> str:
+    """After the optimizer is deleted, its marks on parameters are gone too."""
+    model, both = laid_out("zero1")
+    del both
+    model(torch.ones(2, 6)).square().sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    return type(next(model.parameters()).grad).__name__
+
+
+def save_zero1(rank: int) -> list[str]:
+    model, both = laid_out("zero1")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        both.state_dict()  # before the first step there is nothing to lose
+        assert not caught
+        train(model, both)
+        both.state_dict()
+        both.state_dict()
+    return [str(warning.message) for warning in caught]
+
+
+def everything(rank: int) -> dict[Any, Any]:
+    """All cases in one launch, since each leaves the ranks in step."""
+    found: dict[Any, Any] = {case: scaled_steps(rank, *case) for case in (*SKIPPED, *REFUSED)}
+    found |= {layout: laid_out(layout)[1]._step_supports_amp_scaling for layout in SKIPS_ITSELF}
+    cases = (backward_after_readying, clip_zero1, unfreeze_and_clip, end_and_clip, save_zero1)
+    return found | {case.__name__: case(rank) for case in cases}
+
+
+Results = list[dict[Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return launch(everything, 2, timeout=60)
+
+
 @pytest.mark.live
-def test_clipping_is_refused_of_what_was_frozen_when_gradients_were_reset() -> None:
-    assert launch(unfreeze_and_clip, 2) == [["refused"] * 4] * 2
+@pytest.mark.parametrize("case", SKIPPED, ids=str)
+def test_all_ranks_skip_a_step_that_overflowed(results: Results, case: Scaled) -> None:
+    """Also after clipping."""
+    one, other = (of_rank[case] for of_rank in results)
+    assert one[0] == other[0] == 1.0  # halved once
+    for weights in (one[1], other[1]):
+        assert all(map(torch.equal, weights[0], weights[1]))
+        assert not any(map(torch.equal, weights[1], weights[2]))
+    assert all(map(torch.equal, one[1][2], other[1][2]))
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("layout", SKIPS_ITSELF)
+def test_only_plain_gradients_leave_skipping_to_the_step(results: Results, layout: str) -> None:
+    """For DTensors the scaler asks all ranks itself; Lightning refuses to clip if an optimizer may skip."""
+    assert [of_rank[layout] for of_rank in results] == [SKIPS_ITSELF[layout]] * 2
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_a_scaler_that_asks_one_rank_alone_is_refused_on_all(results: Results, case: Scaled) -> None:
+    steps, complaint = REFUSED[case]
+    for answer, weights in (of_rank[case] for of_rank in results):
+        assert complaint in answer
+        assert "ShardedGradScaler" in answer
+        assert len(weights) == steps
+
+
+@pytest.mark.live
+def test_gradients_that_changed_after_they_were_readied_are_refused(results: Results) -> None:
+    """Matrices would step by the old gradients, and AdamW's parameters by sums that differ between ranks."""
+    for of_rank in results:
+        assert "call it once per step, after the last backward()" in of_rank["backward_after_readying"]
+
+
+@pytest.mark.live
+def test_clipping_what_the_step_has_yet_to_average_is_refused_with_the_remedy(results: Results) -> None:
+    """Also if it was frozen when gradients were reset; but no longer once the optimizer is gone."""
+    for of_rank in results:
+        assert len(of_rank["clip_zero1"]) == 6
+        assert all("call optimizer.ready_gradients(max_norm)" in said for said in of_rank["clip_zero1"])
+        assert of_rank["unfreeze_and_clip"] == ["GradientError"] * 4
+        assert of_rank["end_and_clip"] == "Tensor"
+
+
+@pytest.mark.live
+def test_saving_one_ranks_slice_warns_once_and_names_the_remedy(results: Results) -> None:
+    for [said] in (of_rank["save_zero1"] for of_rank in results):
+        assert "save_checkpoint()" in said
+
+
+def test_a_scaler_steps_and_skips_a_process_alone() -> None:
+    model = network()
+    both = MuonWithAdamW.from_model(model, lr=0.1, adamw_lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler.scale(model(torch.ones(2, 6)).sum() * BIG).backward()
+    before = [param.detach().clone() for param in model.parameters()]
+    scaler.step(both)
+    scaler.update()
+    assert all(map(torch.equal, before, model.parameters()))
+    assert scaler.get_scale() == 1.0
 
 
 def test_schedulers_and_hooks_may_be_put_on_the_two_inside() -> None:
@@ -319,36 +338,3 @@ def test_a_first_step_of_what_is_frozen_is_no_cause_for_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, both)
-
-
-def end_and_clip(rank: int) -> str:
-    """After the optimizer is deleted, its marks on parameters are gone too."""
-    model, both = laid_out("zero1")
-    del both
-    model(torch.ones(2, 6)).square().sum().backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    return type(next(model.parameters()).grad).__name__
-
-
-@pytest.mark.live
-def test_gradients_are_marked_while_the_optimizer_lives() -> None:
-    assert launch(end_and_clip, 2) == ["Tensor", "Tensor"]
-
-
-def save_zero1(rank: int) -> list[str]:
-    model, both = laid_out("zero1")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        both.state_dict()  # before the first step there is nothing to lose
-        assert not caught
-        train(model, both)
-        both.state_dict()
-        both.state_dict()
-    return [str(warning.message) for warning in caught]
-
-
-@pytest.mark.live
-def test_saving_one_ranks_slice_warns_once_and_names_the_remedy() -> None:
-    for said in launch(save_zero1, 2):
-        assert len(said) == 1
-        assert "save_checkpoint()" in said[0]
