@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.errors import CheckpointError
@@ -26,7 +27,7 @@ from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
-from ..configs.setups import error_of
+from ..configs.setups import error_of, full
 
 Pair = tuple[nn.Module, MuonWithAdamW]
 
@@ -274,15 +275,6 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
             load_checkpoint(tmp_path / name, *fitted(Fit()))
 
 
-def test_a_lost_file_is_one_named_error(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "a", *fitted(Fit()))
-    model, both = fitted(Fit())
-    for file in (tmp_path / "a").glob("*.distcp"):
-        file.unlink()
-    with pytest.raises(CheckpointError, match=r"lacks its file __0_0\.distcp"):
-        load_checkpoint(tmp_path / "a", model, both)
-
-
 def test_ranks_that_share_a_process_are_refused(tmp_path: Path) -> None:
     model = Fit()
     muon = Muon([model.get_parameter("w")], strategy="zero1", mesh=LocalWorld(Grid.of(dp=2)).mesh(0))
@@ -340,7 +332,7 @@ def test_ranks_that_disagree_are_all_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert not (tmp_path / "values").exists()
 
 
-def save_under_zero1(rank: int, folder: str) -> None:
+def save_under_zero1(folder: str) -> None:
     model = Parts(seed=1)
     mesh = build_mesh(Grid.of(dp=dist.get_world_size()))
     both = pair_of(model, strategy=partial(zero1, round_bytes=300), mesh=mesh, tp_dim=None)
@@ -348,14 +340,53 @@ def save_under_zero1(rank: int, folder: str) -> None:
     save_checkpoint(folder, model, both)
 
 
+def layers(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+
+
+def save_without_a_named_mesh(folder: str) -> dict[str, Tensor]:
+    """Save after a step under ``fully_shard(model)``, which makes a mesh with unnamed dimensions."""
+    model = layers(0)
+    fully_shard(model)
+    optimizer = MuonWithAdamW.from_model(model, lr=0.1)
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    save_checkpoint(folder, model, optimizer)
+    return contents(model, optimizer)
+
+
+def contents(model: nn.Module, optimizer: MuonWithAdamW) -> dict[str, Tensor]:
+    """The whole parameters and their state."""
+    found = {name: full(param, param.detach()) for name, param in model.named_parameters()}
+    for name, param in model.named_parameters():
+        found |= {f"{name} {key}": full(param, value) for key, value in optimizer.state[param].items()}
+    return found
+
+
+def on_three_ranks(rank: int, root: str) -> dict[str, Tensor]:
+    save_under_zero1(f"{root}/zero1")
+    return save_without_a_named_mesh(f"{root}/unnamed")
+
+
 @pytest.mark.live
-def test_flat_slices_of_every_kind_of_parameter_are_read_by_stock_tools(tmp_path: Path) -> None:
-    launch(save_under_zero1, 3, args=(str(tmp_path / "a"),))
-    dcp_to_torch_save(tmp_path / "a", tmp_path / "whole.pt")
+def test_flat_slices_are_read_by_stock_tools_and_shards_without_a_named_mesh_by_a_process_alone(
+    tmp_path: Path,
+) -> None:
+    """Slices of every kind of parameter."""
+    [saved, *_] = launch(on_three_ranks, 3, args=(str(tmp_path),))
+    dcp_to_torch_save(tmp_path / "zero1", tmp_path / "whole.pt")
     whole = torch.load(tmp_path / "whole.pt", weights_only=False)
     model, both = trained()
     for name, param in model.named_parameters():
         assert torch.equal(whole[f"model.{name}"], param), name
         for entry, value in both.state[param].items():
             assert torch.equal(whole[f"optimizer.{name}.{entry}"], value), (name, entry)
-    assert_go_on_alike((model, both), loaded(tmp_path / "a"), range(2, 4))
+    assert_go_on_alike((model, both), loaded(tmp_path / "zero1"), range(2, 4))
+    plain = layers(1)
+    its = MuonWithAdamW.from_model(plain, lr=0.1)
+    load_checkpoint(tmp_path / "unnamed", plain, its)
+    found = contents(plain, its)
+    assert saved.keys() == found.keys()
+    assert saved["0.weight momentum_buffer"].any()
+    assert [name for name in saved if not torch.equal(saved[name], found[name])] == []
