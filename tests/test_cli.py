@@ -149,15 +149,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_in_one_line(
 
 
 @pytest.mark.live
-def test_a_terminal_without_our_signs_gets_the_table_too_and_no_check_asks_for_none(tmp_path: Path) -> None:
-    options = [*TINY, "--dp", "1", "--tp", "1", "--no-check", "--out", str(tmp_path / "run")]
-    done = python("-m", "muon_tutorial", "train", *options, PYTHONIOENCODING="ascii")
-    assert done.returncode == 0, done.stderr
-    assert "held-out loss" in done.stdout
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["check"] is None
-
-
-@pytest.mark.live
 @pytest.mark.parametrize("script", [["-m", "muon_tutorial", "train"], ["scripts/distributed_muon.py"]])
 def test_the_module_and_the_script_refuse_alike(script: list[str]) -> None:
     done = python(*script, "--strategy", "telepathy")
@@ -450,11 +441,14 @@ def torchrun(processes: int, *options: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.live
-def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
-    options = ["--steps", "9", "--dp", "2", "--tp", "2", "--out", str(tmp_path / "run")]
+def test_a_run_listens_on_loopback_alone_and_prints_its_table_without_our_signs_and_unchecked(
+    tmp_path: Path,
+) -> None:
+    options = ["--steps", "9", "--dp", "2", "--tp", "2", "--no-check", "--out", str(tmp_path / "run")]
     job = [sys.executable, "-m", "muon_tutorial", "train", *TINY, *options]
-    environ = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    run = psutil.Popen(job, cwd=ROOT, stderr=subprocess.DEVNULL, env=environ)
+    environ = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "OFF", "PYTHONIOENCODING": "ascii"}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
+    run = psutil.Popen(job, cwd=ROOT, env=environ, **pipes)
     heard: set[str] = set()
     while run.poll() is None:
         time.sleep(0.3)
@@ -465,3 +459,5 @@ def test_a_run_listens_on_loopback_alone(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert heard, "no rank was seen listening: the test looked past them"
     assert all(ipaddress.ip_address(address).is_loopback for address in heard), heard
+    assert "held-out loss" in run.communicate()[0]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["check"] is None

@@ -6,7 +6,6 @@ import ast
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +26,9 @@ LONG = Case(  # the first takes more than two of four slices, the second fits in
 )
 
 
+CASES = {"uneven": UNEVEN, "long": LONG}
+
+
 def local_gradients(case: Case, step: int, position: int) -> list[Tensor]:
     """One dp position's summands, with so few bits that sums are exact in any order."""
     made = torch.Generator().manual_seed(97 * step + position)
@@ -39,7 +41,12 @@ def averages(case: Case, dp: int) -> list[list[Tensor]]:
     return [[torch.stack(its).sum(0) / dp for its in zip(*places, strict=True)] for places in each]
 
 
-def on_one_rank(rank: int, case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
+def on_one_rank(rank: int) -> dict[tuple[str, str], tuple[list[Tensor], ...]]:
+    """All cases on all grids, in one launch."""
+    return {(name, str(grid)): stepped(CASES[name], grid) for name in CASES for grid in GRIDS}
+
+
+def stepped(case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
     """Step the page's weights and the package's with the same local gradients.
 
     Returns both, and the page's last averaged gradients.
@@ -63,11 +70,18 @@ def on_one_rank(rank: int, case: Case, grid: Grid) -> tuple[list[Tensor], ...]:
     return [param.detach() for param in mine], [param.detach() for param in theirs], averaged
 
 
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[tuple[str, str], tuple[list[Tensor], ...]]]:
+    return launch(on_one_rank, 4)
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("case", [UNEVEN, LONG], ids=["uneven", "long"])
-def test_every_rank_has_the_bits_of_zero1_and_of_one_process(case: Case, grid: Grid) -> None:
-    found = launch(partial(on_one_rank, case=case, grid=grid), grid.world_size)
+@pytest.mark.parametrize("name", CASES)
+def test_every_rank_has_the_bits_of_zero1_and_of_one_process(
+    ranks: list[dict[tuple[str, str], tuple[list[Tensor], ...]]], name: str, grid: Grid
+) -> None:
+    found, case = [of_rank[name, str(grid)] for of_rank in ranks], CASES[name]
     stock = Stock(case)
     full = averages(case, grid.size("dp"))
     stock.steps(full)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -139,8 +139,9 @@ def matrix(cut: str, index: int, step: int) -> Tensor:
     return torch.randint(-31, 32, SHAPES[cut][index], generator=made) * 2.0**-6
 
 
+@cache
 def by_stock(cut: str) -> list[Tensor]:
-    """The matrices after the single process's steps."""
+    """The matrices after the single process's steps; not to be written to."""
     params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
     stock = torch.optim.Muon(params, **OPTIONS)
     for step in range(1, STEPS + 1):
@@ -150,8 +151,9 @@ def by_stock(cut: str) -> list[Tensor]:
     return [param.detach() for param in params]
 
 
+@cache
 def by_gram_form(cut: str) -> list[Tensor]:
-    """The matrices after one process's steps with the Gram form."""
+    """The matrices after one process's steps with the Gram form; not to be written to."""
     params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
     muon = Muon(params, **OPTIONS, orthogonalize="gram")
     for step in range(1, STEPS + 1):

@@ -115,14 +115,6 @@ def run_replaced(rank: int) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(("run", "cases"), [(run_windows, 24), (run_helper_windows, 12), (run_replaced, 5)])
-def test_own_and_helpers_functions_give_the_single_process_bits(run: Callable, cases: int) -> None:
-    for found in launch(run, 2):
-        assert len(found) == cases
-        assert {case: wrong for case, wrong in found.items() if wrong} == {}
-
-
 def run_dtensors(rank: int) -> list[str]:
     """Differences for own functions on DTensors with uneven shards, gathered and returned as DTensors."""
     mesh = build_mesh({"fsdp": dist.get_world_size()})
@@ -152,11 +144,6 @@ def run_transposed(rank: int) -> list[bool]:
     return found
 
 
-@pytest.mark.live
-def test_configs_take_weights_stored_in_out() -> None:
-    assert launch(run_transposed, 2) == [[True] * 2 * len(SHAPES)] * 2
-
-
 def which(base: str) -> str:
     return f"{base.removesuffix('_later')}_fn"
 
@@ -176,17 +163,6 @@ def run_broken(rank: int) -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.live
-def test_a_broken_function_ends_in_a_named_error_on_every_rank() -> None:
-    by_rank = launch(run_broken, 2)
-    for name, (base, _, text) in functions.BROKEN.items():
-        for found in by_rank:
-            kind, said = found[name]
-            assert kind == "ConfigError", (name, said)
-            assert said.startswith(f"{which(base)}, for group 0, parameter 0 on rank "), said
-            assert text in said, said
-
-
 def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
     """The error of each wrong assignment as the optimizer is made, with own functions and with a helper's."""
     mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
@@ -195,15 +171,6 @@ def run_wrong_assignments(rank: int) -> dict[str, list[tuple[str, str]]]:
         wrong = [replace(made, assign_fn=mine) for made in configs]
         found[name] = [error_of(partial(Muon, own_params(True), distributed_config=made)) for made in wrong]
     return found
-
-
-@pytest.mark.live
-def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction() -> None:
-    for found in launch(run_wrong_assignments, 2):
-        for name, (_, kinds, text) in functions.WRONG_ASSIGNMENTS.items():
-            for kind, said in found[name]:
-                assert kind in kinds.split(", "), (name, kind, said)
-                assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)
 
 
 def named(params: list[torch.nn.Parameter]) -> list[tuple[str, torch.nn.Parameter]]:
@@ -234,7 +201,7 @@ def test_an_error_says_the_function_the_parameter_and_the_rank() -> None:
     assert "gather_fn of layers.1.weight" in said
 
 
-def run_diary(rank: int, prefetch_count: int, side_by_side: bool) -> list[str]:
+def run_diary(rank: int, prefetch_count: int) -> list[str]:
     """The calls of the user's functions on this rank, in order."""
     lines: list[str] = []
 
@@ -246,22 +213,12 @@ def run_diary(rank: int, prefetch_count: int, side_by_side: bool) -> list[str]:
         return call
 
     made = replace(config(True), gather_fn=told("gather"), redistribute_fn=told("redistribute"))
-    made = replace(made, prefetch_count=prefetch_count, async_gpu_parallelism=side_by_side)
+    made = replace(made, prefetch_count=prefetch_count, async_gpu_parallelism=False)
     params = own_params(True)
     muon = Muon(params, distributed_config=made)
     give(params, 1, True)
     muon.step()
     return lines
-
-
-@pytest.mark.live
-def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead() -> None:
-    sequence = [f"{name} {index}" for index in range(3) for name in ("gather", "redistribute")]
-    assert launch(run_diary, 2, args=(0, False)) == [sequence, sequence]
-    ahead = launch(run_diary, 2, args=(1, False))
-    assert ahead[0] == ahead[1]
-    assert ahead[0].index("gather 1") < ahead[0].index("redistribute 0")
-    assert ahead[0].index("gather 2") > ahead[0].index("redistribute 0")
 
 
 def run_debug_labels(rank: int) -> list[str]:
@@ -281,10 +238,77 @@ def run_debug_labels(rank: int) -> list[str]:
     return [label for label in labels if "flags" not in label]
 
 
+def everything(rank: int) -> dict[str, Any]:
+    """All cases of two ranks in one launch."""
+    cases = (
+        *(run_windows, run_helper_windows, run_replaced, run_transposed),
+        *(run_broken, run_wrong_assignments, run_debug_labels),
+    )
+    found = {case.__name__: case(rank) for case in cases}
+    return found | {"debug": run_diary(rank, 0), "ahead": run_diary(rank, 1)}
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, Any]]:
+    return launch(everything, 2, timeout=60)
+
+
 @pytest.mark.live
-def test_a_helpers_plan_says_in_debug_mode_which_parameter_it_is_at() -> None:
-    for labels in launch(run_debug_labels, 2):
-        assert labels == [
+@pytest.mark.parametrize(("run", "cases"), [(run_windows, 24), (run_helper_windows, 12), (run_replaced, 5)])
+def test_own_and_helpers_functions_give_the_single_process_bits(
+    results: list[dict[str, Any]], run: Callable, cases: int
+) -> None:
+    for found in (of_rank[run.__name__] for of_rank in results):
+        assert len(found) == cases
+        assert {case: wrong for case, wrong in found.items() if wrong} == {}
+
+
+@pytest.mark.live
+def test_configs_take_weights_stored_in_out(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
+        assert of_rank["run_transposed"] == [True] * 2 * len(SHAPES)
+
+
+@pytest.mark.live
+def test_a_broken_function_ends_in_a_named_error_on_every_rank(results: list[dict[str, Any]]) -> None:
+    by_rank = [of_rank["run_broken"] for of_rank in results]
+    for name, (base, _, text) in functions.BROKEN.items():
+        for found in by_rank:
+            kind, said = found[name]
+            assert kind == "ConfigError", (name, said)
+            assert said.startswith(f"{which(base)}, for group 0, parameter 0 on rank "), said
+            assert text in said, said
+
+
+@pytest.mark.live
+def test_a_wrong_assignment_ends_in_a_named_error_on_every_rank_at_construction(
+    results: list[dict[str, Any]],
+) -> None:
+    for found in (of_rank["run_wrong_assignments"] for of_rank in results):
+        for name, (_, kinds, text) in functions.WRONG_ASSIGNMENTS.items():
+            for kind, said in found[name]:
+                assert kind in kinds.split(", "), (name, kind, said)
+                assert text in said or "worked on at fsdp 1 to 1" in said, (name, said)
+
+
+@pytest.mark.live
+def test_debug_mode_is_strictly_sequential_and_prefetching_gathers_ahead(
+    results: list[dict[str, Any]],
+) -> None:
+    for of_rank in results:
+        assert of_rank["debug"] == [
+            f"{name} {index}" for index in range(3) for name in ("gather", "redistribute")
+        ]
+        ahead = of_rank["ahead"]
+        assert ahead.index("gather 1") < ahead.index("redistribute 0")
+        assert ahead.index("gather 2") > ahead.index("redistribute 0")
+    assert results[0]["ahead"] == results[1]["ahead"]
+
+
+@pytest.mark.live
+def test_a_helpers_plan_says_in_debug_mode_which_parameter_it_is_at(results: list[dict[str, Any]]) -> None:
+    for of_rank in results:
+        assert of_rank["run_debug_labels"] == [
             said
             for index in range(3)
             for said in (

@@ -25,15 +25,13 @@ from muon_tutorial.orthogonalizers.named import RECIPES
 from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
 from muon_tutorial.worlds.live import build_mesh
 
+from ..oracle import whole
+
 STEPS = 3
 
 
 def made(shape: Sequence[int], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def differing(

@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from muon_tutorial import Grid, LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
-from muon_tutorial.errors import GradientError, MismatchError, TutorialError, UsageError
+from muon_tutorial.errors import GradientError, MismatchError, UsageError
 from muon_tutorial.guard.guard import State
 from muon_tutorial.plan.strategies import STRATEGIES
 
+from ..configs.setups import error_of
 from ..oracle import UNEVEN, assert_own_parts, seated, single_process, whole_gradients
 
 
@@ -256,15 +257,16 @@ def other_lengths(rank: int) -> dict[str, str]:
         for muon in muons[::-1] if rank else muons:
             muon.step()
 
-    return {case.__name__: heard(case) for case in (head, other_order)}
+    def other_number() -> object:
+        up, down = nn.Linear(6, 8), nn.Linear(8, 6)
+        muon = Muon([("up", up.weight)], strategy="zero1", mesh=mesh)
+        return MuonWithAdamW(muon, torch.optim.AdamW([up.bias, *([down.bias] if rank else [])]))
+
+    return {case.__name__: heard(case) for case in (head, other_order, other_number)}
 
 
 def heard(case: Callable[[], object]) -> str:
-    try:
-        case()
-    except TutorialError as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+    return ": ".join(error_of(case))
 
 
 @pytest.mark.live
@@ -272,6 +274,8 @@ def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
     for found in launch(other_lengths, 2):
         assert found["head"].startswith("MismatchError: ranks would step differently: the parameters' dim")
         assert "which Muon of this mesh it is" in found["other_order"]
+        assert "the parameters' dimensions, group by group," in found["other_number"]
+        assert "ranks 0 and 1 differ" in found["other_number"]
 
 
 def uncut_along_tp(rank: int) -> str:

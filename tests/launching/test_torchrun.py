@@ -62,11 +62,12 @@ def wait_until_one_is_stopped(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-def test_restarted_ranks_meet_and_a_killed_one_was_named_in_one_line() -> None:
+def test_restarted_ranks_meet_with_a_timeout_and_a_killed_one_was_named_in_one_line() -> None:
     with started("kill", 20.0, "--max-restarts=1") as agent:
         said, _ = agent.communicate(timeout=100)
     assert agent.returncode == 0, said
     assert said.count("attempt 0 sum 2") == said.count("attempt 1 sum 2") == 2
+    assert said.count("cpu {60.0} True True") == 4, said
     assert "exitcode: -9) local_rank: 1" in said  # from torchrun's own report
     assert "Traceback" not in said
 

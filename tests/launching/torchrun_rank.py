@@ -15,12 +15,15 @@ import torch
 import torch.distributed as dist
 
 from muon_tutorial.launching.phase import report_phase
-from muon_tutorial.launching.torchrun import join_torchrun
+from muon_tutorial.launching.torchrun import join_torchrun, joined_by_torchrun
 from muon_tutorial.worlds.live import build_mesh
+from tests.launching.launch_ranks import group_timeouts, listeners
 
 fault, patience = sys.argv[1], float(sys.argv[2])  # seconds that a rank waits for the broken one
 seat = join_torchrun("gloo", 60.0)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+own = set(listeners(seat.rank)) <= {"127.0.0.1", "::1"}
+sys.stdout.write(f"{seat.device} {set(group_timeouts().values())} {own} {joined_by_torchrun()}\n")
 group = build_mesh({"dp": seat.world_size}).get_group("dp")
 report_phase("dp gather · bucket 0")
 x = torch.ones(1)

@@ -8,9 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from muon_tutorial import LocalWorld, Muon, MuonWithAdamW, build_mesh, launch
-from muon_tutorial.errors import GradientError, MismatchError, TutorialError, UsageError
+from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
+from muon_tutorial.errors import MismatchError
 from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.layout import Replicate
+
+from ..configs.setups import error_of
+from ..oracle import Case, assert_own_parts, give_gradients, options, seated, whole_gradients, whole_matrices
 
 
 def network() -> nn.Sequential:
@@ -48,10 +52,6 @@ def do(what: str, both: MuonWithAdamW, model: nn.Sequential) -> None:
             both.muon.guard.steps_done += 1
         case "loads its state":
             both.load_state_dict(both.state_dict())
-        case "adds a group":
-            both.muon.add_param_group({"params": [nn.Parameter(torch.eye(3))]})
-        case "adds a group to AdamW's":
-            both.adamw.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         case "casts its model":
             model[2].bias.data = model[2].bias.data.double()
             model[2].bias.grad = None
@@ -85,11 +85,10 @@ def heard_of(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, s
         if step == 1 and rank == 2:
             do(what, both, model)
         before = [param.detach().clone() for param in model.parameters()]
-        try:
-            both.step()
-        except TutorialError as error:
+        kind, said = error_of(both.step)
+        if kind != "nothing":
             assert all(map(torch.equal, before, model.parameters()))
-            return type(error).__name__, str(error)
+            return kind, said
     return "nothing", ""
 
 
@@ -124,12 +123,7 @@ def alike_again(rank: int, strategy: str) -> list[str]:
         if rank == 1:
             both.param_groups[0]["lr"] = lr
         model(torch.ones(2, 6)).sum().backward()
-        try:
-            both.step()
-        except TutorialError as error:
-            heard.append(type(error).__name__)
-        else:
-            heard.append("nothing")
+        heard.append(error_of(both.step)[0])
     return heard
 
 
@@ -141,107 +135,35 @@ def test_ranks_go_on_after_a_refusal(strategy: str) -> None:
     assert odd == ["nothing", "nothing", "UsageError", "nothing"]
 
 
-@pytest.mark.parametrize(("key", "value"), [("lr", math.nan), ("lr", -1.0), ("momentum", math.inf)])
-@pytest.mark.parametrize("strategy", [None, "zero1"])
-def test_a_number_that_no_rank_can_step_with_is_refused_in_mid_run(
-    strategy: str | None, key: str, value: float
-) -> None:
-    param = nn.Parameter(torch.eye(3))
-    mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
-    muon = Muon([param], strategy=strategy, mesh=mesh)
-    param.grad = torch.eye(3)
-    muon.param_groups[0][key] = value
-    with pytest.raises(UsageError, match=rf"{key} must not be negative or infinite, got {value}"):
-        muon.step()
-    assert torch.equal(param, torch.eye(3))
-
-
-@pytest.mark.parametrize("strategy", [None, "zero1"])
-def test_an_lr_that_is_no_number_or_missing_is_refused_with_its_group(strategy: str | None) -> None:
-    param = nn.Parameter(torch.eye(3))
-    mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
-    muon = Muon([("one", param)], strategy=strategy, mesh=mesh)
-    param.grad = torch.eye(3)
-    muon.param_groups[0]["lr"] = "0.1"
-    with pytest.raises(UsageError, match=r"lr must be a number, got '0\.1', in the group of one"):
-        muon.step()
-    del muon.param_groups[0]["lr"]
-    with pytest.raises(UsageError, match="a group needs an lr, in the group of one"):
-        muon.step()
-    assert torch.equal(param, torch.eye(3))
-
-
-@pytest.mark.parametrize("strategy", [None, "zero1"])
-def test_a_gradient_of_another_shape_is_refused(strategy: str | None) -> None:
-    """It is set by ``.grad.data``, which torch does not check; a plan would have sliced it silently."""
-    param = nn.Parameter(torch.eye(3))
-    mesh = None if strategy is None else LocalWorld(Grid.of(dp=1)).mesh(0)
-    muon = Muon([param], strategy=strategy, mesh=mesh)
-    param.grad = torch.eye(3)
-    param.grad.data = torch.ones(4, 3)
-    with pytest.raises(GradientError, match=r"shape \(3, 3\) on cpu has a gradient of shape \(4, 3\)"):
-        muon.step()
-    assert torch.equal(param, torch.eye(3))
-
-
-def built_with(rank: int, odd: bool) -> str:
-    """A rank's error if rank 1 gives AdamW one more parameter when it makes the pair."""
-    up, down = nn.Linear(6, 8), nn.Linear(8, 6)
-    muon = Muon([up.weight], strategy="zero1", mesh=build_mesh({"dp": 2}))
-    beside = [up.bias, *([down.bias] if odd and rank == 1 else [])]
-    try:
-        MuonWithAdamW(muon, torch.optim.AdamW(beside))
-    except MismatchError as error:
-        return str(error)
-    return "nothing"
-
-
-@pytest.mark.live
-def test_another_number_of_parameters_beside_is_found_when_the_pair_is_made() -> None:
-    assert launch(built_with, 2, args=(False,)) == ["nothing"] * 2
-    for heard in launch(built_with, 2, args=(True,)):
-        assert "the parameters' dimensions, group by group," in heard
-        assert "ranks 0 and 1 differ" in heard
+SQUARE = Case(((4, 4),), (Replicate(),))
 
 
 def test_ranks_of_one_process_with_other_first_values_are_refused() -> None:
-    grid = Grid.of(dp=2)
-    world = LocalWorld(grid)
-    params = [nn.Parameter(torch.eye(4) * (1 + rank)) for rank in grid.ranks]
-    muons = [Muon([param], strategy="owner", mesh=world.mesh(rank)) for rank, param in enumerate(params)]
-    for param in params:
-        param.grad = torch.eye(4)
+    ranks = seated(Grid.of(dp=2), "owner", SQUARE)
+    ranks.params[1][0].data.mul_(2)
+    ranks.give([torch.eye(4)])
     with pytest.raises(MismatchError, match=r"is not the same on all ranks .*: ranks 0 and 1 differ"):
-        world.run([muon.program() for muon in muons])
+        ranks.step()
 
 
 def test_a_rank_that_readies_alone_is_found_before_anything_moves() -> None:
-    grid = Grid.of(dp=2)
-    world = LocalWorld(grid)
-    params = [nn.Parameter(torch.eye(4)) for _ in grid.ranks]
-    muons = [Muon([param], strategy="zero1", mesh=world.mesh(rank)) for rank, param in enumerate(params)]
-    for param in params:
-        param.grad = torch.eye(4)
+    ranks = seated(Grid.of(dp=2), "zero1", SQUARE)
+    ranks.give([torch.eye(4)])
+    first, second = ranks.muons
     with pytest.raises(MismatchError, match=r"the call \(here ready_gradients\(max_norm=None\)\)"):
-        world.run([muons[0].ready_program(), muons[1].program()])
-    assert all(torch.equal(param, torch.eye(4)) for param in params)
+        ranks.world.run([first.ready_program(), second.program()])
+    assert_own_parts(ranks.params, whole_matrices(SQUARE), SQUARE, ranks.world.grid)
 
 
 @pytest.mark.parametrize("strategy", ["replicated", "round_robin", "zero1", "owner"])
 @pytest.mark.parametrize("shape", [(5, 0), (0, 5), (0, 0)])
 def test_a_matrix_without_elements_is_stepped_over(strategy: str, shape: tuple[int, int]) -> None:
-    grid = Grid.of(dp=2)
-    world = LocalWorld(grid)
-    params = [[nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.eye(4))] for _ in grid.ranks]
-    muons = [Muon(own, strategy=strategy, mesh=world.mesh(rank)) for rank, own in enumerate(params)]
-    for _ in range(2):
-        for param in (param for own in params for param in own):
-            param.grad = torch.ones_like(param)
-        world.run([muon.program() for muon in muons])
-    alone = [nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.eye(4))]
-    muon = Muon(alone)
-    for _ in range(2):
-        for param in alone:
-            param.grad = torch.ones_like(param)
+    case = Case((shape, (4, 4), (4, 4)), (Replicate(),) * 3, steps=2)
+    ranks = seated(Grid.of(dp=2), strategy, case)
+    ranks.steps(whole_gradients(case))
+    alone = [nn.Parameter(whole) for whole in whole_matrices(case)]
+    muon = Muon(alone, **options(case))  # torch's divides by the number of rows
+    for grads in whole_gradients(case):
+        give_gradients(alone, grads, case, Grid.of().at(0))
         muon.step()
-    assert all(torch.equal(own[1], alone[1]) for own in params)
+    assert_own_parts(ranks.params, alone, case, ranks.world.grid)

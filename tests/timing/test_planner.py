@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ def test_layerwise_sends_what_zero1_adamw_does_and_orthogonalizes_each_matrix_on
         assert all(len(plan.workers(i)) == 1 for i in range(16))
 
 
+@cache
 def planned(model: str, grid: str, **options: Any) -> ModelPlan:
     return plan_model(find_model(model), read_sizes(grid), H100, **options)
 
