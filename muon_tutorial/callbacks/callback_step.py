@@ -235,7 +235,12 @@ class CallbackStep:
                 raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
-        return BareWork() if isinstance(answer, dist.Work) else _own_copy(answer)
+        if isinstance(answer, dist.Work):
+            return BareWork()
+        # The function may reuse one buffer, and is called for other parameters before this answer is used.
+        # A tensor that is still on its way is not copied, because it is a new one.
+        its = answer.to_local() if isinstance(answer, DTensor) else answer
+        return answer.clone() if type(its) is Tensor else answer
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
         """The first time, tell all ranks about a wrong answer, and the full matrix's shape."""
@@ -268,11 +273,3 @@ class CallbackStep:
 def _asked(call: Call) -> Walk:
     """A walk that makes one call."""
     return (yield call)
-
-
-def _own_copy(answer: Any) -> Any:
-    """Copy the answer's tensor: the function may reuse one buffer, and is called for other parameters before
-    this answer is used. A tensor that is still on its way is not copied, because it is a new one."""
-    if isinstance(answer, DTensor):
-        return answer.clone() if type(answer.to_local()) is Tensor else answer
-    return answer.clone() if type(answer) is Tensor else answer

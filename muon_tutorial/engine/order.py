@@ -43,26 +43,20 @@ def abreast(walks: Iterable[Walk]) -> Walk:
     while going:
         arrived = []
         while going:
-            walk = going.pop(0)
-            if (yield from _as_far_as_others(walk)):
-                arrived.append(walk)
-            del walk
+            walk, answer = going.pop(0), None
+            while True:
+                try:
+                    request = walk.send(answer)
+                except StopIteration:
+                    break
+                if isinstance(request, Abreast):
+                    arrived.append(walk)
+                    break
+                answer = None
+                answer = yield request
+                del request
+            del walk, answer
         going = arrived
-
-
-def _as_far_as_others(walk: Walk) -> Walk:
-    """Run a walk to its next ``ABREAST``; returns whether there is one."""
-    answer: Any = None
-    while True:
-        try:
-            request = walk.send(answer)
-        except StopIteration:
-            return False
-        if isinstance(request, Abreast):
-            return True
-        answer = None
-        answer = yield request
-        del request
 
 
 def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:

@@ -30,29 +30,20 @@ States = Sequence[Mapping[str, Any]]
 
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
     """The texts that ranks compare: of groups, of the matrices' states, and of other averaged gradients."""
+    # If only one rank loaded or set momentum of another dtype, it would round differently.
+    dtypes = {str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None}
     return {
-        **hyperparameters(groups),
+        **{key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS},
         **dimensions(groups, grid),
         "what is averaged beside the matrices": str([_looks(it, it.dtype, grid) for it in beside]),
-        **momentum_dtypes(states),
+        "the momentum's dtypes": ", ".join(sorted(dtypes)),
     }
-
-
-def hyperparameters(groups: Groups) -> dict[str, str]:
-    """Each hyperparameter's values, group by group."""
-    return {key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS}
 
 
 def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
     """The number and shapes of each group's parameters, as far as they must be the same on all ranks."""
     found = [sorted(_looks(param, None, grid) for param in group["params"]) for group in groups]
     return {"the parameters' dimensions, group by group,": str(found)}
-
-
-def momentum_dtypes(states: States) -> dict[str, str]:
-    """The dtypes of the momentum: if only one rank loaded or set another, it would round differently."""
-    found = {str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None}
-    return {"the momentum's dtypes": ", ".join(sorted(found))}
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:

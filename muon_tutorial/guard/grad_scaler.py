@@ -36,13 +36,9 @@ def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, foun
         mesh.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps
     ]  # a list, so that every mesh is asked
     if not any(answers) and scale is not None:
-        _unscale(scaled, scale)
+        inverse = scale.double().reciprocal().float()  # as in GradScaler
+        for group in scaled.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.grad.mul_(inverse.to(param.grad.device))
     return any(answers)
-
-
-def _unscale(scaled: torch.optim.Optimizer, scale: Tensor) -> None:
-    inverse = scale.double().reciprocal().float()  # as in GradScaler
-    for group in scaled.param_groups:
-        for param in group["params"]:
-            if param.grad is not None:
-                param.grad.mul_(inverse.to(param.grad.device))

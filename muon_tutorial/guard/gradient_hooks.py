@@ -39,11 +39,6 @@ class GradientHooks:
     _marked: Sequence[Tensor] = ()
     _handles: list[Any] = field(default_factory=list)
 
-    @property
-    def have_sent(self) -> bool:
-        """Whether any gradients of the coming step have been sent."""
-        return self.reduction is not None and self.reduction.begun > 0
-
     def attach(self, made: Sequence[MeshStep], params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
         """Hook the gradients for these steps: of ``params``, and of ``beside``, which other optimizers step.
 
@@ -83,11 +78,6 @@ class GradientHooks:
 
         apart = self.apart
         return EarlyReduction(mesh.step, lambda walk: apart[0].run(walk), paused=self.paused)
-
-    def open_world(self, world: Any) -> None:
-        """Make the process group over which gradients are sent early. All ranks must call."""
-        if self.reduction is not None and not self.apart and isinstance(world, LiveWorld):
-            self.apart.append(world.apart("dp"))
 
     @contextmanager
     def pause(self) -> Iterator[None]:

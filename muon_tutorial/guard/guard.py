@@ -104,7 +104,8 @@ class Guard:
                 alike["overlap_grad_reduce"] = str(self.hooks.overlap)
                 mesh.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
         self.look_at_gradients(optimizer)
-        self.hooks.open_world(self.world)
+        if self.hooks.reduction is not None and not self.hooks.apart and isinstance(self.world, LiveWorld):
+            self.hooks.apart.append(self.world.apart("dp"))  # the groups over which gradients are sent early
         if self.broadcasts:
             broadcast_parameters(steps, self.companions, self.unstepped)
 
@@ -188,8 +189,13 @@ class Guard:
         beside = without(params_of(optimizer), rest)
         seen = [*params_of(optimizer), *beside]
         if self.steps.alone:
-            norm = None if max_norm is None else self._clip_alone(seen, max_norm)
-            self.state = State.NOT_FINITE if norm is not None and norm.isinf() else State.READY
+            norm, self.state = None, State.READY
+            if max_norm is not None:  # as clip_grad_norm_ does, but nothing changes if one is not finite
+                norm = _norm_of_gradients(seen)
+                if norm.isfinite():
+                    torch.nn.utils.clip_grads_with_norm_(seen, max_norm, norm)
+                else:
+                    norm, self.state = torch.full_like(norm, math.inf), State.NOT_FINITE
             self.readied = SeenGradients.of(seen, changes_count=False)
             return norm
         self._refuse_to_leave_out(beside)
@@ -203,7 +209,12 @@ class Guard:
             self.state = State.READY  # a config expects reduced gradients: there is nothing to do
             self.readied = SeenGradients.of(seen, changes_count=False)
             return None
-        _refuse_ranks_apart(steps)
+        if apart := next((mesh.own_along for mesh in steps if mesh.own_along), None):
+            raise UsageError(
+                f"ranks of {apart}_pg have parameters of their own, whose gradients are not in this "
+                "optimizer's norm: before step(), clip by the norm over all of them "
+                "(torch.nn.utils.clip_grads_with_norm_)"
+            )
         try:
             walk = the_plan_step(steps).ready(beside, max_norm, fingerprint)
             norm = yield from steps[0].in_its_world(walk)
@@ -212,14 +223,6 @@ class Guard:
                 self.gradients_changed()  # step() sends them again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
-        return norm
-
-    def _clip_alone(self, params: Sequence[Tensor], max_norm: float) -> Tensor:
-        """Clip as ``clip_grad_norm_`` does, but change nothing if a gradient is not finite."""
-        norm = _norm_of_gradients(params)
-        if not norm.isfinite():
-            return torch.full_like(norm, math.inf)
-        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm)
         return norm
 
     def _refuse_to_leave_out(self, beside: Sequence[Tensor]) -> None:
@@ -271,7 +274,7 @@ class Guard:
         Raises:
             UsageError: gradients were readied or sent.
         """
-        if self.gradients_ready or self.hooks.have_sent:
+        if self.gradients_ready or (self.hooks.reduction is not None and self.hooks.reduction.begun):
             raise UsageError(
                 f"{name}() between ready_gradients() and step() would lose the readied gradients: "
                 "call it after step(), or after zero_grad()"
@@ -476,15 +479,6 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
             "their squares, and torch.nn.utils.clip_grads_with_norm_"
         )
     return steps[0].step
-
-
-def _refuse_ranks_apart(steps: Sequence[MeshStep]) -> None:
-    if apart := next((mesh.own_along for mesh in steps if mesh.own_along), None):
-        raise UsageError(
-            f"ranks of {apart}_pg have parameters of their own, whose gradients are not in this "
-            "optimizer's norm: before step(), clip by the norm over all of them "
-            "(torch.nn.utils.clip_grads_with_norm_)"
-        )
 
 
 def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:

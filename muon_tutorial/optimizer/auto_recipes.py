@@ -54,10 +54,14 @@ def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) ->
     for mesh in steps:
         if any(map(_chooses, groups)):
             _refuse_apart(mesh, source)
-        missing = _missing(groups, mesh)
+        known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
+        pairs = ((known[number], shape) for number, shape in _shapes(groups, mesh))
+        missing = tuple({shape: None for its, shape in pairs if its is not None and shape not in its})
         if missing:
             device = next(param.device for group in groups for param in group["params"])
-            _write(groups, _agreed_choices(mesh, missing, source, device))
+            choices = _agreed_choices(mesh, missing, source, device)
+            for group in filter(_chooses, groups):
+                group["orthogonalize"] = write_choices({**choices, **read_choices(group["orthogonalize"])})
 
 
 def choose(shapes: Iterable[Shape], source: Source, device: torch.device) -> dict[Shape, str]:
@@ -128,13 +132,6 @@ def _keep(path: Path, calibration: Calibration) -> None:
         warnings.warn(
             f"the calibration is not kept, and will be measured again: {path}: {error.strerror}", stacklevel=2
         )
-
-
-def _missing(groups: Groups, mesh: MeshStep) -> tuple[Shape, ...]:
-    """The shapes of this step's matrices for which their group has no choice yet."""
-    known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
-    each = ((known[number], shape) for number, shape in _shapes(groups, mesh))
-    return tuple({shape: None for its, shape in each if its is not None and shape not in its})
 
 
 def _chooses(group: Mapping[str, Any]) -> bool:
@@ -208,10 +205,3 @@ def _refuse_apart(mesh: MeshStep, source: Source) -> None:
         f'orthogonalize="auto" {which} could choose different recipes on different processes: pass a '
         "strategy with a mesh of all processes, or the same calibration= object to all, or a recipe's name"
     )
-
-
-def _write(groups: Groups, choices: Mapping[Shape, str]) -> None:
-    """Add choices to every group that leaves them to ``"auto"``."""
-    for group in groups:
-        if _chooses(group):
-            group["orthogonalize"] = write_choices({**choices, **read_choices(group["orthogonalize"])})

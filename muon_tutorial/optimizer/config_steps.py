@@ -57,10 +57,12 @@ class ConfigSteps:
         names = _names(groups)
 
         def lines(assignments: dict[int, int]) -> list[str]:
-            return [
-                f"{name}: {_described(param)}, to rank {assignments[index]}"
-                for index, (name, param) in enumerate(zip(names, known.params, strict=True))
-            ]
+            said = []
+            for index, (name, param) in enumerate(zip(names, known.params, strict=True)):
+                whole = isinstance(param, DTensor)
+                shape = f"shape {tuple(param.shape)}" if whole else f"{param.ndim} dimensions"
+                said.append(f"{name}: {shape}, {param.dtype}, to rank {assignments[index]}")
+            return said
 
         assignments, said = check_same(known.assignments, lines, known.state.get("agree_group"), agreed)
         config = replace(self.config, state=known.state)
@@ -128,8 +130,3 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
 
 def _names(groups: Groups) -> list[str]:
     return [name for number, group in enumerate(groups) for name, _ in named_params(group, number)]
-
-
-def _described(param: Tensor) -> str:
-    shape = f"shape {tuple(param.shape)}" if isinstance(param, DTensor) else f"{param.ndim} dimensions"
-    return f"{shape}, {param.dtype}"

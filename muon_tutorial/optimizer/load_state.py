@@ -74,13 +74,6 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
     return saved
 
 
-def fill_groups(groups: Sequence[dict[str, Any]], before: Sequence[Mapping[str, Any]]) -> None:
-    """Fill keys that loaded groups lack from the groups before the load: other Muons save fewer keys."""
-    for group, old in zip(groups, before, strict=True):
-        for key, value in old.items():
-            group.setdefault(key, value)
-
-
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
     """Give a group its own copy of a tensor ``lr`` that another group shares: else it is scaled twice."""
     if isinstance(group["lr"], Tensor) and any(group["lr"] is other["lr"] for other in others):

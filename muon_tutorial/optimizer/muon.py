@@ -35,7 +35,7 @@ from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .load_state import fill_groups, follow_names, hide_tensors, own_lr, show_tensors
+from .load_state import follow_names, hide_tensors, own_lr, show_tensors
 from .make_steps import DefaultSteps, WithRecipes, choose_maker
 
 if TYPE_CHECKING:
@@ -314,7 +314,9 @@ class Muon(torch.optim.Optimizer):
         finally:
             for handle in handles:
                 handle.remove()
-        fill_groups(self.param_groups, groups)
+        for group, old in zip(self.param_groups, groups, strict=True):  # other Muons save fewer keys
+            for key, value in old.items():
+                group.setdefault(key, value)
         self.guard.steps.forget()
         try:
             for number, group in enumerate(self.param_groups):

@@ -278,7 +278,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._warn_of_unstepped()
         for before in self.muon._optimizer_step_pre_hooks.values():
             before(self.muon, (), {})
-        self.muon.take_step(self._rest, self._error())
+        error = None
+        try:
+            check_moments(self.adamw)
+        except UsageError as found:  # all ranks must know of it before it is raised
+            error = found
+        self.muon.take_step(self._rest, error)
         for after in self.muon._optimizer_step_post_hooks.values():
             after(self.muon, (), {})
         for group in self.adamw.param_groups:
@@ -290,14 +295,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @property
     def _rest(self) -> list[Tensor]:
         return [param for group in self.adamw.param_groups for param in group["params"]]
-
-    def _error(self) -> UsageError | None:
-        """The error that keeps this rank from stepping; all ranks must know of it before it is raised."""
-        try:
-            check_moments(self.adamw)
-        except UsageError as error:
-            return error
-        return None
 
     def _look_at_groups(self) -> None:
         """If the groups hold other parameters than before, follow the model and forget the old ones."""
@@ -374,7 +371,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state_dict = before(self, state_dict) or state_dict
         states = state_dict if set(state_dict) == {"muon", "adamw"} else self._taken_apart(state_dict)
         for name, optimizer in (("muon", self.muon), ("adamw", self.adamw)):
-            _check_groups(name, states[name]["param_groups"], optimizer.param_groups)
+            both = states[name]["param_groups"], optimizer.param_groups
+            theirs, ours = ([len(group["params"]) for group in some] for some in both)
+            if theirs != ours:
+                raise UsageError(f"the saved {name} has groups of {theirs} parameters, this one of {ours}")
         muon_before, adamw_before = ((it.state, it.param_groups) for it in (self.muon, self.adamw))
         self.muon.load_state_dict(states["muon"])
         try:
@@ -457,10 +457,3 @@ def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:
     for group in optimizer.param_groups:
         shapes = [f"shape {tuple(param.shape)}" for param in group["params"]]
         yield from zip(group["params"], group.get("param_names", shapes), strict=True)
-
-
-def _check_groups(name: str, saved: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a state whose groups do not fit, before anything is loaded."""
-    theirs, ours = ([len(group["params"]) for group in some] for some in (saved, groups))
-    if theirs != ours:
-        raise UsageError(f"the saved {name} has groups of {theirs} parameters, this one of {ours}")

@@ -40,7 +40,13 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
     ]
     tp_dim = plain_tp_dim((param for _, param, _ in params), tp_dim)
     for index, (name, param, number) in enumerate(params):
-        whole = _describe(index, name, param, number, at, tp_dim)
+        if isinstance(param, DTensor):
+            cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
+            check_axes(name, param, cuts, at)
+        else:
+            cuts = plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
+            shape = whole_shape(name, param, cuts, at)
+        whole = Matrix(index, name, shape, cuts, number, param.dtype, gradient_dtype(param))
         parts, transposed = group_parts(groups[number])
         matrices += split_parts(whole, parts, len(matrices), transposed)
     return matrices
@@ -57,13 +63,3 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
         number = f"{len(names)} names, {names[0]} first, and {len(group['params'])} parameters"
         raise UsageError(f"a group has {number} now: {FLATTENED}")
     return list(zip(names, group["params"], strict=True))
-
-
-def _describe(index: int, name: str, param: Tensor, group: int, at: Coordinate, tp_dim: TpDim) -> Matrix:
-    if isinstance(param, DTensor):
-        cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
-        check_axes(name, param, cuts, at)
-    else:
-        cuts = plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
-        shape = whole_shape(name, param, cuts, at)
-    return Matrix(index, name, shape, cuts, group, param.dtype, gradient_dtype(param))

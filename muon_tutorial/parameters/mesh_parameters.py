@@ -103,7 +103,9 @@ class ParameterReading:
 
     def __str__(self) -> str:
         """The text that must be the same on all ranks."""
-        subject = f"{index_name(self.index)}: {_kind(self.param)}"
+        is_plain = not isinstance(self.param, DTensor)
+        kind = f"a plain tensor of {self.param.ndim} dimensions" if is_plain else "a DTensor"
+        subject = f"{index_name(self.index)}: {kind}, {str(self.param.dtype).removeprefix('torch.')}"
         if self.matrix is not None:
             return f"{subject}, shape {self.matrix.shape}, cut {cuts_text(self.matrix.cuts)}"
         return f"{subject}, cut by tp along {self.tp_dim}, by fsdp along {self.fsdp_dim}"
@@ -141,11 +143,6 @@ def whole_matrix(index: int, param: Tensor, cuts: tuple[Cut, ...], shape: Shape 
 
 def index_name(index: int) -> str:
     return f"parameter {index}"
-
-
-def _kind(param: Tensor) -> str:
-    kind = "a DTensor" if isinstance(param, DTensor) else f"a plain tensor of {param.ndim} dimensions"
-    return f"{kind}, {str(param.dtype).removeprefix('torch.')}"
 
 
 def local_shape(param: Tensor) -> Shape:

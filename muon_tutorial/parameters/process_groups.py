@@ -72,7 +72,8 @@ def read_process_groups(
         ]
 
     readings = compared(world, read)
-    shapes = _shapes_by_rank(world, params)
+    mine = [local_shape(param) for param in params]
+    shapes = [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
     matrices = {
         index: reading.matrix or _plain_matrix(reading, [row[index] for row in shapes], world.grid)
         for index, reading in enumerate(readings)
@@ -95,12 +96,6 @@ def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping
                     f"share them. Make a Muon for each kind: one with {own}_pg for what is each rank's own, "
                     f"the other without it"
                 )
-
-
-def _shapes_by_rank(world: LiveWorld | LocalMesh, params: Sequence[Tensor]) -> list[list[Shape]]:
-    """The local shape of every parameter at every rank of the grid."""
-    mine = [local_shape(param) for param in params]
-    return [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
 
 
 def _read_plain(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 
 def newton_schulz_cost(sides: tuple[int, int]) -> int:
@@ -41,13 +41,9 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
         done, load, owner = work[0]
         owners[job] = owner
         heapq.heapreplace(work, (done + costs[job], load, owner))
-    return _levelled(owners, {owner: done for done, _, owner in work}, loads)
-
-
-def _levelled(owners: Sequence[int], shares: Mapping[int, int], loads: Sequence[int]) -> list[int]:
-    """Reassign whole shares, the largest to the position with the smallest load, unless loads are equal."""
+    shares = {owner: done for done, _, owner in work}
     if len({loads[position] for position in shares}) <= 1:
-        return list(owners)
+        return owners
     largest = sorted(shares, key=lambda position: (-shares[position], position))
     lightest = sorted(shares, key=lambda position: (loads[position], position))
     taker = dict(zip(largest, lightest, strict=True))

@@ -97,17 +97,27 @@ class Bucket:
 
     def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
         """This rank's stored part of each matrix between steps, one per entry, including empty ones."""
-        return tuple(_stored_shard(self, piece) for piece in self.buffer_slices(self.storage_layout, at))
+        shards = []
+        for piece in self.buffer_slices(self.storage_layout, at):
+            start = piece.box.offset[0] if isinstance(self.storage_layout, SlicedBuffer) else 0
+            in_piece = (start, start + piece.box.numel) if piece.box.numel else (0, 0)
+            shards.append(StoredShard(piece.entry, in_piece, piece.interval))
+        return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
         """Where this rank works on each matrix, one per entry; None for matrices it does not work on.
 
         This depends only on the coordinate, never on data. Each box has the shape of the matrix there.
         """
-        pieces = self.buffer_slices(self.compute_layout, at)
-        return tuple(
-            _work_slice(self, piece, at) if self.works_on(piece.entry, at) else None for piece in pieces
-        )
+        layout = self.compute_layout
+        whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
+        found: list[BufferSlice | None] = []
+        for piece in self.buffer_slices(layout, at):
+            shape = piece.entry.matrix.shape
+            box = Box((0,) * len(shape), shape) if whole else piece.entry.matrix.box(at)
+            works = self.works_on(piece.entry, at)
+            found.append(BufferSlice(piece.entry, piece.offset, box) if works else None)
+        return tuple(found)
 
     def works_on(self, entry: BucketEntry, at: Coordinate) -> bool:
         """Whether this rank orthogonalizes the matrix."""
@@ -121,42 +131,24 @@ class Bucket:
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
         """The bucket's part of the master plan for this rank."""
         pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
-        return tuple(_dist_meta(self, piece, shard) for piece, shard in pairs)
+        return tuple(
+            DistMeta(
+                name=piece.entry.matrix.name,
+                shape=piece.box.shape,
+                global_shape=piece.entry.matrix.shape,
+                tp_dim=None if (cut := piece.entry.matrix.cut("tp")) is None else cut.dim,
+                buffer_idx=self.buffer,
+                bucket_idx=self.index,
+                global_range=piece.interval,
+                local_range=shard.in_buffer,
+            )
+            for piece, shard in pairs
+        )
 
     def padding(self, at: Coordinate) -> int:
         """Elements of this rank's buffer in the model's layout that belong to no matrix."""
         shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))
         return self.length(self.model_layout, at) - shard
-
-
-def _stored_shard(bucket: Bucket, piece: BufferSlice) -> StoredShard:
-    start = piece.box.offset[0] if isinstance(bucket.storage_layout, SlicedBuffer) else 0
-    return StoredShard(
-        piece.entry, (start, start + piece.box.numel) if piece.box.numel else (0, 0), piece.interval
-    )
-
-
-def _work_slice(bucket: Bucket, piece: BufferSlice, at: Coordinate) -> BufferSlice:
-    matrix = piece.entry.matrix
-    whole = isinstance(bucket.compute_layout, WholeMatrices) and bucket.compute_layout.frame == "matrix"
-    return BufferSlice(
-        piece.entry, piece.offset, Box((0,) * len(matrix.shape), matrix.shape) if whole else matrix.box(at)
-    )
-
-
-def _dist_meta(bucket: Bucket, piece: BufferSlice, shard: StoredShard) -> DistMeta:
-    matrix = piece.entry.matrix
-    cut = matrix.cut("tp")
-    return DistMeta(
-        name=matrix.name,
-        shape=piece.box.shape,
-        global_shape=matrix.shape,
-        tp_dim=None if cut is None else cut.dim,
-        buffer_idx=bucket.buffer,
-        bucket_idx=bucket.index,
-        global_range=piece.interval,
-        local_range=shard.in_buffer,
-    )
 
 
 def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
@@ -222,16 +214,13 @@ def fill_buckets(
 
 def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
     """The matrices of each flat buffer, in order: those that share group and dtypes."""
-    return [list(run) for _, run in groupby(sorted(matrices, key=_order), buffer_key)]
+    ordered = sorted(matrices, key=lambda it: (it.group, str(it.dtype), str(it.grad_dtype), it.index))
+    return [list(run) for _, run in groupby(ordered, buffer_key)]
 
 
 def buffer_key(matrix: Matrix) -> tuple[int, torch.dtype, torch.dtype]:
     """What the matrices of a buffer have in common: optimizer group and dtypes."""
     return matrix.group, matrix.dtype, matrix.grad_dtype
-
-
-def _order(matrix: Matrix) -> tuple[int, str, str, int]:
-    return matrix.group, str(matrix.dtype), str(matrix.grad_dtype), matrix.index
 
 
 def padded(size: int, multiple: int) -> int:

@@ -114,8 +114,49 @@ class SlicedBuffer:
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
 
+class _InLine:
+    """A layout in which the boxes that a rank holds lie one after the other."""
+
+    __slots__ = ()
+
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
+        """The box of the matrix that the rank holds; it may be empty."""
+        return entry.matrix.box(at)
+
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
+        """The part of each matrix in the rank's buffer, in order."""
+        offset = 0
+        for entry in entries:
+            box = self.box(entry, at)
+            yield BufferSlice(entry, offset, box)
+            offset += box.numel
+
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
+        """The number of elements in the rank's buffer."""
+        return sum(self.box(entry, at).numel for entry in entries)
+
+
 @dataclass(frozen=True, slots=True)
-class PiecesInSlices:
+class LocalShards(_InLine):
+    """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
+
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
+        """Whether this rank sends: of the ranks with the same piece, only the one that has the receiver's
+        position along all axes that do not cut the matrix."""
+        return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
+
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
+        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
+        return range(at.size(*axes))
+
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
+        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
+        cutting = [axis for axis in axes if axis in entry.matrix.axes]
+        return (Coordinate(to.grid, rank).position(*axes) for rank in to.group(*cutting))
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesInSlices(LocalShards):
     """Slices of the virtual buffer that cut no piece: each piece lies in one slice, in its own shape."""
 
     slices: SlicedBuffer
@@ -134,52 +175,9 @@ class PiecesInSlices:
         box = entry.matrix.box(at)
         return box if self.slices.box(entry, at).numel else Box(box.offset, (0,) * len(box.shape))
 
-    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """As in ``LocalShards``: of the ranks with the same piece, the one next to the receiver sends."""
-        return LocalShards().sends(entry, at, to)
-
-    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
-        return range(at.size(*axes))
-
-    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
-        return LocalShards().senders(entry, axes, to)
-
 
 @dataclass(frozen=True, slots=True)
-class LocalShards:
-    """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
-
-    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The part of each matrix in the rank's buffer, in order."""
-        return _in_line((entry, self.box(entry, at)) for entry in entries)
-
-    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The box of the matrix that the rank holds."""
-        return entry.matrix.box(at)
-
-    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's buffer."""
-        return sum(entry.matrix.box(at).numel for entry in entries)
-
-    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Whether this rank sends: of the ranks with the same piece, only the one that has the receiver's
-        position along all axes that do not cut the matrix."""
-        return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
-
-    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
-        return range(at.size(*axes))
-
-    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
-        cutting = [axis for axis in axes if axis in entry.matrix.axes]
-        return (Coordinate(to.grid, rank).position(*axes) for rank in to.group(*cutting))
-
-
-@dataclass(frozen=True, slots=True)
-class WholeMatrices:
+class WholeMatrices(_InLine):
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
     ``frame``: they hold the whole ``"matrix"``, or the whole ``"piece"`` that tensor parallelism leaves,
@@ -190,14 +188,6 @@ class WholeMatrices:
     axes: tuple[str, ...]
     frame: Literal["matrix", "piece"]
     workers: Literal["owner", "holders"]
-
-    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The part of each matrix in the rank's buffer, in order."""
-        return _in_line((entry, self.box(entry, at)) for entry in entries)
-
-    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's buffer."""
-        return sum(self.box(entry, at).numel for entry in entries)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
         """The owner sends to all; a holder keeps what it has."""
@@ -272,7 +262,7 @@ class Exchange:
         if isinstance(self.src, WholeMatrices):
             return self.src.workers == "holders"
         cut = any(axis in self.axes for entry in self.entries for axis in entry.matrix.axes)
-        return isinstance(self.src, LocalShards | PiecesInSlices) and not cut
+        return isinstance(self.src, LocalShards) and not cut
 
     def passes_by(self, at: Coordinate) -> bool:
         """Whether no rank in this rank's group has anything to send or receive."""
@@ -396,10 +386,3 @@ def _shared(mine: Box, theirs: Box) -> tuple[Box, Index, int]:
     """The intersection of two boxes, its index in the first, and its number of elements."""
     box = mine.overlap(theirs)
     return box, box.seen_from(mine).slices, box.numel
-
-
-def _in_line(boxes: Iterable[tuple[BucketEntry, Box]]) -> Iterator[BufferSlice]:
-    offset = 0
-    for entry, box in boxes:
-        yield BufferSlice(entry, offset, box)
-        offset += box.numel

@@ -468,10 +468,18 @@ def _plan(
     """Build a plan: ``rounds`` divides the matrices of each buffer into rounds."""
     if tp_gather not in ("matrix", "bucket"):
         raise StrategyError(f'{name} knows tp_gather="matrix" and tp_gather="bucket"; got {tp_gather!r}')
-    if not any_cut:
-        _check_only_tp_cuts(name, matrices)
-    if expects == "local":
-        _check_only_dp_and_tp(name, grid)
+    cut = [(matrix.name, axis) for matrix in matrices for axis in matrix.axes if axis != "tp"]
+    if cut and not any_cut:
+        raise StrategyError(
+            f"{cut[0][0]} is sharded along {cut[0][1]!r}: strategy {name!r} needs parameters that only "
+            "'tp' cuts. Strategy \"owner\" supports FSDP2 and any other sharding"
+        )
+    others = [axis for axis in grid.axes if axis not in ("dp", "tp") and grid.size(axis) > 1]
+    if others and expects == "local":
+        raise StrategyError(
+            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp', but would not "
+            f"average over {others[0]!r} of the grid {grid}. Name the mesh's axes 'dp' and 'tp'"
+        )
     buckets: list[Bucket] = []
     buffers = by_buffer(matrices)
     limit = Limit.of(round_bytes, len(buffers))
@@ -514,25 +522,6 @@ def _in_rounds(
 
 def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
     return [of[number] for number in numbers]
-
-
-def _check_only_tp_cuts(name: str, matrices: Sequence[Matrix]) -> None:
-    for matrix in matrices:
-        others = [axis for axis in matrix.axes if axis != "tp"]
-        if others:
-            raise StrategyError(
-                f"{matrix.name} is sharded along {others[0]!r}: strategy {name!r} needs parameters that only "
-                "'tp' cuts. Strategy \"owner\" supports FSDP2 and any other sharding"
-            )
-
-
-def _check_only_dp_and_tp(name: str, grid: Grid) -> None:
-    others = [axis for axis in grid.axes if axis not in ("dp", "tp") and grid.size(axis) > 1]
-    if others:
-        raise StrategyError(
-            f"strategy {name!r} averages gradients over 'dp' and gathers pieces over 'tp', but would not "
-            f"average over {others[0]!r} of the grid {grid}. Name the mesh's axes 'dp' and 'tp'"
-        )
 
 
 def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[BucketEntry, ...]:

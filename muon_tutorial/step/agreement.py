@@ -92,7 +92,9 @@ def agree_on_gradients(
 ) -> Walk:
     """Find out which gradients exist on any rank, [gradients]; the same on every rank. All ranks must run it.
 
-    The meta device has no values, so there nothing is wrong, and all gradients are assumed to exist.
+    Each rank sends hashes of its fingerprint and of which gradients it has, and the largest share of a limit
+    that any element takes up: infinite if an element is not finite. The meta device has no values, so there
+    nothing is wrong, and all gradients are assumed to exist.
 
     Raises:
         GradientError: on every rank: a gradient is not finite, or would not be once summed, or is missing on
@@ -101,7 +103,12 @@ def agree_on_gradients(
     """
     there = [grad is not None for grad in own.tensors]
     largest = largest_elements(own, ranks.device)  # [gradients]
-    numbers = yield from ranks.total(_summary(fingerprint, there, largest, own.limits), "gradient flags")
+    texts = str(fingerprint.texts).encode(), bytes(there)
+    halves = [half for text in texts for half in divmod(zlib.crc32(text), 1 << 16)]
+    hashes = [number for half in halves for number in (half, half * half)]  # [8]
+    share = largest * 0 if own.limits is None else largest / largest.new_tensor(own.limits)
+    worst = share.nan_to_num(math.inf).amax().view(1) if there else largest.new_zeros(1)
+    numbers = yield from ranks.total(torch.cat([largest.new_tensor(hashes), worst]), "gradient flags")
     if numbers.is_meta:
         return [True] * len(there)
     if differ(numbers[:4], ranks.size):
@@ -120,19 +127,6 @@ def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
         MismatchError: on every rank: they differ.
     """
     yield from agree_on_gradients(OwnGradients(), ranks, fingerprint)
-
-
-def _summary(
-    fingerprint: Fingerprint, there: Sequence[bool], largest: Tensor, limits: Sequence[float] | None
-) -> Tensor:
-    """One rank's numbers, to be summed: hashes of its fingerprint and of which gradients it has, [8], and the
-    largest share of a limit that any element takes up, [1]: infinite if an element is not finite."""
-    texts = str(fingerprint.texts).encode(), bytes(there)
-    halves = [half for text in texts for half in divmod(zlib.crc32(text), 1 << 16)]
-    hashes = [number for half in halves for number in (half, half * half)]
-    share = largest * 0 if limits is None else largest / largest.new_tensor(limits)
-    worst = share.nan_to_num(math.inf).amax().view(1) if there else largest.new_zeros(1)
-    return torch.cat([largest.new_tensor(hashes), worst])
 
 
 def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
@@ -173,7 +167,12 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
         zip(largest_sums, own.limits or (), strict=own.limits is not None)
     ):
         if total > limit:
-            yield from _refuse_overflow(own.names[index], float(largest[index]), total, limit, ranks)
+            column = (yield from rank_table([float(largest[index])], ranks))[:, 0].tolist()
+            raise NotFiniteError(
+                f"the gradient of {own.names[index]} may overflow where the step sums it: the ranks' largest "
+                f"elements add up to {total:.3g}, most of it on rank {column.index(max(column))}, and its "
+                f"dtype holds {limit:.3g}; nothing was changed: lower the loss scale, or skip this step"
+            )
     missing = [index for index, found in enumerate(holders) if 0 < found < ranks.size]
     if missing and own.remedy is not None:
         on = yield from _ranks_where(own.tensors[missing[0]] is None, ranks)
@@ -186,15 +185,6 @@ def _ranks_where(here: bool, ranks: Ranks) -> Walk:
     column = (yield from rank_table([float(here)], ranks))[:, 0]
     guilty = [rank for rank, found in enumerate(column.tolist()) if found]
     return f"on {len(guilty)} of {ranks.size} ranks ({_say_ranks(guilty)})"
-
-
-def _refuse_overflow(name: str, here: float, total: float, limit: float, ranks: Ranks) -> Walk:
-    column = (yield from rank_table([here], ranks))[:, 0].tolist()
-    raise NotFiniteError(
-        f"the gradient of {name} may overflow where the step sums it: the ranks' largest elements add up to "
-        f"{total:.3g}, most of it on rank {column.index(max(column))}, and its dtype holds {limit:.3g}; "
-        "nothing was changed: lower the loss scale, or skip this step"
-    )
 
 
 def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:

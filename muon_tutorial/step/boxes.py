@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..engine.hops import view
 from ..engine.pieces import Pieces
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import RankMatrix
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
@@ -25,17 +25,3 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
     else:
         view(boxes, matrix.work).copy_(update)
-
-
-def kept_for_work(bucket: RankBucket, boxes: Tensor | Pieces) -> Tensor | Pieces:
-    """What a rank keeps while its round computes: no flat buffer if it works on nothing in the bucket."""
-    if isinstance(boxes, Pieces) or bucket.works:
-        return boxes
-    return boxes.new_empty(0)
-
-
-def ready_to_return(bucket: RankBucket, boxes: Tensor | Pieces) -> Tensor | Pieces:
-    """The opposite of ``kept_for_work``: the buffer for the way back, zeros if the rank did no work."""
-    if isinstance(boxes, Pieces) or bucket.works:
-        return boxes
-    return boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))

@@ -19,7 +19,7 @@ from ..engine.collective import Walk
 from ..engine.order import Task, take_turn
 from ..errors import GradientError, TutorialError
 from .agreement import checksum
-from .reduce_gradients import pack_gradients, send_gradients
+from .reduce_gradients import pack_gradients, reduce_gradients
 from .step import PlanStep
 
 
@@ -46,11 +46,6 @@ class EarlyReduction:
     def __post_init__(self) -> None:
         self.buckets = self.step.buckets[::-1]
         self.members = [frozenset(matrix.param for matrix in bucket.matrices) for bucket in self.buckets]
-
-    @property
-    def on_its_way(self) -> bool:
-        """Whether some gradients have been sent, and not all have arrived."""
-        return self.begun > 0 and not self.finished
 
     @torch.no_grad()
     def arrive(self, index: int) -> None:
@@ -81,7 +76,7 @@ class EarlyReduction:
             device = bucket.matrices[0].parameter.param.device
             flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=device)
         self.sent[self.begun] = checksum(flat)
-        task = Task(self.begun, send_gradients(bucket, flat))
+        task = Task(self.begun, reduce_gradients(bucket, flat))
         self.begun += 1
         self.flight += self.run(take_turn([task], self.values))
 
@@ -102,7 +97,8 @@ class EarlyReduction:
             self.flight = self.run(take_turn(flight, self.values))
         if any(self.values.get(place) is None for place in range(len(self.buckets))):
             raise GradientError("a bucket's gradients were lost on their way: start the ranks again")
-        self.step.take_sent({self.buckets[place].plan.index: it for place, it in self.values.items()})
+        self.step.readied = {self.buckets[place].plan.index: it for place, it in self.values.items()}
+        self.step.sent_early = True
         if self.error is None and any(self._has_changed(place) for place in range(during_backward)):
             self.error = GradientError(
                 "gradients have changed since they were sent to the other ranks during backward(): clip with "
@@ -122,7 +118,7 @@ class EarlyReduction:
         Raises:
             GradientError: some are still on their way, and other ranks may have sent more or fewer.
         """
-        if self.on_its_way:
+        if self.begun and not self.finished:
             raise GradientError(
                 "gradients that were sent during backward() cannot be dropped on their way, for the other "
                 "ranks wait for the rest: call step() or ready_gradients() first, on all ranks; put a "

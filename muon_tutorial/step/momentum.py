@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from .parameter_state import (
     placed_as,
     write_back,
 )
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import RankBucket
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
@@ -44,42 +45,29 @@ def update_momentum(
     one by one. Only those that some rank needs are made. ``present`` are the parameters that have a gradient;
     the inputs of the others are zero.
     """
-    inputs = _no_inputs(bucket)
+    where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
+    inputs: Tensor | Pieces = Pieces(**where)
+    if not bucket.travels_in_pieces:
+        inputs = torch.zeros(bucket.stored if bucket.contributing else 0, **where)
     for matrix in bucket.matrices:
-        ns_input = None
+        ns_input, is_needed = None, matrix.index in bucket.contributing
         if matrix.numel and matrix.param in present:
             own = stored_gradient(bucket, matrix, gradient, scale)
-            ns_input = _update_one(matrix, own, matrix.index in bucket.contributing)
-        if matrix.index in bucket.contributing:
-            _keep(inputs, matrix, ns_input)
+            group, stored = matrix.parameter.group, matrix.parameter.momentum
+            momentum = stored[matrix.momentum_index]
+            nesterov = group["nesterov"] and is_needed
+            ns_input = momentum_update(momentum, own.view(momentum.shape), group["momentum"], nesterov)
+            write_back(stored, matrix.momentum_index, momentum)
+            del momentum
+        if not is_needed:
+            continue
+        if isinstance(inputs, Pieces):  # a copy, so that the momentum is not overwritten
+            make = torch.zeros if ns_input is None else torch.empty
+            box = make(matrix.held.box.shape, **where)
+            inputs.put(matrix.index, box if ns_input is None else box.copy_(ns_input))
+        elif ns_input is not None:
+            inputs[matrix.stored] = ns_input.reshape(-1)
     return inputs
-
-
-def _no_inputs(bucket: RankBucket) -> Tensor | Pieces:
-    dtype = bucket.plan.compute.dtype
-    if bucket.travels_in_pieces:
-        return Pieces(dtype, bucket.device)
-    return torch.zeros(bucket.stored if bucket.contributing else 0, dtype=dtype, device=bucket.device)
-
-
-def _update_one(matrix: RankMatrix, gradient: Tensor, is_needed: bool) -> Tensor:
-    """Update one matrix's momentum; returns the Newton–Schulz input, if it is needed."""
-    group, stored = matrix.parameter.group, matrix.parameter.momentum
-    momentum = stored[matrix.momentum_index]
-    nesterov = group["nesterov"] and is_needed
-    ns_input = momentum_update(momentum, gradient.view(momentum.shape), group["momentum"], nesterov)
-    write_back(stored, matrix.momentum_index, momentum)
-    return ns_input
-
-
-def _keep(inputs: Tensor | Pieces, matrix: RankMatrix, ns_input: Tensor | None) -> None:
-    """Copy a Newton–Schulz input, so that the momentum is not overwritten; zeros if there is none."""
-    if isinstance(inputs, Pieces):
-        make = torch.zeros if ns_input is None else torch.empty
-        box = make(matrix.held.box.shape, dtype=inputs.dtype, device=inputs.device)
-        inputs.put(matrix.index, box if ns_input is None else box.copy_(ns_input))
-    elif ns_input is not None:
-        inputs[matrix.stored] = ns_input.reshape(-1)
 
 
 def momentum_update(
@@ -150,11 +138,6 @@ class MomentumShard:
             state["kept"] = self.elements(at)
             state.setdefault("steps", 0)
 
-    def count_step(self) -> None:
-        """Count a step in the state, if storage is sliced."""
-        if self.flat:
-            self.parameter.state["steps"] += 1
-
     def elements(self, at: Coordinate) -> Elements:
         """The runs of elements in a flat momentum, one per non-empty matrix."""
         frames = [(flat_frame(shard.entry.matrix, at), shard) for shard in self.shards if shard.numel]
@@ -163,7 +146,9 @@ class MomentumShard:
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
         """This rank's part of a loaded momentum; a DTensor with other placements is gathered first."""
         if isinstance(saved, DTensor):
-            saved = saved.to_local() if self._lies_as_stored(saved) else saved.full_tensor()
+            param = self.parameter.param
+            is_stored_so = not self.flat and isinstance(param, DTensor) and placed_alike(saved, param)
+            saved = saved.to_local() if is_stored_so else saved.full_tensor()
         matrix = self.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         if tuple(saved.shape) == self.shape:
@@ -180,10 +165,6 @@ class MomentumShard:
             return local.contiguous()
         runs = [local[s.entry.matrix.slices(at)].reshape(-1)[slice(*s.in_piece)] for s in self.shards]
         return torch.cat([saved.new_empty(0), *runs])
-
-    def _lies_as_stored(self, saved: DTensor) -> bool:
-        param = self.parameter.param
-        return not self.flat and isinstance(param, DTensor) and placed_alike(saved, param)
 
     def _refuse_other_elements(self, name: str, at: Coordinate) -> None:
         theirs = self.parameter.state.get("kept")

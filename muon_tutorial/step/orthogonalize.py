@@ -22,11 +22,8 @@ from ..orthogonalizers.iterate import run_length, runs_of_equals
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
-from .boxes import keep_box, kept_for_work, ready_to_return, take_box
+from .boxes import keep_box, take_box
 from .rank_bucket import RankBucket, RankMatrix
-
-Wholes: TypeAlias = dict[int, Callable[[], Tensor]]
-"""Functions that put each whole matrix together, by its index."""
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
@@ -42,7 +39,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
-    boxes = kept_for_work(bucket, boxes)
+    if isinstance(boxes, Tensor) and not bucket.works:
+        boxes = boxes.new_empty(0)  # no buffer while the others work
     yield ABREAST  # wait until the round's other owners have theirs
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
@@ -53,14 +51,25 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     for matrix in bucket.matrices:
         if matrix.entry.gram is not None or matrix.index in stacked:
             continue
-        if matrix.work is not None:
-            update = yield from orthogonalize_one(bucket, matrix, boxes, wholes or {})
-            keep_box(update, boxes, matrix)
-            del update  # only ``boxes`` keeps it alive
-        elif wholes is None:
-            yield from stand_by(matrix.entry.route)
+        route, name = matrix.entry.route, matrix.name
+        if matrix.work is None:
+            yield from stand_by(route) if wholes is None else ()
+            continue
+        if wholes is not None and matrix.index in wholes:
+            whole = wholes.pop(matrix.index)()
+        else:
+            mine = take_box(boxes, matrix)
+            whole = yield from travel(mine, route, bucket.at, Label("tp gather", name))  # 3: [rows, columns]
+            del mine
+        with record_function(f"Newton-Schulz of {name}"):
+            whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
+        update = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name))  # 5: own box
+        del whole
+        keep_box(update, boxes, matrix)
+        del update  # only ``boxes`` keeps it alive
     yield ABREAST  # wait until they have computed, as the way back needs all of them
-    boxes = ready_to_return(bucket, boxes)
+    if isinstance(boxes, Tensor) and not bucket.works:
+        boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     return (
         yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back)
     )  # 6: [worked on] → [stored]
@@ -95,20 +104,6 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
     for matrix, update in zip(its, updates, strict=True):
         assert matrix.work is not None
         keep_box(update.view(matrix.work.box.shape), boxes, matrix)
-
-
-def orthogonalize_one(bucket: RankBucket, matrix: RankMatrix, boxes: Tensor | Pieces, wholes: Wholes) -> Walk:
-    """Orthogonalize one matrix; returns this rank's box of the update. Takes the same box of the input."""
-    route, name = matrix.entry.route, matrix.name
-    if matrix.index in wholes:
-        whole = wholes.pop(matrix.index)()
-    else:
-        whole = yield from travel(
-            take_box(boxes, matrix), route, bucket.at, Label("tp gather", name)
-        )  # 3: [rows, columns]
-    with record_function(f"Newton-Schulz of {name}"):
-        whole = newton_schulz_update(whole, matrix.sides, matrix.parameter.group, bucket.workspace)  # 4
-    return (yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name)))  # 5: this rank's box
 
 
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:

@@ -22,34 +22,26 @@ class RankMatrix:
     """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
     ``place`` is the index of this rank's piece within its part of the parameter, ``held`` the same piece in a
-    flat buffer with the model's layout. The rank's stored elements of the matrix are ``stored`` in the
+    flat buffer with the model's layout. The ``numel`` elements that the rank stores are ``stored`` in the
     bucket's buffer, ``in_piece`` within the piece, ``shard_range`` within the whole matrix, and
     ``momentum_index`` within the parameter's momentum. ``work`` is the box that the rank orthogonalizes, or
     None.
     """
 
     entry: BucketEntry
+    index: int
     name: str
     param: int
     sides: tuple[int, int]
     parameter: ParameterState
     place: Index
     held: BufferSlice
+    numel: int
     stored: slice
     in_piece: slice
     shard_range: ShardRange
     momentum_index: MomentumIndex
     work: BufferSlice | None
-
-    @property
-    def index(self) -> int:
-        """The matrix's index in the plan."""
-        return self.entry.matrix.index
-
-    @property
-    def numel(self) -> int:
-        """Elements of the matrix that this rank stores."""
-        return self.in_piece.stop - self.in_piece.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +63,6 @@ class RankBucket:
     def device(self) -> torch.device:
         """The parameters' device."""
         return self.matrices[0].parameter.param.device
-
-    @cached_property
-    def gradients_stay(self) -> bool:
-        """Whether a step reads gradients directly from the model: the gradient route is empty."""
-        return not self.plan.gradient.hops
-
-    @cached_property
-    def parameters_stay(self) -> bool:
-        """Whether a step updates the model's parameters in place: the parameter route is empty."""
-        return not self.plan.parameter.hops
 
     @property
     def is_owned(self) -> bool:
@@ -139,12 +121,14 @@ class RankBucket:
             tuple(
                 RankMatrix(
                     entry=entry,
+                    index=entry.matrix.index,
                     name=entry.matrix.name,
                     param=entry.matrix.param,
                     sides=entry.matrix.sides,
                     parameter=parameters[entry.matrix.param],
                     place=entry.matrix.slices(at),
                     held=piece,
+                    numel=shard.numel,
                     stored=slice(*shard.in_buffer),
                     in_piece=slice(*shard.in_piece),
                     shard_range=ShardRange(

@@ -14,22 +14,19 @@ from ..plan.grid import Coordinate
 from ..plan.strategies import ROUND_BYTES
 from .parameter_state import gradient_dtype, local_gradient, local_part
 from .rank_bucket import RankBucket, RankMatrix
-from .unreduced_gradient import unmark_gradients
+from .unreduced_gradient import UnreducedGradient
 
 
-def reduce_gradients(bucket: RankBucket) -> Walk:
+def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
     """Average this rank's gradients with the others'; returns the part that it stores, flat.
 
     For ``zero1`` the bucket's route is a reduce_scatter over dp. If gradients are already averaged, the route
-    is empty: they stay in the model, and the result is None. All ranks of the grid must run it.
+    is empty: they stay in the model, and the result is None. ``flat`` are the gradients if ``pack_gradients``
+    has packed them already. All ranks of the grid must run it.
     """
-    if bucket.gradients_stay:
+    if not bucket.plan.gradient.hops:
         return None
-    return (yield from send_gradients(bucket, pack_gradients(bucket)))
-
-
-def send_gradients(bucket: RankBucket, flat: Tensor) -> Walk:
-    """``reduce_gradients`` for gradients that ``pack_gradients`` has packed."""
+    flat = pack_gradients(bucket) if flat is None else flat
     phase = "gradient reduce" if bucket.is_owned else "gradient reduce_scatter"
     summed = yield from travel(flat, bucket.plan.gradient, bucket.at, Label(phase, bucket.name))
     return summed.div_(bucket.plan.summands) if bucket.plan.summands > 1 else summed
@@ -79,7 +76,9 @@ def average_others(
         means = (total / at.size("dp")).split([grad.numel() for grad in grads])
         for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view(grad.shape))
-        unmark_gradients(run)
+        for param in run:  # averaged gradients are ordinary tensors again
+            if isinstance(param.grad, UnreducedGradient):
+                param.grad = param.grad.as_subclass(Tensor)
 
 
 def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:

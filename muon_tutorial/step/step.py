@@ -124,10 +124,6 @@ class PlanStep:
             flat[matrix.stored] = stored_gradient(bucket, matrix, None, self.scale)
         return flat
 
-    def take_sent(self, averaged: dict[int, Tensor]) -> None:
-        """Take the averaged gradients of all buckets, by index, that were reduced during backward."""
-        self.readied, self.sent_early = averaged, True
-
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Find out which parameters have gradients before anything changes, unless they are readied already.
 
@@ -139,9 +135,20 @@ class PlanStep:
             for param in rest:
                 place_gradient(param)
             try:
-                own = self._own_gradients(rest)
+                tensors = [local_gradient(it) for it in (*(its.param for its in self.parameters), *rest)]
             except GradientError as error:  # the others are told, too
                 fingerprint = replace(fingerprint, error=error)
+            else:
+                names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
+                limits, remedy = None, None
+                if self.averages:
+                    limits = [*self._limits, *(torch.finfo(param.dtype).max for param in rest)]
+                if self.plan.expects == "averaged":
+                    remedy = (
+                        f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
+                        "give it to all ranks or to none"
+                    )
+                own = OwnGradients(tensors, names, remedy, limits)
         found = yield from agree_on_gradients(own, self.ranks, fingerprint)
         if self.present is not None:
             return []
@@ -190,7 +197,8 @@ class PlanStep:
         )
         yield from pipeline(map(abreast, rounds), self.window)
         for shard in self.momentum_shards.values():
-            shard.count_step()
+            if shard.flat:
+                shard.parameter.state["steps"] += 1
         self.forget()
 
     def ready(
@@ -206,7 +214,7 @@ class PlanStep:
         """
         found = yield from self.agree(fingerprint, rest)
         if not self.sent_early:
-            moving = [bucket for bucket in self.buckets if not bucket.gradients_stay]
+            moving = [bucket for bucket in self.buckets if bucket.plan.gradient.hops]
             flat = yield from pipeline(map(reduce_gradients, moving), self.window)
             self.readied = {bucket.plan.index: it for bucket, it in zip(moving, flat, strict=True)}
         if self.averages:
@@ -216,19 +224,6 @@ class PlanStep:
         clipped = clip_gradients(self.buckets, self.readied, found, max_norm, self._device, self.at)
         norm, self.scale = yield from clipped
         return norm
-
-    def _own_gradients(self, rest: Sequence[Tensor]) -> OwnGradients:
-        """This rank's gradients of the matrices and of ``rest``, for ranks to compare."""
-        tensors = [local_gradient(it) for it in (*(each.param for each in self.parameters), *rest)]
-        names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
-        remedy = None
-        if self.plan.expects == "averaged":
-            remedy = (
-                f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
-                "give it to all ranks or to none"
-            )
-        limits = [*self._limits, *(torch.finfo(param.dtype).max for param in rest)] if self.averages else None
-        return OwnGradients(tensors, names, remedy, limits)
 
     @cached_property
     def _names(self) -> list[str]:

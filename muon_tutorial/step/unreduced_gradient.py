@@ -74,7 +74,12 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 
     Returns the handles, to remove the hooks earlier.
     """
-    return hook_gradients(params, lambda _, param: _mark(param), owner)
+
+    def mark(_: int, param: Tensor) -> None:
+        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses all others
+            param.grad = param.grad.as_subclass(UnreducedGradient)
+
+    return hook_gradients(params, mark, owner)
 
 
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
@@ -83,35 +88,17 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
     This includes frozen parameters, which may be unfrozen before the next ``backward()``. Returns the
     handles, to remove the hooks earlier.
     """
-    leaves = [(index, param) for index, param in enumerate(params) if param.is_leaf and _can_train(param)]
-    handles = [_hooked(param, partial(hook, index)) for index, param in leaves]
+    handles: list[Any] = []
+    for index, param in enumerate(params):
+        if param.is_leaf and (param.is_floating_point() or param.is_complex()):
+            trains = param.requires_grad  # torch takes a hook only while this is true, but then keeps it
+            try:
+                param.requires_grad_(True)
+                handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))
+            finally:
+                param.requires_grad_(trains)
     weakref.finalize(owner, _remove, handles)
     return handles
-
-
-def _can_train(param: Tensor) -> bool:
-    return param.is_floating_point() or param.is_complex()
-
-
-def _hooked(param: Tensor, hook: Callable[[Tensor], None]) -> Any:
-    """Register a hook; torch accepts it only while the parameter requires a gradient, but then keeps it."""
-    trains = param.requires_grad
-    try:
-        return param.requires_grad_(True).register_post_accumulate_grad_hook(hook)
-    finally:
-        param.requires_grad_(trains)
-
-
-def _mark(param: Tensor) -> None:
-    if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses all others
-        param.grad = param.grad.as_subclass(UnreducedGradient)
-
-
-def unmark_gradients(params: Iterable[Tensor]) -> None:
-    """Turn averaged gradients back into ordinary tensors."""
-    for param in params:
-        if isinstance(param.grad, UnreducedGradient):
-            param.grad = param.grad.as_subclass(Tensor)
 
 
 def _remove(handles: Iterable[Any]) -> None:

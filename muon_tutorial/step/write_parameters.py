@@ -17,7 +17,7 @@ from ..learning_rate import adjusted_lr
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
 from .parameter_state import write_back
-from .rank_bucket import RankBucket, RankMatrix
+from .rank_bucket import RankBucket
 
 
 def update_parameters(
@@ -28,11 +28,20 @@ def update_parameters(
     If the parameter route is empty, parameters are stepped in place, and the result is None. ``present`` are
     the parameters that have a gradient; the others stay as they are.
     """
-    if bucket.parameters_stay:
-        _step_in_place(bucket, updates, present)
-        return None
-    assert isinstance(updates, Tensor)
-    return step_copies(bucket, updates, present)
+    if bucket.plan.parameter.hops:
+        assert isinstance(updates, Tensor)
+        return step_copies(bucket, updates, present)
+    for matrix in bucket.matrices:
+        if not matrix.numel or matrix.param not in present:
+            continue
+        update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
+        here = matrix.parameter.data[matrix.place]
+        stepped = here.contiguous()  # torch rounds differently on strided memory
+        apply_update(stepped, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
+        if not here.is_contiguous():
+            here.copy_(stepped)
+        write_back(matrix.parameter.data, matrix.place, stepped)
+    return None
 
 
 def step_copies(
@@ -47,26 +56,9 @@ def step_copies(
             here = stepped[matrix.stored]
             here.copy_(matrix.parameter.data[matrix.place].reshape(-1)[matrix.in_piece])
             if matrix.param in present:
-                _step_run(matrix, here, updates[matrix.stored])
+                update = updates[matrix.stored]
+                apply_update(here, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
     return stepped
-
-
-def _step_in_place(bucket: RankBucket, updates: Tensor | Pieces, present: Collection[int]) -> None:
-    for matrix in bucket.matrices:
-        if not matrix.numel or matrix.param not in present:
-            continue
-        update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
-        here = matrix.parameter.data[matrix.place]
-        stepped = here.contiguous()  # torch rounds differently on strided memory
-        _step_run(matrix, stepped, update)
-        if not here.is_contiguous():
-            here.copy_(stepped)
-        write_back(matrix.parameter.data, matrix.place, stepped)
-
-
-def _step_run(matrix: RankMatrix, run: Tensor, update: Tensor) -> None:
-    """Step the elements of a matrix that this rank stores: one run, in any shape."""
-    apply_update(run, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
 
 
 def apply_update(

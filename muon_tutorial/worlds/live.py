@@ -64,7 +64,9 @@ def build_mesh(
         raise GridError("build_mesh needs an initialized process group: call init_process_group, or launch()")
     timeout = group_timeout(dist.distributed_c10d._get_default_group()) if timeout is None else timeout
     check_timeout(timeout)
-    device_type = _device_type_of_group() if device_type is None else device_type
+    if device_type is None:
+        accelerator = torch.accelerator.current_accelerator()
+        device_type = "cpu" if accelerator is None or dist.get_backend() == "gloo" else accelerator.type
     grid = grid if isinstance(grid, Grid) else Grid.of(**grid)
     if grid.world_size != dist.get_world_size():
         raise GridError(
@@ -77,11 +79,6 @@ def build_mesh(
         return init_device_mesh(
             device_type, grid.sizes, mesh_dim_names=grid.axes, backend_override=own or None
         )
-
-
-def _device_type_of_group() -> str:
-    accelerator = torch.accelerator.current_accelerator()
-    return "cpu" if accelerator is None or dist.get_backend() == "gloo" else accelerator.type
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
@@ -298,10 +295,11 @@ class _Messages:
 
     def wait(self) -> None:
         """Wait until all messages have been sent and received."""
-        if self._waiter is None:
-            self._wait_for_all()
-        else:
+        if self._waiter is not None:
             self._waiter.result()
+            return
+        for work in self.works:
+            work.wait()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
         """Wait in a thread, since Gloo reports only to a waiter; as a daemon it never delays the exit."""
@@ -310,7 +308,8 @@ class _Messages:
 
         def wait() -> None:
             try:
-                self._wait_for_all()
+                for work in self.works:
+                    work.wait()
             except BaseException as error:
                 waiter.set_exception(error)
             else:
@@ -318,10 +317,6 @@ class _Messages:
                 waiter.set_result(None)
 
         threading.Thread(target=wait, name="exchange", daemon=True).start()
-
-    def _wait_for_all(self) -> None:
-        for work in self.works:
-            work.wait()
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
