@@ -40,6 +40,7 @@ from .launching.command import (
     fill_standard_descriptors,
     raise_on_interrupt,
     said_of,
+    say,
 )
 from .launching.signals import exit_by
 from .launching.torchrun import (
@@ -161,9 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TutorialError as error:
         return _complain(str(error), _exit_code(error))
     except KeyboardInterrupt:
-        return _say("interrupted", INTERRUPTED)
+        return say("interrupted", INTERRUPTED)
     except EndedBySignal as ended:
-        return _say(said_of(signal.Signals(ended.number).name), 128 + ended.number)
+        return say(said_of(signal.Signals(ended.number).name), 128 + ended.number)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return _complain(f"{error.strerror}: raise the limit with ulimit -n 1024", FAILED)
@@ -194,13 +195,13 @@ def train(options: argparse.Namespace) -> int:
             return _explain_failure(error, folder)
         except (KeyboardInterrupt, EndedBySignal) as ended:
             name = signal.Signals(ended.number).name if isinstance(ended, EndedBySignal) else "SIGINT"
-            return _say(f"{said_of(name)}; the steps so far are in {folder.path}", exit_code(name))
+            return say(f"{said_of(name)}; the steps so far are in {folder.path}", exit_code(name))
 
 
 def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
     """The requested run: a new one in its own folder, or one that resumes from its checkpoint."""
     if options.resume is None:
-        settings = _settings(options, dp)
+        settings = TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
         job.check_inputs(settings, settings.world_size)
         run = uuid.uuid4().hex
         folder = _make_folder(options, settings, run)
@@ -250,7 +251,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         _keep_result(folder, result, None)
         return _show_result(options, folder, result, None)
     except CompleteRunError as done:
-        return _say(str(done), 0) if seat.rank == 0 else 0
+        return say(str(done), 0) if seat.rank == 0 else 0
     except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
     except TutorialError as error:  # perhaps only on this rank
@@ -421,10 +422,6 @@ def _add_output(trainer: argparse.ArgumentParser) -> None:
     )
 
 
-def _settings(options: argparse.Namespace, dp: int) -> TrainSettings:
-    return TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
-
-
 def _given(arguments: Sequence[str]) -> set[str]:
     """The names of the settings that were typed."""
     typed = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments}
@@ -450,7 +447,7 @@ def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str)
 def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
     why = "--max-seconds are over" if run.reason == TIME else said_of(run.reason)
     where = f"saved after step {run.step} in {run.checkpoints}"
-    return _say(f"{why}; {where}; go on with: train --resume {folder.path}", exit_code(run.reason))
+    return say(f"{why}; {where}; go on with: train --resume {folder.path}", exit_code(run.reason))
 
 
 def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
@@ -500,9 +497,4 @@ def _exit_code(error: TutorialError) -> int:
 
 
 def _complain(line: str, code: int) -> int:
-    return _say(f"error: {line}", code)
-
-
-def _say(line: str, code: int) -> int:
-    print(line, file=sys.stderr, flush=True)
-    return code
+    return say(f"error: {line}", code)

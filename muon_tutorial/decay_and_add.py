@@ -114,19 +114,15 @@ def decay_and_add(
     if shard is None or not by_position:
         param.add_(update.reshape(param.shape), alpha=-adjusted)  # type: ignore[arg-type]  # a one-element tensor works
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
-        _add_one_by_one(param.view(-1), update.reshape(-1), adjusted)
+        # By the scalar loop, as torch does for a tall matrix, whose update is column-major.
+        strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))
+        _add(param.view(-1), strided, adjusted)
     else:
         _add_by_position(param.view(-1), update.reshape(-1), adjusted, shard)
 
 
 def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
     param.add_(update, alpha=-adjusted)  # type: ignore[arg-type]  # a one-element tensor works too
-
-
-def _add_one_by_one(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
-    """Add by the scalar loop, as torch does for a tall matrix, whose update is column-major."""
-    strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update)
-    _add(param, strided, adjusted)
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:

@@ -23,7 +23,6 @@ from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..launching.echo import is_echo
-from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
 from ..plan.bucket import flat_frame
@@ -120,11 +119,6 @@ class CallbackStep:
     def trust(self) -> None:
         """Assume that all ranks have gradients for the same parameters as this rank."""
         self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]
-
-    def check_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Refuse an unknown recipe."""
-        for group in groups:
-            check_orthogonalize(group)
 
     @property
     def ranks(self) -> Ranks:

@@ -31,7 +31,7 @@ from .rank_contents import (
     contents_of_rank,
     parts_of,
 )
-from .saving import EXTRA, model_entries, state_entries
+from .saving import EXTRA, in_pieces
 
 
 def load_checkpoint(
@@ -228,31 +228,27 @@ def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
 
 def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     """Check that the checkpoint fits, and make the tensors to read it into."""
-    entries = model_entries(contents)
+    entries = {f"model.{name}": in_pieces(*placed) for name, placed in contents.tensors.items()}
     for key, entry in entries.items():
         dtype = _saved_dtype(saved, key, entry.shape)
         if dtype != entry.dtype:
             raise CheckpointError(f"{key} was saved as {dtype} and is {entry.dtype} here")
-        if any(map(_repeats, entry.pieces.values())):
+        strides = [zip(it.stride(), it.shape, strict=True) for it in entry.pieces.values()]
+        if any(stride == 0 and size > 1 for its in strides for stride, size in its):
             raise CheckpointError(
                 f"several elements of {key} share memory (expand()), so it cannot be loaded into"
             )
-    blanks = {key: _blank_like(entry) for key, entry in entries.items()}
+    blanks: dict[str, TensorInPieces] = {}
+    for key, entry in entries.items():
+        pieces = {offset: torch.zeros_like(piece, device="cpu") for offset, piece in entry.pieces.items()}
+        blanks[key] = TensorInPieces(entry.shape, entry.dtype, pieces)
     states = {item.param: _blank_state(saved, item) for item in contents.stepped}
     for item in contents.stepped:
-        blanks |= state_entries(item, states[item.param])
+        for name, tensor in states[item.param].items():
+            blanks[item.key(name)] = in_pieces(tensor, item.boxes_of(name))
     _check_groups(saved, contents.stepped)
     groups = {item.param: saved.manifest.groups[item.name]["group"] for item in contents.stepped}
     return LoadTargets(entries, blanks, states, groups)
-
-
-def _repeats(tensor: Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _blank_like(entry: TensorInPieces) -> TensorInPieces:
-    pieces = {offset: torch.zeros_like(piece, device="cpu") for offset, piece in entry.pieces.items()}
-    return TensorInPieces(entry.shape, entry.dtype, pieces)
 
 
 def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
@@ -328,14 +324,10 @@ def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> N
             vars(each).update(attributes)
         _let_step(stepping)
         raise
-    _fill(targets)
-    _let_step(stepping)
-
-
-def _fill(targets: LoadTargets) -> None:
     for key, entry in targets.model.items():
         for offset, piece in entry.pieces.items():
             piece.copy_(targets.blanks[key].pieces[offset])
+    _let_step(stepping)
 
 
 def _refuse_to_step(*_: object) -> NoReturn:

@@ -84,7 +84,10 @@ class Meeting:
         if verdict != _ANSWERED:
             raise self._refusal(verdict.removeprefix(_REFUSED).decode(), own)
         answer = unpack(self.store.get(f"{stage}/answer/{self.rank}"))
-        self._leave(stage)
+        if self.store.add(f"{stage}/left", 1) == self.size:  # the last rank removes the stage's keys
+            posts = [f"{kind}{rank}" for rank in range(self.size) for kind in ("", "answer/")]
+            for post in (*posts, "verdict", "left"):
+                self.store.delete_key(f"{stage}/{post}")
         return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
@@ -157,13 +160,6 @@ class Meeting:
     def _line(self, error: BaseException) -> str:
         """An error in one line; if this package did not raise it, the line also says in which meeting."""
         return one_line(error) + ("" if isinstance(error, TutorialError) else f" ({self.what})")
-
-    def _leave(self, stage: str) -> None:
-        """Note that this rank is done; the last one removes this stage's keys from the store."""
-        if self.store.add(f"{stage}/left", 1) == self.size:
-            posts = [f"{kind}{rank}" for rank in range(self.size) for kind in ("", "answer/")]
-            for post in (*posts, "verdict", "left"):
-                self.store.delete_key(f"{stage}/{post}")
 
 
 def call_meeting(what: str) -> Meeting:

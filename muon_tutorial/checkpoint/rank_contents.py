@@ -122,17 +122,17 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     steps = muon.plan_steps if isinstance(muon, Muon) else []
     _check_live(muon)
     at = next((step.at for step in steps), Grid((), ()).at(0))
-    named = [*_named(model.named_parameters(), model, rename), *_named(_buffers(model), model, rename)]
-    _refuse_one_name_for_two(named)
-    names = {param: name for name, param in _named(model.named_parameters(), model, rename)}
+    named = [*_named(model.named_parameters(), model, rename)]
+    buffers = [*_named(_buffers(model), model, rename)]
+    _refuse_one_name_for_two([*named, *buffers])
+    names = {param: name for name, param in named}
     places = {param: both for step in steps for param, *both in _planned_places(step)}
     places |= {
         param: [_own_place(name, param, at)] * 2 for param, name in names.items() if param not in places
     }
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
-    buffers = dict(_named(_buffers(model), model, rename))
-    tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers.items()}
-    return RankContents(tensors, set(buffers), list(_stepped_parameters(parts, names, places)))
+    tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers}
+    return RankContents(tensors, set(dict(buffers)), list(_stepped_parameters(parts, names, places)))
 
 
 def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:

@@ -31,7 +31,7 @@ from .piece_files import (
     write_pieces,
 )
 from .plain_data import dump_plain
-from .rank_contents import HeldBoxes, RankContents, Rename, Saveable, SteppedParameter, contents_of_rank
+from .rank_contents import HeldBoxes, Rename, Saveable, contents_of_rank
 
 EXTRA = "extra.pt"
 
@@ -233,16 +233,6 @@ def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
     """This rank's pieces of a tensor, in a checkpoint's form; they share its storage."""
     local = local_part(tensor)
     return TensorInPieces(place.shape, local.dtype, place.pieces(local))
-
-
-def model_entries(contents: RankContents) -> dict[str, TensorInPieces]:
-    """The model's parameters and buffers, by their names in a checkpoint."""
-    return {f"model.{name}": in_pieces(tensor, place) for name, (tensor, place) in contents.tensors.items()}
-
-
-def state_entries(item: SteppedParameter, state: Mapping[str, Tensor]) -> dict[str, TensorInPieces]:
-    """One parameter's optimizer state, by its names in a checkpoint."""
-    return {item.key(entry): in_pieces(tensor, item.boxes_of(entry)) for entry, tensor in state.items()}
 
 
 def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal
 
 from ..engine.collective import Collective
 from ..plan.grid import Coordinate
@@ -40,10 +39,7 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """The sum over collectives of one rank, or of all ranks, in bytes.
-
-    ``subject``, ``kind`` and ``dtype`` are filled only if all of these collectives share one.
-    """
+    """The sum over collectives of one rank, or of all ranks, in bytes."""
 
     phase: str
     collectives: int
@@ -51,9 +47,6 @@ class LedgerRow:
     ring: int
     gloo: int = 0
     received: int = 0
-    subject: str = ""
-    kind: str = ""
-    dtype: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -69,16 +62,15 @@ class Ledger:
         """Forget everything."""
         self.entries.clear()
 
-    def rows(self, rank: int | None = None, by: Literal["phase", "subject"] = "phase") -> list[LedgerRow]:
-        """One row per phase, or per phase and matrix or bucket, in the order in which they first appear.
+    def rows(self, rank: int | None = None) -> list[LedgerRow]:
+        """One row per phase, in the order in which they first appear.
 
         The rows count the collectives of ``rank``, or of all ranks if it is None.
         """
-        names = ("phase",) if by == "phase" else ("phase", "subject", "kind", "dtype")
-        groups: dict[tuple[str, ...], list[LedgerEntry]] = {}
+        groups: dict[str, list[LedgerEntry]] = {}
         for entry in self.entries:
             if rank is None or entry.rank == rank:
-                groups.setdefault(tuple(getattr(entry, name) for name in names), []).append(entry)
+                groups.setdefault(entry.phase, []).append(entry)
         return [total(group) for group in groups.values()]
 
 
@@ -100,11 +92,8 @@ def entry_of(request: Collective, at: Coordinate) -> LedgerEntry:
 
 
 def total(entries: Iterable[LedgerEntry]) -> LedgerRow:
-    """The sum of entries; a name that they do not all share is left empty."""
+    """The sum of entries; if they are not all of one phase, its name is left empty."""
     found = list(entries)
-    sums = {name: sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received")}
-    names = {name: {getattr(e, name) for e in found} for name in ("phase", "subject", "kind", "dtype")}
-    shared: dict[str, Any] = {
-        name: values.pop() if len(values) == 1 else "" for name, values in names.items()
-    }
-    return LedgerRow(collectives=len(found), **sums, **shared)
+    sums = (sum(getattr(e, name) for e in found) for name in ("payload", "ring", "gloo", "received"))
+    phases = {entry.phase for entry in found}
+    return LedgerRow(phases.pop() if len(phases) == 1 else "", len(found), *sums)

@@ -32,9 +32,6 @@ class Step(Protocol):
     def averages(self) -> bool:
         """Whether gradients are each rank's own until the step averages them."""
 
-    def check_groups(self, groups: Groups) -> None:
-        """Refuse Newton–Schulz settings that this step does not support."""
-
     def agree(self, fingerprint: Fingerprint, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients unless that is known."""
 

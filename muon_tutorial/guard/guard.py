@@ -31,9 +31,10 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
+from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
-from ..step.step import PlanStep
+from ..step.step import PlanStep, check_gram_recipes
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .changed_gradients import SeenGradients
@@ -354,8 +355,11 @@ class Guard:
                 return error
             if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
                 self.said, self.described = [], {}
+                for group in optimizer.param_groups:
+                    check_orthogonalize(group)
                 for mesh in self.steps.made:
-                    mesh.step.check_groups(optimizer.param_groups)
+                    if mesh.plan is not None:
+                        check_gram_recipes(mesh.plan, optimizer.param_groups)
                 for number, group in enumerate(groups):
                     check_numbers(group, number)
                 if changed & (Changed.KINDS | Changed.PARAMETERS):

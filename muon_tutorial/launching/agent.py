@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .command import FAILED, said_of
+from .command import FAILED, said_of, say
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
@@ -33,13 +32,13 @@ def run_agent(words: Sequence[str]) -> int:
     try:
         run.run(options)
     except SignalException as ended:
-        return _say(f"{said_of(ended.sigval.name)}; its ranks on this machine have ended", 128 + ended.sigval)
+        return say(f"{said_of(ended.sigval.name)}; its ranks on this machine have ended", 128 + ended.sigval)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = f"error: rank {rank} {how}; it was the first to fail"
-        return _say(said, 128 - code if code < 0 else code or FAILED)
+        return say(said, 128 - code if code < 0 else code or FAILED)
     return 0
 
 
@@ -50,8 +49,3 @@ def _pass_on(number: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 if os.getpgid(pid) == pid:
                     os.kill(pid, number)
-
-
-def _say(line: str, code: int) -> int:
-    print(line, file=sys.stderr, flush=True)
-    return code

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -50,23 +49,6 @@ def without_collecting() -> Iterator[None]:
             gc.enable()
 
 
-def import_without_collecting(name: str) -> None:
-    """Import a module with the garbage collector off.
-
-    Importing torch creates about a million objects, none of them garbage; this saves a third of the time.
-    """
-    with without_collecting():
-        importlib.import_module(name)
-
-
-def keep_what_is_imported() -> None:
-    """Exclude all objects made so far from garbage collection, because modules stay until the end.
-
-    Python's last collection, at exit, would spend half a second on torch's objects.
-    """
-    gc.freeze()
-
-
 def end_on_interrupt() -> None:
     """Let Ctrl-C end this process at once, with one line, until ``raise_on_interrupt``.
 
@@ -90,6 +72,12 @@ def raise_on_interrupt() -> None:
     """Let Ctrl-C raise ``KeyboardInterrupt`` again, if ``end_on_interrupt`` had changed that."""
     if signal.getsignal(signal.SIGINT) is _ended_by:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def say(line: str, code: int) -> int:
+    """Print a line on standard error; return the exit code."""
+    print(line, file=sys.stderr, flush=True)
+    return code
 
 
 def said_of(name: str) -> str:

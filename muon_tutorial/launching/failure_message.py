@@ -26,7 +26,9 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]
     stopped = [rank for rank in ranks if rank.stopped_at is not None]
-    elsewhere = [rank for rank in ranks if _kept_others_waiting(rank)]
+    elsewhere = [  # those that still ran when the launch was ended, and did not wait for the others
+        rank for rank in ranks if not rank.is_done and not (rank.location and rank.location.communicating)
+    ]
     echoes = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
     if 2 * len(left) >= len(ranks):  # then the ranks that still wait probably asked for one thing too many
@@ -59,11 +61,6 @@ def _failed_at(rank: WatchedRank) -> float:
     """Return when the rank failed, or infinity if that is not known."""
     times = (rank.raised.when if rank.raised else None, rank.ended_at, rank.stopped_at)
     return min((time for time in times if time is not None), default=float("inf"))
-
-
-def _kept_others_waiting(rank: WatchedRank) -> bool:
-    """Return whether the rank still ran when the launch was ended, and was not waiting for the others."""
-    return not rank.is_done and not (rank.location is not None and rank.location.communicating)
 
 
 def _odd_ones_out(ranks: Sequence[WatchedRank]) -> list[WatchedRank]:

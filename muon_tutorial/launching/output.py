@@ -46,14 +46,9 @@ class RankOutput:
 
     def _line(self, data: bytes) -> None:
         self._lines += 1
-        line = _as_a_terminal_shows(data)
+        # Where a progress bar has overwritten itself, only its last state is kept.
+        line = data.decode(errors="replace").rstrip("\r").rpartition("\r")[2][:_LONGEST]
         if self._lines <= self._most:
             self._show(self._rank, line)
         else:
             self._held.append(line)
-
-
-def _as_a_terminal_shows(data: bytes) -> str:
-    """Decode a line; where a progress bar has overwritten itself, keep only its last state."""
-    text = data.decode(errors="replace").rstrip("\r")
-    return text.rpartition("\r")[2][:_LONGEST]

@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from datetime import timedelta
-from types import TracebackType
 from typing import NoReturn
 
 import torch
@@ -118,7 +117,10 @@ def _take_over_surroundings(spec: LaunchSpec) -> None:
 
 
 def _raised(error: BaseException, when: float) -> RankRaised:
-    error.__traceback__ = _without_own_frames(error.__traceback__)
+    frames = error.__traceback__
+    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _OWN_FOLDER:
+        frames = frames.tb_next
+    error.__traceback__ = frames
     return RankRaised(
         when,
         "".join(traceback.format_exception_only(type(error), error)).strip(),
@@ -126,12 +128,6 @@ def _raised(error: BaseException, when: float) -> RankRaised:
         is_echo(error),
         _packed_error(error),
     )
-
-
-def _without_own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _OWN_FOLDER:
-        frames = frames.tb_next
-    return frames
 
 
 def _packed_error(error: BaseException) -> bytes | None:
@@ -152,18 +148,13 @@ def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) 
         if word == LEAVE:
             may_leave.set()
         elif word == WHERE:
+            frame = sys._current_frames()[threading.main_thread().ident or 0]
+            stack = list(traceback.walk_stack(frame))
             with contextlib.suppress(OSError):
-                messages.send(_location())
+                messages.send(RankLocation(own_line(stack), is_communicating(stack)))
         else:
             files.discard()
             os._exit(1)
-
-
-def _location() -> RankLocation:
-    """Return where the main thread is: the innermost line of its stack that is not a library's."""
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    stack = list(traceback.walk_stack(frame))
-    return RankLocation(own_line(stack), is_communicating(stack))
 
 
 def _redirect_output(output: socket.socket) -> None:

@@ -137,7 +137,8 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
         raise UsageError("torchrun did not start this process; start it with torchrun, or use launch()")
     rank, local_rank, world_size = _seat()
     end_with_parent(f"rank {rank} of {world_size}: torchrun's agent ended, and this rank with it")
-    if rank == 0 and not _on_one_machine() and _restarts_fail():
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if rank == 0 and not _on_one_machine() and restarts and os.environ.get(OWN_STORE) != "1":
         print(RESTARTS_FAIL, file=sys.stderr, flush=True)
     device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
     if _on_one_machine():
@@ -195,11 +196,6 @@ def _meeting(rank: int, world_size: int) -> Iterator[None]:
     except RuntimeError as error:
         reason = in_one_line(str(error).partition("\n")[0])
         raise LaunchError(f"rank {rank} of {world_size} did not meet the others: {reason}") from None
-
-
-def _restarts_fail() -> bool:
-    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-    return restarts != "0" and os.environ.get(OWN_STORE) != "1"
 
 
 def _take_gpu(local_rank: int) -> str:

@@ -8,7 +8,6 @@ at every step, and checkpoints save them, so a run that resumes on another machi
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import tempfile
 import warnings
@@ -19,7 +18,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from ..callbacks.callback_step import CallbackStep
 from ..errors import TutorialError, UsageError
@@ -27,9 +25,8 @@ from ..guard.current_steps import MeshStep
 from ..orthogonalizers.calibration import Calibration, read_calibration
 from ..orthogonalizers.choices import Shape, is_auto, read_choices, shape_of, write_choices
 from ..orthogonalizers.named import STOCK
-from ..plan.matrix import Matrix, split_parts
 from ..step.parameter_state import group_parts
-from ..step.single_process import AloneStep
+from ..step.single_process import AloneStep, matrices_in
 from ..worlds.live import LiveWorld, count_processes, gather_objects
 from ..worlds.processor import describe_processor
 
@@ -147,15 +144,8 @@ def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
         return
     for number, group in enumerate(groups):
         for param in group["params"] if _chooses(group) else ():
-            for sides in _sides(param, group):
+            for _, sides in matrices_in(tuple(param.shape), *group_parts(group)):
                 yield number, shape_of(*sides)
-
-
-def _sides(param: Tensor, group: Mapping[str, Any]) -> list[tuple[int, int]]:
-    shape, (parts, transposed) = tuple(param.shape), group_parts(group)
-    if parts in (None, "flatten"):
-        return [(shape[0], math.prod(shape[1:]))]
-    return [matrix.sides for matrix in split_parts(Matrix(0, "", shape), parts, 0, transposed)]
 
 
 def _agreed_choices(

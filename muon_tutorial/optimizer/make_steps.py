@@ -55,49 +55,35 @@ class DefaultSteps:
         return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
 
 
-@dataclass(slots=True, eq=False)
-class WithRecipes:
+def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
     """Makes steps, and writes each shape's recipe into groups with ``orthogonalize="auto"``."""
 
-    make: MakeSteps
-    calibration: Source
-
-    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """The steps."""
-        made = self.make(groups, state, before)
+    def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
+        made = make(groups, state, before)
         if any(is_auto(group.get("orthogonalize")) for group in groups):
             from .auto_recipes import choose_recipes
 
-            choose_recipes(groups, made, self.calibration)
+            choose_recipes(groups, made, calibration)
         return made
 
+    return steps
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StrategySteps:
-    """Makes the step of a strategy over one plan on one mesh."""
 
-    builder: Builder
-    world: LiveWorld | LocalMesh
-    tp_dim: TpDim
-    window: int
+def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim, window: int) -> MakeSteps:
+    """Makes the step of a strategy over one plan on one mesh; an error if ranks made different plans."""
 
-    def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step.
-
-        Raises:
-            PlanMismatchError: ranks made different plans.
-        """
-
+    def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         def make() -> Plan:
-            plan = self.builder(describe_matrices(groups, self.world.at, self.tp_dim), self.world.grid)
+            plan = builder(describe_matrices(groups, world.at, tp_dim), world.grid)
             if plan.expects == "local":
                 _check_no_ddp(plan.strategy, groups)
                 _check_own_memory(plan.strategy, groups)
             check_gram_recipes(plan, groups)
             return plan
 
-        parameters = parameter_states(groups, state)
-        return [plan_step(make, self.world, parameters, self.window, agreed(before, 0))]
+        return [plan_step(make, world, parameter_states(groups, state), window, agreed(before, 0))]
+
+    return steps
 
 
 def plan_step(
@@ -152,7 +138,7 @@ def choose_maker(
         raise StrategyError(
             f"strategy {strategy!r} needs mesh=: a DeviceMesh with named axes, or LocalWorld.mesh(rank)"
         )
-    return StrategySteps(builder, world, tp_dim, window)
+    return strategy_steps(builder, world, tp_dim, window)
 
 
 def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:

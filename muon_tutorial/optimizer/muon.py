@@ -36,7 +36,7 @@ from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .load_state import follow_names, hide_tensors, own_lr, show_tensors
-from .make_steps import DefaultSteps, WithRecipes, choose_maker
+from .make_steps import DefaultSteps, choose_maker, with_recipes
 
 if TYPE_CHECKING:
     from ..callbacks.config import DistributedConfig
@@ -137,7 +137,7 @@ class Muon(torch.optim.Optimizer):
         if isinstance(self.world, LiveWorld):
             self.world.warn_of_long_waits()
         make = choose_maker(strategy, self.world, tp_dim, window, distributed_config)
-        steps = CurrentSteps(WithRecipes(make, calibration), alone=isinstance(make, DefaultSteps))
+        steps = CurrentSteps(with_recipes(make, calibration), alone=isinstance(make, DefaultSteps))
         kind = Guard if guard == "on" else NoGuard
         hooks = GradientHooks(overlap_grad_reduce)
         self.guard = kind(steps, hooks, self.world, compare_every, initial_values == "broadcast")
@@ -343,7 +343,7 @@ class Muon(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "guard" not in self.__dict__:  # a copy: only a Muon without a strategy can be copied
             self.world = None
-            steps = CurrentSteps(WithRecipes(DefaultSteps(), None), alone=True)
+            steps = CurrentSteps(with_recipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])
         show_tensors(state["state"])
         super().__setstate__(state)

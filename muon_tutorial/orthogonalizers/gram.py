@@ -75,11 +75,6 @@ def _gram_form(coefficients: tuple[Triple, ...]) -> Recipe:
     return Recipe("ns_coefficients", "the parameter group", coefficients, "gram", torch.float32)
 
 
-def packed_size(n: int) -> int:
-    """Elements of a packed symmetric n × n matrix: its upper triangle."""
-    return n * (n + 1) // 2
-
-
 def pack_symmetric(A: Tensor, packed: Tensor) -> None:
     """Write the upper triangle of a symmetric matrix into ``packed``, [n(n + 1)/2].
 

@@ -118,20 +118,17 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
     return runs
 
 
-def stacks(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> bool:
-    """Whether matrices of this shape are iterated as one stack, with the bits that they have one by one.
+def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
+    """Return how many matrices of this shape are iterated as one stack, with the bits that they have one by
+    one: 1 if they do not stack.
 
     Large matrices gain nothing. In a stack of odd sizes some members would lie unaligned, and kernels differ
     there. Whether this CPU's kernels give stacked matrices the same bits is tried out once per shape, recipe
     and number of threads. The meta device behaves as the CPU does; on other devices nothing is stacked.
     """
     most = _most_stacked(rows, columns, recipe)
-    return most > 1 and device.type in ("cpu", "meta") and _tried_out(rows, columns, recipe)
-
-
-def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
-    """Return how many matrices of equal shape are iterated together: 1 if they do not stack."""
-    return _most_stacked(rows, columns, recipe) if stacks(rows, columns, recipe, device) else 1
+    keeps_bits = most > 1 and device.type in ("cpu", "meta") and _tried_out(rows, columns, recipe)
+    return most if keeps_bits else 1
 
 
 def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
@@ -214,7 +211,7 @@ def _orthogonalize(
     for place, matrix in zip([out] if out.ndim == 2 else out, matrices, strict=True):
         place.copy_(matrix)  # rounded, as torch.optim.Muon does
     X.copy_(wide)
-    _divide_by_norm(X, eps)
+    X.div_(_norms(X).clamp(min=eps))
     A = square[0]
     symmetric_multiply(A, X, X.mT)
     _scale(X, A, recipe)
@@ -293,11 +290,6 @@ def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]
             symmetric_multiply(spare, Q, P)
             Q, free = spare, [Q, P]
     return Q
-
-
-def _divide_by_norm(X: Tensor, eps: float) -> None:
-    """Divide each matrix by its Frobenius norm, at least ``eps``."""
-    X.div_(_norms(X).clamp(min=eps))
 
 
 def _norms(X: Tensor) -> Tensor:

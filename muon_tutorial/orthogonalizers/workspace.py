@@ -28,7 +28,8 @@ class Workspace:
         self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device
     ) -> list[Tensor]:
         """Return uninitialized tensors in the block; those of the previous call must no longer be used."""
-        sizes = [_aligned(math.prod(shape) * dtype.itemsize) for shape in shapes]
+        lines = [-(-math.prod(shape) * dtype.itemsize // ALIGNMENT) for shape in shapes]
+        sizes = [count * ALIGNMENT for count in lines]
         block = self._block(sum(sizes), device)
         pieces = block[: sum(sizes)].split(sizes)
         return [
@@ -43,7 +44,3 @@ class Workspace:
             del block  # free the smaller one before the larger one is allocated
             block = self._blocks[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
         return block
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT

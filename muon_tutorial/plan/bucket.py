@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
@@ -72,8 +72,8 @@ class Bucket:
     ``"bucket"``.
     """
 
-    index: int
-    buffer: int
+    index: int = field(default=0, kw_only=True)
+    buffer: int = field(default=0, kw_only=True)
     axes: tuple[str, ...]
     entries: tuple[BucketEntry, ...]
     model_layout: Layout

@@ -117,7 +117,7 @@ def replicated(
         entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
         here, nothing = LocalShards(), Route((), run[0].grad_dtype)
         stay = Route((), run[0].dtype)
-        return Bucket(0, 0, ("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
+        return Bucket(("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
         weights = _weights(run, grid)
@@ -570,7 +570,7 @@ def _averaged_bucket(
     """A bucket of which every rank keeps everything, so that only updates travel."""
     first = entries[0].matrix
     stay = Route((), first.grad_dtype), compute, Route((), first.dtype)
-    return Bucket(0, 0, ("dp",), entries, whole, whole, worked, *stay, phases=phases)
+    return Bucket(("dp",), entries, whole, whole, worked, *stay, phases=phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -667,8 +667,6 @@ def _sliced(
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
     return Bucket(
-        index=0,
-        buffer=0,
         axes=("dp",),
         entries=entries,
         model_layout=VirtualBuffer(size),
@@ -735,8 +733,6 @@ def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp:
         worked = WholeMatrices(("dp", "tp"), "matrix", "owner")
         compute = Route((Exchange(("tp",), tuple(entries), PiecesInSlices(slices), worked),), WIRE)
     return Bucket(
-        index=0,
-        buffer=0,
         axes=("dp",) if tp == 1 else ("dp", "tp"),
         entries=tuple(entries),
         model_layout=VirtualBuffer(slices.size),
@@ -794,8 +790,6 @@ def _owned_rounds(
 def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
     first, whole = entries[0].matrix, WholeMatrices(axes, "matrix", "owner")
     return Bucket(
-        index=0,
-        buffer=0,
         axes=axes,
         entries=entries,
         model_layout=LocalShards(),

@@ -152,7 +152,14 @@ class MomentumShard:
         matrix = self.shards[0].entry.matrix
         whole = matrix.shape if matrix.part is None else matrix.part.shape
         if tuple(saved.shape) == self.shape:
-            self._refuse_other_elements(matrix.name, at)
+            theirs = self.parameter.state.get("kept")
+            if self.flat and theirs is not None and theirs != self.elements(at):
+                raise UsageError(
+                    f"{matrix.name}: this momentum was saved by another rank, on another grid, or with other "
+                    f"parameters: it holds {_say(theirs)}, but {at} keeps {_say(self.elements(at))}; load "
+                    "each rank's own state, or use load_checkpoint(). Parameters cannot be added, removed or "
+                    "moved between groups while ranks keep slices of their momentum"
+                )
             return saved
         if tuple(saved.shape) != whole:
             raise UsageError(
@@ -165,16 +172,6 @@ class MomentumShard:
             return local.contiguous()
         runs = [local[s.entry.matrix.slices(at)].reshape(-1)[slice(*s.in_piece)] for s in self.shards]
         return torch.cat([saved.new_empty(0), *runs])
-
-    def _refuse_other_elements(self, name: str, at: Coordinate) -> None:
-        theirs = self.parameter.state.get("kept")
-        if self.flat and theirs is not None and theirs != self.elements(at):
-            raise UsageError(
-                f"{name}: this momentum was saved by another rank, on another grid, or with other "
-                f"parameters: it holds {_say(theirs)}, but {at} keeps {_say(self.elements(at))}; load "
-                "each rank's own state, or use load_checkpoint(). Parameters cannot be added, removed or "
-                "moved between groups while ranks keep slices of their momentum"
-            )
 
 
 def momentum_shards(

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..learning_rate import adjusted_lr
-from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.iterate import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid
@@ -111,11 +110,6 @@ class AloneStep:
                 part.copy_(stepped)
             write_back(stored, here, momentum)
             write_back(whole, here, part)
-
-    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse a recipe that is unknown."""
-        for group in groups:
-            check_orthogonalize(group)
 
     def trust(self) -> None:
         """Do nothing: there are no other ranks."""

@@ -19,7 +19,6 @@ from ..engine.collective import Label, Walk
 from ..engine.order import abreast, pipeline
 from ..engine.travel import sum_over_grid
 from ..errors import GradientError
-from ..orthogonalizers.choices import check_orthogonalize
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
@@ -161,16 +160,6 @@ class PlanStep:
         if self.present is None:
             here = (i for i, each in enumerate(self.parameters) if each.param.grad is not None)
             self.present = frozenset(here)
-
-    def check_groups(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse an unknown recipe, or one without a Gram form if a matrix stays cut.
-
-        Raises:
-            UsageError: it lists the recipes that have one.
-        """
-        for group in groups:
-            check_orthogonalize(group)
-        check_gram_recipes(self.plan, groups)
 
     @cached_property
     def ranks(self) -> Ranks:

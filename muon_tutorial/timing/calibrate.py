@@ -99,11 +99,7 @@ class GlooSample:
         return cls(busy, moved, statistics.median(took))
 
 
-def calibrate(
-    name: str | None = None,
-    dtypes: Sequence[torch.dtype] = (torch.bfloat16, torch.float32),
-    limit: float = 28.0,
-) -> Machine:
+def calibrate(limit: float = 28.0) -> Machine:
     """This machine, measured with one thread per rank, in at most ``limit`` seconds.
 
     Nothing else should run meanwhile. If something does, ``sources["busy"]`` says how it was noticed.
@@ -117,7 +113,7 @@ def calibrate(
     counts = sorted({2, *(min(MOST_RANKS, most * cores) for most in (2, 4))})
     samples: list[GlooSample] = []
     try:
-        by_core = launch(compute_rates, computing, args=(tuple(dtypes),), limit=limit)
+        by_core = launch(compute_rates, computing, limit=limit)
         for i, ranks in enumerate(counts):
             left = max(1e-3, end - time.perf_counter())
             until = end - left + 0.8 * left / (len(counts) - i)
@@ -135,7 +131,7 @@ def calibrate(
         load, cores, [rate for one in by_core for rate in one.repeated], len(counts) * each - len(samples)
     )
     return Machine(
-        name=name or f"{platform.machine()}, {cores} cores",
+        name=f"{platform.machine()}, {cores} cores",
         gemm=rates.gemm,
         copy=rates.copy,
         operation=rates.operation,
@@ -209,12 +205,12 @@ class ComputeRates:
     repeated: tuple[float, ...] = ()
 
 
-def compute_rates(rank: int, dtypes: Sequence[torch.dtype]) -> ComputeRates:
+def compute_rates(rank: int) -> ComputeRates:
     """One core's rates. All cores measure at the same time, because they share the memory in a step, too."""
     torch.set_num_threads(1)
     gemm = {}
     before = measure_products(torch.float32, REPEATED)[0][1]
-    for dtype in dtypes:
+    for dtype in (torch.bfloat16, torch.float32):
         dist.barrier()
         gemm[str(dtype).removeprefix("torch.")] = measure_products(dtype)
     dist.barrier()
@@ -386,17 +382,13 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
     found, least = GlooCosts(0.0, 0.0, 0.0, 0.0, ENDLESS), float("inf")
     for bandwidth in BANDWIDTHS:
         costs = _fit_beside_link(table, moved / bandwidth, seconds)
-        off = _takes(table, moved / bandwidth, costs) - seconds
+        link = moved / bandwidth  # a sample takes as long as the processors or the link, whichever is longer
+        off = table[:, 2:] @ costs[2:] + torch.maximum(table[:, :2] @ costs[:2], link) - seconds
         error = float((off.square() / seconds).sum() / seconds.sum())
         if error < least - NO_BETTER:
             byte, message, latency, turn = costs.tolist()
             found, least = GlooCosts(byte, message, latency, turn, bandwidth), error
     return found
-
-
-def _takes(table: Tensor, link: Tensor, costs: Tensor) -> Tensor:
-    """Seconds of each sample: its rounds and requests, plus the processors' or the link's time if longer."""
-    return table[:, 2:] @ costs[2:] + torch.maximum(table[:, :2] @ costs[:2], link)
 
 
 def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:

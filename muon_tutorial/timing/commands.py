@@ -140,7 +140,9 @@ def plan(options: argparse.Namespace) -> int:
             f"--batch is a number of tokens, from 1 to {MOST_TOKENS:,}; got {options.batch!r:.40}"
         )
     if options.map is not None:
-        _check_map(options.map)
+        if options.map.suffix != ".svg":
+            raise UsageError(f"--map names a file that ends in .svg; got {options.map}")
+        _check_file(options.map)
     if not 1 <= options.bucket_mb * MEGABYTE < math.inf:
         raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
@@ -178,12 +180,6 @@ def plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_map(path: Path) -> None:
-    if path.suffix != ".svg":
-        raise UsageError(f"--map names a file that ends in .svg; got {path}")
-    _check_file(path)
-
-
 def _check_file(path: Path) -> None:
     """Refuse a file that cannot be written, before half a minute is spent on its content."""
     if not path.parent.is_dir():
@@ -205,10 +201,7 @@ def measure(options: argparse.Namespace) -> int:
     """Measure this machine, and write its file."""
     _check_file(options.out)
     machine = calibrate()
-    try:
-        machine.write(options.out)
-    except OSError as error:
-        raise UsageError(f"{options.out} cannot be written: {error.strerror}") from None
+    _write(options.out, machine.text())
     print(f"wrote {options.out}: {machine.name}")
     if "busy" in machine.sources:
         print(machine.sources["busy"])

@@ -332,7 +332,8 @@ def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ..
     mixture = architecture.mixture
     if mixture is None or not layers:
         return
-    width, experts, inner = keys.size("hidden_size"), _expert_count(keys), keys.size(mixture.width)
+    width, inner = keys.size("hidden_size"), keys.size(mixture.width)
+    experts = keys.size("num_experts", "num_local_experts", "n_routed_experts")
     bias = mixture.bias
     shared = 0 if mixture.shared == "none" else keys.size(mixture.shared, least=0) * inner
     if shared:
@@ -381,10 +382,6 @@ def _even_head(keys: ConfigKeys, key: str, width: int, heads: int) -> int:
     if width % heads:
         raise UsageError(f"{keys.where}: {key!r} {width} cannot be divided evenly among {heads} heads")
     return width // heads
-
-
-def _expert_count(keys: ConfigKeys) -> int:
-    return keys.size("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tuple[int, ...]:

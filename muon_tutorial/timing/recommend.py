@@ -180,9 +180,7 @@ class ModelPlan:
     @property
     def fitting(self) -> list[StepEstimate]:
         """The strategies that fit in a rank's memory, the fastest first."""
-        room = self.machine.memory
-        fit = [one for one in self.estimates if room is None or self.memory(one) <= room]
-        return sorted(fit, key=lambda one: one.seconds)
+        return sorted((one for one in self.estimates if _fits(self, one)), key=lambda one: one.seconds)
 
     @property
     def best(self) -> StepEstimate | None:
@@ -570,12 +568,12 @@ def _beside_training(plan: ModelPlan, best: StepEstimate) -> list[str]:
 
 
 def _warnings(plan: ModelPlan) -> list[str]:
-    room, found = plan.machine.memory, []
-    for one in plan.estimates:
-        if room is not None and plan.memory(one) > room:
-            found.append(
-                f"{one.strategy} does not fit: {say_bytes(plan.memory(one))} of {say_bytes(room)} per rank."
-            )
+    room = say_bytes(plan.machine.memory or 0)
+    found = [
+        f"{one.strategy} does not fit: {say_bytes(plan.memory(one))} of {room} per rank."
+        for one in plan.estimates
+        if not _fits(plan, one)
+    ]
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append(
@@ -593,7 +591,9 @@ def _warnings(plan: ModelPlan) -> list[str]:
     if whole is not None and whole.fair_shares > 1.5:
         shares = say_number(whole.fair_shares)
         line = f"layerwise: the busiest owner has {shares} times its even share of Newton–Schulz"
-        if whole.newton_schulz == DEFAULT_STEPS * _largest(plan):
+        # The owner of each part's largest matrix cannot have less.
+        least = sum(max(newton_schulz_cost(it.sides) for it in part.matrices) for part in plan.parts)
+        if whole.newton_schulz == DEFAULT_STEPS * least:
             found.append(f"{line}, the least possible: there are too few matrices for so many ranks.")
         else:
             found.append(f"{line}, in {whole.runs} matrices: owners have unequal work.")
@@ -603,11 +603,6 @@ def _warnings(plan: ModelPlan) -> list[str]:
             f"full_tensor() of all matrices at once, on every rank, would hold {say_bytes(whole_bytes)}."
         )
     return found
-
-
-def _largest(plan: ModelPlan) -> int:
-    """Operations of each part's largest matrix in one iteration, summed: its owner cannot have less."""
-    return sum(max(newton_schulz_cost(matrix.sides) for matrix in part.matrices) for part in plan.parts)
 
 
 def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:

@@ -92,14 +92,15 @@ def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
             if there == plan.ranks:
                 yield plan
             elif there % each == 0:
-                yield _planned(plan, there // each)
+                yield plan_model(
+                    plan.shape,
+                    {**plan.sizes, "dp": there // each},
+                    plan.machine,
+                    round_bytes=plan.round_bytes,
+                    window=plan.window,
+                    dtypes=plan.dtypes,
+                )
         there //= APART
-
-
-def _planned(plan: ModelPlan, dp: int) -> ModelPlan:
-    sizes = {**plan.sizes, "dp": dp}
-    limit, window = plan.round_bytes, plan.window
-    return plan_model(plan.shape, sizes, plan.machine, round_bytes=limit, window=window, dtypes=plan.dtypes)
 
 
 def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | None]:

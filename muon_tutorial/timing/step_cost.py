@@ -185,13 +185,8 @@ def estimate(
     earlier walks for the same machine and the same ``beside``, used again.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
-    walks = walks or RankWalks(machine, beside_on(grid, machine) if beside is None else beside)
-    return estimate_plan(name, plan, walks, window)
-
-
-def beside_on(grid: Grid, machine: Machine) -> int:
-    """The number of other ranks on a node, if nothing but this grid runs."""
-    return min(machine.ranks_per_node, grid.world_size) - 1
+    beside = min(machine.ranks_per_node, grid.world_size) - 1 if beside is None else beside
+    return estimate_plan(name, plan, walks or RankWalks(machine, beside), window)
 
 
 def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
@@ -283,18 +278,16 @@ def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace,
     return [(walks.trace(_average(length, dtype, at), at), times) for length, times in lengths if length]
 
 
-def _whole_over_dp(bucket: Bucket, at: Coordinate) -> int:
-    """Elements of a bucket that DDP averages. Matrices sharded over dp are reduced by their framework."""
-    return sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
-
-
 def averaged_at_once(plan: Plan, at: Coordinate) -> Counter[int]:
     """The numbers of gradient elements that are averaged together before a step, and how often each occurs.
 
     DDP's buckets are assumed to be as large as Muon's. FSDP2 reduces a layer at a time, and each rank keeps
     its shard.
     """
-    lengths = [_whole_over_dp(bucket, at) for bucket in plan.buckets]
+    lengths = [  # matrices sharded over dp are reduced by their framework
+        sum(e.matrix.box(at).numel for e in bucket.entries if e.matrix.cut("dp") is None)
+        for bucket in plan.buckets
+    ]
     shards = at.size(SHARDING)
     if shards == 1:
         return Counter(lengths)

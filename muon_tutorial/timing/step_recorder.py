@@ -17,8 +17,9 @@ from unittest.mock import patch
 
 import torch.distributed as dist
 
-from ..engine.collective import Collective, Label, Walk
+from ..engine.collective import Collective, Walk
 from ..evidence.ring_bytes import ring_bytes
+from ..evidence.traces.time_split import CollectiveOfRank
 from ..plan.grid import Coordinate
 from ..step import gram, orthogonalize
 from ..worlds.live import Follow, LiveWorld, Moment
@@ -30,25 +31,16 @@ PRODUCTS = ((orthogonalize, "newton_schulz_update"), (gram, "own_grams"), (gram,
 
 
 @dataclass(frozen=True, slots=True)
-class NotedRequest:
+class NotedRequest(CollectiveOfRank):
     """A request as its rank saw it: when it was made, and the moments that the world reported.
 
     Times are nanoseconds on the machine's clock.
     """
 
-    kind: str
-    phase: str
-    subject: str
-    group: tuple[int, ...]
     payload: int
     ring: int
     asked: int
     moments: dict[Moment, int] = field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """Phase and subject, in the form that requests print."""
-        return str(Label(self.phase, self.subject))
 
     @property
     def in_background(self) -> bool:
@@ -97,11 +89,12 @@ class StepRecorder:
     notes: list[RankNotes] = field(default_factory=list)
     _requests: list[NotedRequest] = field(default_factory=list)
     _products: list[tuple[int, int]] = field(default_factory=list)
+    _turns: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _begin: int = 0
     _patched: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> StepRecorder:
-        self._requests, self._products = [], []
+        self._requests, self._products, self._turns = [], [], Counter()
         self._patched = ExitStack()
         for module, name in PRODUCTS:
             self._patched.enter_context(patch.object(module, name, self._noted(getattr(module, name))))
@@ -132,8 +125,9 @@ class StepRecorder:
     def __call__(self, request: Collective, at: Coordinate) -> Follow:
         payload = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         label, group = request.label, at.group(*request.axes)
-        bytes_of = payload, ring_bytes(request, at)
-        noted = NotedRequest(request.kind, label.phase, label.subject, group, *bytes_of, perf_counter_ns())
+        about = self.rank, request.kind, label.phase, label.subject, group, self._turns[group]
+        noted = NotedRequest(*about, payload, ring_bytes(request, at), perf_counter_ns())
+        self._turns[group] += 1
         self._requests.append(noted)
 
         def follow(moment: Moment) -> None:
@@ -158,33 +152,19 @@ def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
     """The timeline of one step, from the notes of all ranks."""
     zero = min(one.begin for one in notes)
     last: dict[tuple[tuple[int, ...], int], int] = {}
-    for one in notes:
-        for turn, request in _in_turn(one):
-            key = request.group, turn
-            last[key] = max(last.get(key, 0), request.issued)
-    flights = [
-        _flight(one.rank, request, turn, last[request.group, turn], zero)
-        for one in notes
-        for turn, request in _in_turn(one)
-    ]
+    requests = [request for one in notes for request in one.requests]
+    for request in requests:
+        key = request.group, request.turn
+        last[key] = max(last.get(key, 0), request.issued)
+    flights = [_flight(request, last[request.group, request.turn], zero) for request in requests]
     spans = [span for one in notes for span in _spans(one, zero)]
     return StepTimeline("recorded", (*spans, *transfers(flights)), tuple(flights))
 
 
-def _in_turn(notes: RankNotes) -> Iterator[tuple[int, NotedRequest]]:
-    """Requests, each with the number of earlier requests in its group."""
-    turns: Counter[tuple[int, ...]] = Counter()
-    for request in notes.requests:
-        yield turns[request.group], request
-        turns[request.group] += 1
-
-
-def _flight(rank: int, request: NotedRequest, turn: int, last: int, zero: int) -> RankFlight:
-    about = (rank, request.kind, request.phase, request.subject, request.group, turn)
-    begin = min(last, request.done)  # a rank that only sends may be done before the last member asks
-    issued, done, answered = request.issued, request.done, request.answered
-    issued_at, began, ended, answered_at = ((each - zero) / 1e9 for each in (issued, begin, done, answered))
-    return RankFlight(*about, issued_at, began, ended, answered_at, request.payload, request.ring)
+def _flight(it: NotedRequest, last: int, zero: int) -> RankFlight:
+    begin = min(last, it.done)  # a rank that only sends may be done before the last member asks
+    times = ((each - zero) / 1e9 for each in (it.issued, begin, it.done, it.answered))
+    return RankFlight(it.rank, it.kind, it.phase, it.subject, it.group, it.turn, *times, it.payload, it.ring)
 
 
 def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:

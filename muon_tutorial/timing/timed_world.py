@@ -110,11 +110,6 @@ class _Job:
     thread: Any = None
     then: _Job | None = None
 
-    def going_on(self) -> list[_Job]:
-        """The jobs that remain: this one, the next, or none."""
-        following = self if self.left > _least(self) else self.then
-        return [] if following is None else [following]
-
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
@@ -182,16 +177,15 @@ class TimedWorld:
             walks, [self.grid.at(rank) for rank in self.grid.ranks]
         )
 
-    def run_alone(self, walk: Walk, at: Coordinate, beside: int = 0) -> TimedRun:
+    def run_alone(self, walk: Walk, at: Coordinate) -> TimedRun:
         """Walk one rank, as if the others always arrived when it does; feasible for thousands of ranks.
 
-        It never waits for a slower rank, so choose the slowest. ``beside`` is the number of other ranks on
-        its node, which share the cores and the bus with it all the time.
+        It never waits for a slower rank, so choose the slowest. It has its node's cores and bus to itself.
 
         Raises:
             RequestError: the walk requested something whose time cannot be predicted.
         """
-        return _Clockwork(self.grid, self.machine, is_alone=True, beside=beside).run([walk], [at])
+        return _Clockwork(self.grid, self.machine, is_alone=True).run([walk], [at])
 
 
 @dataclass(eq=False)
@@ -199,7 +193,6 @@ class _Clockwork:
     grid: Grid
     machine: Machine
     is_alone: bool = False
-    beside: int = 0
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -223,8 +216,10 @@ class _Clockwork:
             while not all(rank.ended is not None for rank in self.ranks):
                 self._pass_time()
                 self._settle(work)
-        if any(self.queues.values()):
-            raise DeadlockError("ranks have ended, and:\n" + "\n".join(self._unanswered()))
+        waiting = [each for flights in self.queues.values() for one in flights for each in one.asked.items()]
+        lines = [f"  rank {rank} requested {it}, but others of its group did not" for rank, it in waiting]
+        if lines:
+            raise DeadlockError("ranks have ended, and:\n" + "\n".join(lines))
         ends = tuple(rank.ended or 0.0 for rank in self.ranks)
         return TimedRun(max(ends), ends, tuple(self.spans), tuple(self.flights))
 
@@ -248,11 +243,11 @@ class _Clockwork:
         carrying = {job.link for job in jobs}
         for bus, saved in self.saved.items():
             if ("bus", bus) not in carrying:
-                self.saved[bus] = min(self._burst(bus), saved + passed * bus.bandwidth)
+                self.saved[bus] = min(bus.burst, saved + passed * bus.bandwidth)
 
     def _rates(self, jobs: Sequence[_Job]) -> list[float]:
         """Each job's rate: its part of the cores, at most one core, or its part of its link."""
-        cores: dict[int, int] = defaultdict(lambda: self.beside)
+        cores: dict[int, int] = defaultdict(int)
         links: dict[Any, int] = defaultdict(int)
         threads: dict[Any, int] = defaultdict(int)
         counted: set[Any] = set()
@@ -278,7 +273,8 @@ class _Clockwork:
         """Finish the flights that are done by now, and let ranks go on that waited for them or for a job."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
-                moving.jobs = [following for job in moving.jobs for following in job.going_on()]
+                after = [job if job.left > _least(job) else job.then for job in moving.jobs]
+                moving.jobs = [job for job in after if job is not None]
                 if not moving.jobs:
                     self.moving.remove(moving)
                     self._finish(moving)
@@ -400,10 +396,12 @@ class _Clockwork:
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
-        if not queue or moving >= self._at_once(queue[0]):
+        if not queue or len(queue[0].issued) < (1 if self.is_alone else len(group)):
             return
         flight = queue[0]
-        if len(flight.issued) < (1 if self.is_alone else len(group)):
+        # Gloo's rings share a link, round by round; what is sent in one piece waits for what came earlier.
+        in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
+        if moving >= (GLOO_THREADS if in_rounds else 1):
             return
         self._begin(flight)
         jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
@@ -486,12 +484,6 @@ class _Clockwork:
         jobs = [_Job(messages * self.machine.message, self.machine.node(rank), once=rank)]
         self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
 
-    def _at_once(self, flight: TimedFlight) -> int:
-        """How many flights of a group may run at once. Gloo's rings share a link, round by round; messages
-        that are sent in one piece wait in a queue for the earlier ones."""
-        in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
-        return GLOO_THREADS if in_rounds else 1
-
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
         that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
@@ -505,9 +497,8 @@ class _Clockwork:
         own = busy if link.duplex else flight.moved[rank]
         if travelling := travels(flight.sent[rank] if link.shared else own, self.machine):  # once, on a bus
             on = ("bus", link) if link.shared else _way(link, "out", rank)
-            others = self.beside if link.shared else 0
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
-            jobs.append(_Job(travelling - at_once, node, on, link.bandwidth / (1 + others)))
+            jobs.append(_Job(travelling - at_once, node, on, link.bandwidth))
         return jobs
 
     def _take_saved(self, bus: Link, travelling: float) -> float:
@@ -516,24 +507,11 @@ class _Clockwork:
         self.saved[bus] -= taken
         return taken
 
-    def _burst(self, link: Link) -> float:
-        """The most that a bus saves up; only this rank's part of it if the other ranks are not walked."""
-        return link.burst / (1 + self.beside)
-
     def _latency(self, flight: TimedFlight) -> float:
         """The latency of all rounds, one after the other. If a ring would have many, NCCL uses trees."""
         rounds = max(busy.messages_out for busy in flight.busy.values())
         steps = 2 * max(1, (len(flight.group) - 1).bit_length())
         return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
-
-    def _unanswered(self) -> list[str]:
-        """Lines on requests that only some members of a group have made."""
-        return [
-            f"  rank {rank} requested {words}, but others of its group did not"
-            for flights in self.queues.values()
-            for flight in flights
-            for rank, words in flight.asked.items()
-        ]
 
     def _describe(self, rank: _Rank) -> str:
         doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from ..errors import TraceError
 from ..evidence.traces.perfetto import merge_documents
-from ..evidence.traces.time_intervals import Intervals, union
+from ..evidence.traces.time_intervals import union
 from ..evidence.traces.time_split import CollectiveOfRank, Flight, RankTimes, Timeline
 from .timed_world import Doing, Span, TimedRun
 
@@ -104,11 +104,9 @@ class StepTimeline:
         flights = tuple(_flight(each) for each in self.flights if each.rank == rank)
         whole = self.of(rank, "product", "copy", "wait")
         begin, end = nanoseconds(whole[0].begin), nanoseconds(whole[-1].end)
-        return RankTimes(rank, begin, end, self._computed(rank), flights)
-
-    def _computed(self, rank: int) -> Intervals:
-        spans = self.of(rank, "product", "copy")
-        return union((nanoseconds(span.begin), nanoseconds(span.end)) for span in spans)
+        computing = (span for span in whole if span.doing != "wait")
+        computed = union((nanoseconds(span.begin), nanoseconds(span.end)) for span in computing)
+        return RankTimes(rank, begin, end, computed, flights)
 
     def document(self) -> dict[str, Any]:
         """The step as one document that Perfetto and chrome://tracing can open."""

@@ -47,7 +47,10 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
             f"{where}: model_type {model_type!r} is not known, not even to transformers "
             f"{library.__version__}. For other models, use module:function"
         )
-    if deep := [key for key in held if key.endswith(("layers", "layer")) and _too_deep(held[key])]:
+    depths = {
+        key: it for key, it in held.items() if key.endswith(("layers", "layer")) and isinstance(it, int)
+    }
+    if deep := [key for key, layers in depths.items() if layers > MOST_LAYERS]:
         raise UsageError(f"{where}: {deep[0]!r} is at most {MOST_LAYERS:,}; got {held[deep[0]]!r:.40}")
     try:
         with torch.device("meta"), redirect_stdout(sys.stderr), warnings.catch_warnings():
@@ -67,10 +70,6 @@ def shape_from_transformers(held: Mapping[str, Any], name: str, source: str, whe
     shape = shape_from_module(model, name, source, getattr(model, "tp_plan", None))
     notes = (f"The config does not say {defaults}: transformers' default.",) if defaults else ()
     return replace(shape, heads=heads, kv_heads=kv_heads, notes=(*notes, *shape.notes))
-
-
-def _too_deep(value: Any) -> bool:
-    return isinstance(value, int) and value > MOST_LAYERS
 
 
 def _built(library: Any, held: Mapping[str, Any], config: Any) -> nn.Module:

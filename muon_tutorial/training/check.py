@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,12 @@ from torch.distributed.tensor import DTensor
 
 from ..engine.collective import Label
 from ..engine.travel import all_reduce
-from ..guard.guard import the_plan_step
+from ..guard.guard import params_of, the_plan_step
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..orthogonalizers.gram import DIFFERENCE
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
-from ..step.parameter_state import local_part
+from ..step.parameter_state import local_part, placed_as
 from ..worlds.live import LiveWorld, gather_objects
 from .records import CheckVerdict
 
@@ -68,7 +67,7 @@ class Snapshot:
         """The exact gradient sums. All ranks must call it, before gradients are readied."""
         return [
             Sums(_sum_over_dp(world, param, grad), _sum_over_dp(world, param, grad.abs()))
-            for param in _params(optimizer)
+            for param in params_of(optimizer)
             for grad in [_gradient(param).double()]
         ]
 
@@ -76,13 +75,13 @@ class Snapshot:
     def take(cls, world: LiveWorld, optimizer: MuonWithAdamW, sums: list[Sums]) -> Snapshot:
         """Copy everything that the coming step uses. All ranks must call it, after gradients are readied."""
         reduced = _reduced_gradients(world, optimizer.muon)
-        others = [_gradient(param) for param in _params(optimizer.adamw)]
+        others = [_gradient(param) for param in params_of(optimizer.adamw)]
         errors = [
             gradient_error(grad, exact, world.grid.size("dp"))
             for grad, exact in zip([*reduced, *others], sums, strict=True)
         ]
         lone, cut = _lone_muon(world, optimizer.muon, reduced), _stays_cut(optimizer.muon)
-        before = {place: _params(lone)[place].detach().clone() for place in cut}
+        before = {place: params_of(lone)[place].detach().clone() for place in cut}
         gram = {place: _gram_form(lone, place) for place in cut}
         return cls(lone, _lone_adamw(optimizer.adamw), gram, before, max(errors))
 
@@ -91,12 +90,13 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     """Step the single-process optimizers and compare. All ranks must call it, after the job's own step."""
     snapshot.muon.step()
     snapshot.adamw.step()
-    ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in _params(optimizer.adamw))]
-    theirs = [param.detach() for param in (*_params(snapshot.muon), *_params(snapshot.adamw))]
+    ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in params_of(optimizer.adamw))]
+    theirs = [param.detach() for param in (*params_of(snapshot.muon), *params_of(snapshot.adamw))]
     cut = {place: _error_of_cut(ours[place], snapshot, place) for place in snapshot.gram}
     pairs = [pair for place, pair in enumerate(zip(ours, theirs, strict=True)) if place not in snapshot.gram]
+    bits = [(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32)) for a, b in pairs]
     mine = [
-        sum(_differing_bits(a, b) for a, b in pairs),
+        sum(int((a != b).sum()) for a, b in bits),
         max(float((a - b).abs().max()) for a, b in pairs),
         snapshot.gradient_error,
         max(cut.values(), default=0.0),
@@ -110,7 +110,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
     """The distance of a matrix that stays cut from the Gram form in one process, in units of the bound."""
     snapshot.gram[place].step()
-    (theirs,) = (param.detach() for param in _params(snapshot.gram[place]))
+    (theirs,) = (param.detach() for param in params_of(snapshot.gram[place]))
     return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[place]).norm()))
 
 
@@ -152,7 +152,7 @@ def _stays_cut(muon: Muon) -> list[int]:
 
 def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
     """A single-process Muon in the Gram form for the parameter at ``place``, set up as ``lone`` is for it."""
-    theirs = _params(lone)[place]
+    theirs = params_of(lone)[place]
     group = next(group for group in lone.param_groups if any(param is theirs for param in group["params"]))
     param = nn.Parameter(theirs.detach().clone())
     assert theirs.grad is not None
@@ -164,7 +164,7 @@ def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
 
 def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
     lone = copy.deepcopy(adamw)  # parameters and state, but no gradients
-    for twin, param in zip(_params(lone), _params(adamw), strict=True):
+    for twin, param in zip(params_of(lone), params_of(adamw), strict=True):
         twin.grad = None if param.grad is None else param.grad.clone()
     return lone
 
@@ -172,14 +172,14 @@ def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The whole gradient of each matrix that the coming step uses."""
     if the_plan_step(muon.steps).plan.expects == "averaged":
-        return [_whole(param, _gradient(param)) for param in _params(muon)]
+        return [_whole(param, _gradient(param)) for param in params_of(muon)]
     readied = the_plan_step(muon.steps).readied_gradient
     return _assembled(world, muon, lambda bucket, held: readied(bucket.index)[slice(*held.in_buffer)])
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
     """The whole momentum of each matrix."""
-    params = _params(muon)
+    params = params_of(muon)
 
     def kept(bucket: Bucket, held: StoredShard) -> Tensor:
         return local_part(muon.state[params[held.entry.matrix.param]]["momentum_buffer"]).reshape(-1)
@@ -188,7 +188,7 @@ def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
 
 
 def _full_parameters(muon: Muon) -> list[Tensor]:
-    return [_whole(param, local_part(param.detach())) for param in _params(muon)]
+    return [_whole(param, local_part(param.detach())) for param in params_of(muon)]
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
@@ -214,20 +214,8 @@ def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:
     """The whole of a tensor that is cut as ``param`` is, from this rank's part."""
-    if not isinstance(param, DTensor):
-        return local
-    spread = DTensor.from_local(
-        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
-    return spread.full_tensor()
-
-
-def _params(optimizer: Any) -> list[Tensor]:
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
-def _differing_bits(a: Tensor, b: Tensor) -> int:
-    return int((a.contiguous().view(torch.int32) != b.contiguous().view(torch.int32)).sum())
+    spread = placed_as(local, param)
+    return spread.full_tensor() if isinstance(spread, DTensor) else spread
 
 
 def _gradient(param: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def _earlier_records(
     by_step = {step: record for record in found if isinstance(step := record.get("step"), int)}
     kept = [StepRecord(**by_step[step]) for step in range(begin) if set(by_step.get(step, ())) == FIELDS]
     if found:
-        folder.rewrite(name, [asdict(record) for record in kept])
+        folder.write(name, "".join(json.dumps(asdict(record)) + "\n" for record in kept))
     if len(kept) < begin:
         console.print(
             f"{name} has the records of only {len(kept)} of the {begin} steps before the checkpoint; "

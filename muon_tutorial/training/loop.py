@@ -19,11 +19,11 @@ from torch.profiler import record_function
 
 from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
+from ..evidence.memory import tensor_bytes
 from ..guard.guard import the_plan_step
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
-from ..step.parameter_state import local_part
 from ..step.reduce_gradients import average_others
 from ..worlds.live import LiveWorld, build_mesh, gather_objects
 from .check import Snapshot, compare, sum_over
@@ -111,6 +111,7 @@ def train_rank(
     if saver is not None:
         saver.manager.wait()
     text = trainer.text
+    kept = (value for entry in trainer.optimizer.state.values() for value in entry.values())
     return RunResult(
         settings=settings,
         text=TextFacts(text.source, text.size, text.sha256),
@@ -119,7 +120,7 @@ def train_rank(
         loss_after=after,
         records=tuple(records),
         traffic=_traffic(trainer),
-        state_bytes=tuple(gather_objects(_state_bytes(trainer.optimizer))),
+        state_bytes=tuple(gather_objects(tensor_bytes(it for it in kept if isinstance(it, Tensor)))),
         adamw_state_bytes=ADAMW_BYTES_PER_ELEMENT * trainer.parameters,
         check=verdict,
     )
@@ -275,8 +276,3 @@ def _traffic(trainer: Trainer) -> tuple[PhaseTraffic, ...]:
         for traffic in [PhaseTraffic(*row) for row in told]:
             most[traffic.phase] = max(most.get(traffic.phase, traffic), traffic, key=lambda t: t.sent_bytes)
     return tuple(most.values())
-
-
-def _state_bytes(optimizer: MuonWithAdamW) -> int:
-    kept = (value for entry in optimizer.state.values() for value in entry.values())
-    return sum(local_part(tensor).nbytes for tensor in kept if isinstance(tensor, Tensor))

@@ -31,7 +31,9 @@ def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
             f"{beside.result.loss_before:.3f} before, {beside.result.loss_after:.3f} after; "
             f"largest gap between the curves {beside.largest_gap:.3f}",
         )
-    table.add_row("step time", _step_time(result))
+    seconds, share = result.step_seconds, result.optimizer_share
+    spent = NO_STEP if seconds is None else f"{1000 * seconds:.0f} ms (median), {share:.0%} in the optimizer"
+    table.add_row("step time", spent)
     table.add_row("optimizer state", _state(result))
     table.add_row("check", describe_verdict(result.check, s.dp) if result.records else NO_STEP)
     return table
@@ -90,12 +92,6 @@ def size(count: float) -> str:
         if count >= factor:
             return f"{count / factor:.2f} {unit}"
     return f"{count:.0f} B"
-
-
-def _step_time(result: RunResult) -> str:
-    if result.step_seconds is None:
-        return NO_STEP
-    return f"{1000 * result.step_seconds:.0f} ms (median), {result.optimizer_share:.0%} in the optimizer"
 
 
 def _state(result: RunResult) -> str:

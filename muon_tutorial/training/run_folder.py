@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,10 +85,6 @@ class RunFolder:
             path = self.path / name
             text = read_file(path, _LARGEST).decode(errors="replace") if path.exists() else ""
         return [record for line in text.split("\n")[:-1] if (record := _as_record(line)) is not None]
-
-    def rewrite(self, name: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Replace a file of JSON lines, completely or not at all."""
-        self.write(name, "".join(json.dumps(record) + "\n" for record in records))
 
     def write(self, name: str, content: Mapping[str, Any] | str) -> None:
         """Write a file, completely or not at all; data is written as JSON."""

@@ -58,7 +58,9 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
                 f"not {word!r:.40}"
             )
         acts[name] = act  # type: ignore[assignment]
-    return {name: act for name, act in acts.items() if _is_heeded(f"SIG{name}")}
+    heard = {name: getattr(signal, f"SIG{name}", None) for name in acts}  # None: unknown to this system
+    ignored = [name for name, it in heard.items() if it is None or signal.getsignal(it) is signal.SIG_IGN]
+    return {name: act for name, act in acts.items() if name not in ignored}
 
 
 def exit_code(reason: str) -> int:
@@ -187,10 +189,6 @@ def _handling(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _is_heeded(name: str) -> bool:
-    return hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is not signal.SIG_IGN
 
 
 def _name(number: int) -> str:

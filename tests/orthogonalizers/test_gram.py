@@ -19,13 +19,13 @@ from muon_tutorial.orthogonalizers.gram import (
     orthogonalize_shard,
     pack_symmetric,
     packed_gram,
-    packed_size,
     unpack_symmetric,
 )
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, SAFE_POLAR_EXPRESS
 from muon_tutorial.orthogonalizers.recipe import Recipe
 from muon_tutorial.orthogonalizers.workspace import Workspace
+from muon_tutorial.plan.matrix import SummedGram
 
 STOCK: dict[str, Any] = {"ns_coefficients": KELLER_JORDAN, "ns_steps": 5}
 
@@ -33,7 +33,7 @@ STOCK: dict[str, Any] = {"ns_coefficients": KELLER_JORDAN, "ns_steps": 5}
 def in_shards(G: Tensor, cut: int, lengths: Sequence[int], recipe: Recipe, eps: float = 1e-7) -> Tensor:
     """A matrix orthogonalized shard by shard, and put together again."""
     shards, workspace = G.bfloat16().split(list(lengths), cut), Workspace()
-    grams = [torch.empty(packed_size(G.size(1 - cut))) for _ in shards]
+    grams = [torch.empty(SummedGram(cut, G.size(1 - cut)).elements) for _ in shards]
     for shard, gram in zip(shards, grams, strict=True):
         packed_gram(shard, cut, gram, workspace)
     summed = torch.stack(grams).sum(0)
@@ -50,7 +50,11 @@ def gaussian(*shape: int) -> Tensor:
 @settings(deadline=None, max_examples=33)
 def test_unpacking_undoes_packing_and_only_the_triangle_travels(n: int) -> None:
     A = gaussian(n, n)
-    A, packed, found = A + A.T, torch.full((packed_size(n),), torch.nan), torch.full((n, n), torch.nan)
+    A, packed, found = (
+        A + A.T,
+        torch.full((SummedGram(0, n).elements,), torch.nan),
+        torch.full((n, n), torch.nan),
+    )
     pack_symmetric(A, packed)
     unpack_symmetric(packed, found)
     assert torch.equal(found, A)

@@ -21,7 +21,7 @@ from muon_tutorial.orthogonalizers.iterate import (
     _iterate_rounding,
     orthogonalize,
     orthogonalize_all,
-    stacks,
+    run_length,
 )
 from muon_tutorial.orthogonalizers.kernels import onednn_is_faster
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
@@ -196,7 +196,7 @@ def allocations(*known: Tensor) -> Iterator[list[int]]:
 @pytest.mark.parametrize("shape", [(128, 128), (400, 500), (3, 64, 96)], ids=str)
 def test_after_the_first_call_no_matrix_is_allocated(name: str, shape: tuple[int, ...]) -> None:
     G, workspace, out = matrix(*shape), Workspace(), torch.empty(shape, dtype=torch.bfloat16)
-    stacks(shape[-2], shape[-1], RECIPES[name])  # tries out the CPU's kernels
+    run_length(shape[-2], shape[-1], RECIPES[name])  # tries out the CPU's kernels
     with allocations(G, out) as first:
         orthogonalize(G, RECIPES[name], workspace=workspace, out=out)
     held = workspace.nbytes()
@@ -293,18 +293,18 @@ def test_a_kernel_that_rounds_a_stack_otherwise_is_found(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(iterate, "_keeps_bits", iterate._keeps_bits.__wrapped__)
     exact = Recipe("fp32", "", (KELLER_JORDAN,) * 5, dtype=torch.float32, scaling="schatten")
-    assert stacks(32, 48, exact)
+    assert run_length(32, 48, exact) > 1
     monkeypatch.setattr(iterate, "symmetric_multiply", otherwise)
-    assert not stacks(32, 48, exact)
+    assert run_length(32, 48, exact) == 1
 
 
 def test_nothing_is_stacked_on_other_devices() -> None:
-    assert not stacks(64, 64, RECIPES["gram"], torch.device("cuda"))
-    assert stacks(64, 64, RECIPES["gram"], torch.device("meta")) == stacks(64, 64, RECIPES["gram"])
+    assert run_length(64, 64, RECIPES["gram"], torch.device("cuda")) == 1
+    assert run_length(64, 64, RECIPES["gram"], torch.device("meta")) == run_length(64, 64, RECIPES["gram"])
 
 
 def test_trying_out_is_bounded_and_no_part_of_what_is_counted() -> None:
-    assert not stacks(16, 2**20, RECIPES["gram"])  # a single one fills the cache, so nothing is tried
+    assert run_length(16, 2**20, RECIPES["gram"]) == 1  # a single one fills the cache, so nothing is tried
     with allocations() as made:
         iterate._keeps_bits.__wrapped__(16, 32, RECIPES["gram"], 1, RUN_BYTES)
         onednn_is_faster.__wrapped__()

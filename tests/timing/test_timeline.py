@@ -91,16 +91,20 @@ def test_a_rank_computes_waits_and_sends_beside_it() -> None:
     assert named[1, f"{NEWTON_SCHULZ} after start"] == pytest.approx((0, 2))
 
 
-def request(asked_at: int, phase: str = "sum", **moments: int) -> NotedRequest:
-    return NotedRequest("all_reduce", phase, "", (0, 1), 8, 8, asked_at, moments)  # type: ignore[arg-type]
+def request(rank: int, asked_at: int, phase: str = "sum", **moments: int) -> NotedRequest:
+    about = rank, "all_reduce", phase, "", (0, 1), int(phase == "share")
+    return NotedRequest(*about, 8, 8, asked_at, moments)  # type: ignore[arg-type]
 
 
 def notes() -> list[RankNotes]:
     """Two ranks, in nanoseconds: one request waited for at once, one in the background."""
-    first = request(100, issued=300, done=300), request(400, "share", issued=420, waiting=700, answered=900)
+    first = (
+        request(0, 100, issued=300, done=300),
+        request(0, 400, "share", issued=420, waiting=700, answered=900),
+    )
     second = (
-        request(200, issued=310, done=310),
-        request(500, "share", issued=540, done=800, waiting=850, answered=860),
+        request(1, 200, issued=310, done=310),
+        request(1, 500, "share", issued=540, done=800, waiting=850, answered=860),
     )
     return [RankNotes(0, 0, 1000, first, ((450, 650),)), RankNotes(1, 50, 1000, second, ((600, 840),))]
 

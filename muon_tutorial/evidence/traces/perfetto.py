@@ -29,7 +29,8 @@ def merge_documents(
     clock, in nanoseconds. The earliest event becomes time 0, because viewers drop events at negative
     times."""
     kept = {rank: _kept(document["traceEvents"]) for rank, document in documents.items()}
-    begins = [_earliest(events) - ahead[rank] for rank, events in kept.items() if events]
+    stamped = {rank: [e["ts"] for e in events if e["ph"] != "M"] for rank, events in kept.items() if events}
+    begins = [nanoseconds(min(each, default=0)) - ahead[rank] for rank, each in stamped.items()]
     origin = min([timeline.begin, *begins])
     processes = {(times.rank, ""): times.rank for times in timeline.ranks}  # no two ranks share a number
     merged: list[ChromeEvent] = []
@@ -54,10 +55,6 @@ def _kept(events: Iterable[ChromeEvent]) -> list[ChromeEvent]:
     """Events of processes and threads, and the threads' names; events of the whole profiler are dropped."""
     kept = [event for event in events if type(event.get("pid")) is int and type(event.get("tid")) is int]
     return [event for event in kept if event["ph"] != "M" or event["name"] == "thread_name"]
-
-
-def _earliest(events: Iterable[ChromeEvent]) -> int:
-    return min((nanoseconds(event["ts"]) for event in events if event["ph"] != "M"), default=0)
 
 
 def _moved(

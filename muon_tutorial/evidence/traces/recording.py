@@ -43,7 +43,7 @@ from ...worlds.live import Follow, Moment
 from ..ring_bytes import ring_bytes
 from .perfetto import merge_documents
 from .profiler_trace import Trace, TraceEvent, nanoseconds, parse_trace
-from .time_intervals import Intervals, clip, union
+from .time_intervals import clip, union
 from .time_split import Flight, RankTimes, Timeline, TimeSplit, split, split_markdown
 from .timeline_picture import draw_timeline
 
@@ -249,12 +249,11 @@ def _times_of(document: Mapping[str, Any]) -> RankTimes:
         flights = list(_on_device(trace, rank, ahead, flights))
     else:
         flights = _in_turn([*flights, *_unasked(trace, rank, ahead, flights, others)])
-    compute, blocked = (_shifted(intervals, ahead) for intervals in (trace.compute, trace.blocked))
+    compute, blocked = (
+        tuple((begin - ahead, end - ahead) for begin, end in intervals)
+        for intervals in (trace.compute, trace.blocked)
+    )
     return RankTimes(rank, noted["begin"], noted["end"], compute, tuple(flights), blocked)
-
-
-def _shifted(intervals: Intervals, ahead: int) -> Intervals:
-    return tuple((begin - ahead, end - ahead) for begin, end in intervals)
 
 
 def _unasked(

@@ -66,7 +66,11 @@ def _draw_rank(
     bars: dict[State, list[tuple[int, int]]] = {}
     column = max(1, (timeline.end - timeline.begin) // COLUMNS)
     columns = [(begin, min(times.end, begin + column)) for begin in range(times.begin, times.end, column)]
-    for state, run in groupby(columns, lambda edges: _fullest(states, *edges)):
+
+    def fullest(edges: tuple[int, int]) -> State:
+        return max(STATES, key=lambda state: measure(clip(states[state], *edges)))
+
+    for state, run in groupby(columns, fullest):
         alike = list(run)
         bars.setdefault(state, []).append((alike[0][0], alike[-1][1]))
     for state, shown in bars.items():
@@ -89,10 +93,6 @@ def _draw_rank(
             edgecolor="#7a4a12",
             linewidth=0.4,
         )
-
-
-def _fullest(states: Mapping[State, Intervals], begin: int, end: int) -> State:
-    return max(STATES, key=lambda state: measure(clip(states[state], begin, end)))
 
 
 def _milliseconds(bars: Iterable[tuple[int, int]], zero: int) -> list[tuple[float, float]]:
