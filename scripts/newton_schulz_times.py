@@ -73,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measured(names: tuple[str, ...], rounds: int) -> list[WorkTimes]:
-    """Measure both works on one thread."""
+    """Measure both workloads on one thread."""
     torch.set_num_threads(1)
     found = []
     for work in WORKS:

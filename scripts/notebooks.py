@@ -124,7 +124,7 @@ def execute(
 ) -> NotebookNode:
     """Like ``run``, without the guards' checks.
 
-    The kernel has a reader's environment: this package, no start-up files, none of the tests' debugging.
+    The kernel has a reader's environment: this package, no start-up files, no TORCH_DISTRIBUTED_DEBUG.
     """
     notebook = nbformat.from_dict(notebook)
     hidden = [

@@ -84,7 +84,7 @@ def _all_to_all(
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:
-    """Pack boxes of a flat buffer, one after the other. On the meta device one copy stands for all."""
+    """Pack boxes of a flat buffer, one after the other. On meta, one ``copy_`` stands for all."""
     if x.is_meta:
         packed = x.new_empty(sum(math.prod(shape) for _, _, shape in cargo))
         return packed.copy_(packed)

@@ -26,7 +26,7 @@ class InParts:
     parts: tuple[tuple[Tensor, Index], ...]
 
     def box(self) -> Tensor:
-        """The box: its only part, or all parts put together. On the meta device one copy stands for all."""
+        """The box: its only part, or all parts put together. On meta, one ``copy_`` stands for all."""
         first = self.parts[0][0]
         if first.shape == self.shape:
             return first
@@ -80,7 +80,7 @@ class Pieces:
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
         self._boxes.clear()
-        return packed.copy_(packed) if packed.is_meta else packed, stays  # one copy stands for all
+        return packed.copy_(packed) if packed.is_meta else packed, stays  # stands for the copies of all boxes
 
     def _part(self, held: BufferSlice, index: Index, shape: Shape) -> Tensor:
         box = self._box(held)

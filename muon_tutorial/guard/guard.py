@@ -287,7 +287,7 @@ class Guard:
         self.steps_done = self.skipped_gradients = 0
 
     def current_steps(self, optimizer: Any, before: Sequence[MeshStep] | None = None) -> list[MeshStep]:
-        """The steps for the current groups and state, with gradients hooked as they need it."""
+        """The steps for the current groups and state; gradients get the hooks that these steps need."""
         known = self.steps.made
         steps = self.steps.current(optimizer.param_groups, optimizer.state, before)
         if steps is not known:

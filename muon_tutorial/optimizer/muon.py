@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
         window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
             and one back while a third is worked on. A model within ``round_bytes`` is one round.
         parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
-            (``(d, d, d)`` for fused QKV), one number if all have as many (heads), ``"stack"`` for experts,
+            (``(d, d, d)`` for fused QKV), one number if all are equal (heads), ``"stack"`` for experts,
             ``"flatten"`` for convolutions. Best set on a parameter group.
         transposed: the weights are stored (in, out), as in Hugging Face's ``Conv1D`` and some experts. The
             learning rate is scaled by outputs and inputs, and ``parts`` count columns. Best set on a group.

@@ -297,7 +297,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return [param for group in self.adamw.param_groups for param in group["params"]]
 
     def _look_at_groups(self) -> None:
-        """If the groups hold other parameters than before, follow the model and forget the old ones."""
+        """If the groups hold new parameters, find them in the model, and forget those they replaced."""
         now = [param for group in self.param_groups for param in group["params"]]
         if not same_tensors(self._seen, now):
             self._follow_replaced()

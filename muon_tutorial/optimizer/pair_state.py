@@ -12,7 +12,7 @@ State = defaultdict[Any, Any]
 
 
 class PairState(MutableMapping[Any, Any]):
-    """A live view of the states of Muon and AdamW: reads, writes and deletions reach theirs.
+    """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
     ``is_new`` returns whether nothing has been stepped or loaded. Then the state looks empty, though each
     entry can be read. ``torch.distributed.checkpoint`` makes an optimizer's state before it loads, but only

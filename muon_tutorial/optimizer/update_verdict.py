@@ -99,7 +99,7 @@ class SeenUpdate:
 class Verdict:
     """An update's size relative to the correct one, its singular values (mean, spread), and what is wrong.
 
-    ``rules`` are the scales with which the size is correct, if the group names none.
+    ``rules``: names of the scales with which the size is correct; empty if the group has its own.
     """
 
     size: float

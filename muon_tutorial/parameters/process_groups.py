@@ -149,7 +149,7 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
 def _read_dtensor(
     world: LiveWorld | LocalMesh, independent: Mapping[str, ProcessGroup], index: int, param: DTensor
 ) -> ParameterReading:
-    """A DTensor's matrix, with its mesh's dimensions renamed to the world's axes with the same ranks."""
+    """A DTensor's matrix; each mesh dimension is renamed to the world's axis with the same ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []

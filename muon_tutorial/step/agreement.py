@@ -124,7 +124,7 @@ def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
     """Compare only fingerprints, with the first message of a step. All ranks must run it.
 
     Raises:
-        MismatchError: on every rank: they differ.
+        MismatchError: the fingerprints differ; every rank raises it.
     """
     yield from agree_on_gradients(OwnGradients(), ranks, fingerprint)
 

@@ -49,7 +49,7 @@ def step_copies(
     updates: Tensor,  # [stored], bf16
     present: Collection[int],
 ) -> Tensor:  # [stored], the parameters' dtype
-    """Copy the elements that this rank stores, and decay and step the copies; flat like ``updates``."""
+    """Return decayed and stepped copies of the elements that this rank stores, flat like ``updates``."""
     stepped = torch.zeros_like(updates, dtype=bucket.plan.parameter.dtype)
     for matrix in bucket.matrices:
         if matrix.numel:

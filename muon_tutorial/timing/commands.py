@@ -130,7 +130,7 @@ def add_calibrate(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=measure, json=False)
 
 
-@without_collecting()  # a sixth of the time
+@without_collecting()  # which takes up to a third of the time
 def plan(options: argparse.Namespace) -> int:
     """Print what each strategy would cost."""
     if options.window < 1:

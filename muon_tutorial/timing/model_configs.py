@@ -1,4 +1,4 @@
-"""Reads a model's shape from its ``config.json``: by hand for the public models' types, else by transformers.
+"""Reads a model's shape from its ``config.json``; types that it does not know are built by transformers.
 
 Every linear layer is a family. Layers that a model stores fused (q, k and v; gate and up) are listed
 separately, as in ``module_shapes``. Counts equal those of transformers' own models. Layers for predicting

@@ -117,7 +117,7 @@ class WalkedPlan:
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 
     def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
-        """The index of all positions whose position in their group over ``axes`` is ``position``."""
+        """The index of all positions that are at ``position`` within their own group over ``axes``."""
         within = [self.axes.index(axis) for axis in axes if axis in self.axes]
         at = np.unravel_index(position, [len(self.folded[i]) for i in within])
         index: list[int | slice] = [slice(None)] * len(self.axes)

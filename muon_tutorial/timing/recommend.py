@@ -165,9 +165,9 @@ class ModelPlan:
     def training(self) -> float | None:
         """A lower bound of the seconds of a batch's forward and backward; None if it is not known.
 
-        It counts six operations for each token and each matrix element that it uses, on all ranks at the
-        machine's rate of its largest bf16 products. Attention's scores, embeddings, communication and idle
-        stages are not counted.
+        It counts six operations for each token and each matrix element that the token uses, at the rate of
+        the machine's largest bf16 products, on all ranks. Attention's scores, embeddings, communication and
+        idle stages are not counted.
         """
         if self.tokens is None or self.shape.active is None:
             return None
@@ -444,7 +444,7 @@ def say_layout(plan: ModelPlan) -> str:
 
 
 def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
-    """The strategies that accept a grid's parameters, each once; with ``dp_shard``, also their baseline."""
+    """The strategies that accept a grid's parameters, no two alike; with ``dp_shard``, also the baseline."""
     if sizes[SHARDING] > 1:
         return {**SHARDED, **GATHER_ALL}
     return STRATEGIES if sizes["tp"] > 1 else WITHOUT_TP

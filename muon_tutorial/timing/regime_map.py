@@ -1,6 +1,6 @@
 """Finds and draws which strategy is the fastest, by the number of ranks and by bandwidth.
 
-A column is a plan. Its costs on other links follow from its collectives, so the rows take almost no time.
+A column is planned once. Its rows only change the speed of the links, and take almost no time.
 Seconds are the planner's: they follow from a machine's file.
 """
 

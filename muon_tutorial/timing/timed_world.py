@@ -206,7 +206,7 @@ class _Clockwork:
 
     def __post_init__(self) -> None:
         links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
-        self.saved = {link: 0.0 for link in links if link.shared}  # the previous step has used everything
+        self.saved = {link: 0.0 for link in links if link.shared}  # none: the previous step used them up
 
     def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]

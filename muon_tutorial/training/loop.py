@@ -195,7 +195,7 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; return the seconds of both, without the check's, and its verdict."""
+    """Ready the gradients and step; return their seconds together, and the verdict of the untimed check."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))

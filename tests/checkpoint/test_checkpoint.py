@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
-    """One rank's model and optimizer; with ``fresh``, with other numbers than the case's, to load into."""
+    """One rank's model and optimizer; if ``fresh``, with other values than the case's, to be loaded over."""
     params: Sequence[Tensor] = own_params(case, world.at)
     if way in ("FSDP2", "DTensor"):
         wholes = zip(whole_matrices(case), case.cuts, strict=True)

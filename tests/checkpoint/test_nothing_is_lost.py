@@ -209,11 +209,13 @@ def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     save_checkpoint(tmp_path / "a", *trained(2))
-    (model, both), fill = fresh(), loading._fill
+    (model, both), take = fresh(), loading._take_over
+
+    def fail(meeting: Any, optimizer: Any, to: Any) -> None:
+        take(meeting, optimizer, replace(to, model=Cut({**to.model, "error": error})))
+
     with monkeypatch.context() as patched:
-        patched.setattr(
-            loading, "_fill", lambda to: fill(replace(to, model=Cut({**to.model, "error": error})))
-        )
+        patched.setattr(loading, "_take_over", fail)
         with pytest.raises(type(error), match="planted"):
             load_checkpoint(tmp_path / "a", model, both)
     for optimizer in (both, both.muon, both.adamw):

@@ -284,7 +284,7 @@ def test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices(ax
         assert found == {True: [], False: []}
 
 
-# Parameters cut by hand, plain, over fsdp and tp at once, evenly and not.
+# Plain parameters that are cut by hand over fsdp and tp at once, evenly or not.
 
 
 @dataclass(frozen=True, slots=True)

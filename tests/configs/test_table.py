@@ -1,4 +1,4 @@
-"""The table of equality, made again and compared with the file in this folder; and its one bound."""
+"""The equality table is made again and compared with the file here; zero1 averages as all_reduce does."""
 
 from __future__ import annotations
 

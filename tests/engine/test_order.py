@@ -95,7 +95,7 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 @given(cases())
 @settings(max_examples=8, deadline=None)  # each with all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
-    """Also for options of one strategy: ranks whose fingerprints agree make the same requests in a step."""
+    """Ranks with equal fingerprints make the same requests, also if only a strategy's options differ."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for name, builder in VARIANTS.items():
         plan = case.plan(builder)

@@ -77,7 +77,7 @@ def ignored(rank: int) -> list[str]:
 
 def other_norms(rank: int) -> list[str]:
     model = network()
-    nn.init.constant_(model[3].weight, 1.0 + rank)
+    nn.init.constant_(next(model[3].parameters()), 1.0 + rank)
     fully_shard(model[0])
     fully_shard(model[2])
     return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)[:1]

@@ -49,7 +49,7 @@ def one_too_many(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 def waits_at_once(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Wrong: asynchronous by name only."""
+    """Wrong: asynchronous in name only."""
     for i in range(count):
         ticket = yield Start(gather(i))
         whole = yield Wait(ticket)

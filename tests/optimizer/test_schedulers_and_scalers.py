@@ -187,7 +187,8 @@ def backward_after_readying(rank: int) -> str:
 def clip_zero1(rank: int) -> list[str]:
     """The answers to clipping in each of torch's ways."""
     heard = []
-    for clip, foreach in product((nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_), (None, True, False)):
+    clips: list[Callable[..., Any]] = [nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_]
+    for clip, foreach in product(clips, (None, True, False)):
         model, both = laid_out("zero1")
         model(torch.ones(2, 6)).square().sum().backward()
         heard.append(error_of(partial(clip, model.parameters(), 1.0, foreach=foreach))[1])

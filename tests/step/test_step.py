@@ -230,7 +230,7 @@ def clipped_together(grads: Sequence[Tensor], max_norm: float) -> tuple[Tensor, 
 def test_gradients_are_clipped_by_the_single_process_norm(strategy: str, grid: Grid) -> None:
     """The total is summed in float64; the single process sums in float32, good to 1e-5 here.
 
-    One other parameter is whole on all ranks, the second is cut by hand over tp and marked so.
+    Of two other parameters, one is whole on all ranks, and one is cut by hand over tp and marked so.
     """
     ranks, grads = seated(grid, strategy), few_bits(0)
     whole = [torch.arange(1.0, 6.0), torch.arange(1.0, 4.0 * grid.size("tp") + 1)]

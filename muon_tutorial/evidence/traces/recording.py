@@ -15,8 +15,8 @@ on one clock that all ranks of a machine share. The result is a file for each ra
 Perfetto and chrome://tracing, the split of wall time, and a picture. Recording does not change the engine or
 the collectives.
 
-On a GPU the call for a collective only enqueues it. There a flight is the time of the kernel, which gets our
-label if a group has as many kernels as requests.
+On a GPU the call for a collective only enqueues it. There a flight is the kernel's time. A group's
+kernels get our labels only if there are as many of them as requests.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ def _unasked(
     trace: Trace, rank: int, ahead: int, flights: list[Flight], others: tuple[int, ...]
 ) -> Iterator[Flight]:
     """Collectives that were not requested from our worlds, such as those of PyTorch's own tensor parallelism:
-    the backend's events that begin outside our flights, each counted from the call that requested it."""
+    the backend's events that begin outside our flights. A flight begins at the call that requested it."""
     asked = union((flight.issued, flight.done) for flight in flights)
 
     def apart(events: Iterable[TraceEvent]) -> list[TraceEvent]:

@@ -45,7 +45,7 @@ def update(model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRSche
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """The functions that a reader ports: shard and make, update, save, resume."""
+    """The functions that a reader ports: prepare (shard, make the optimizer), update, save and load."""
 
     prepare: Callable[..., Any] = prepare
     update: Callable[..., Any] = update

@@ -1,4 +1,4 @@
-"""Seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, all numbers of ranks in turns in one launch.
+"""Seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, which take turns in one launch.
 
 Every rank holds all parameters and the same averaged gradients, as under DDP. While some ranks step, the
 others wait for the next turn. The strategies are compared with the best that two ranks could do: each steps

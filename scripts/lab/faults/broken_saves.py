@@ -1,4 +1,4 @@
-"""Interrupted saves and loads: a rank is struck as it touches a file, or disagrees with the others.
+"""Interrupted saves and loads: one rank fails at a file access, or disagrees with the others.
 
 Python's audit events report when a rank opens, renames or removes a file; the strike comes at one of them.
 Afterwards, one process checks the files left on disk.

@@ -221,7 +221,7 @@ def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
-    """Whether every piece has a copy to compare it with; pieces that only tp cuts have none."""
+    """Whether every piece has a copy to compare it with; without dp, pieces that tp cuts have none."""
     return _hand_cut(strategy, dp, tp) and dp > 1
 
 

@@ -79,7 +79,7 @@ def play(case: Case, world: LiveWorld) -> RankRecord:
             rig.muon.step()
     except Exception as error:
         record = _refused(case, world.at, error, begun)
-        if not fault.needs_guard:  # such a fault is found after the fact
+        if not fault.needs_guard:  # what needs the guard has changed data already
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     return RankRecord(world.at.rank, equal=equals_oracle(case, rig), seconds=time.monotonic() - begun)

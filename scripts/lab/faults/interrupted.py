@@ -60,7 +60,7 @@ def in_train(dice: Random, number: int, folder: Path) -> str:
 
 
 def in_a_script(dice: Random, number: int, folder: Path) -> str:
-    """Interrupt a script that launches ranks again and again, and once more after Ctrl-C."""
+    """Interrupt a script that launches ranks again and again; after Ctrl-C it launches them once more."""
     return _interrupted(dice, number, folder, ["-c", _SCRIPT])
 
 

@@ -84,7 +84,7 @@ def start(case: Case, folder: Path, words: Sequence[str]) -> Started:
 
 
 def _heed_signals() -> None:
-    """Reset signals, since a campaign in a shell's background passes ignored SIGINT or SIGHUP on."""
+    """Reset signals: a shell may start a campaign with SIGINT or SIGHUP ignored, which children inherit."""
     for number in SENT:
         signal.signal(number, signal.SIG_DFL)
 
@@ -119,7 +119,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 
 def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
-    """The package's own error, if a rank raised one or waited for another, with the rank it blames."""
+    """The first error of the package's own in the output, if any, and the rank that is named first."""
     own = [
         line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
     ]
