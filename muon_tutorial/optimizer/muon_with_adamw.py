@@ -109,6 +109,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         experts: Experts | None = None,
         heads: Heads = "together",
         parts: Mapping[str, Parts] | None = None,
+        transposed: Sequence[str] = (),
         include_frozen: bool = False,
         muon: Mapping[str, Any] | None = None,
         adamw: Mapping[str, Any] | None = None,
@@ -131,6 +132,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
             parts: how fused weights hold matrices, by patterns of names:
                 ``{"*.qkv_proj.weight": (64, 32, 32)}``; see ``split_parameters``.
+            transposed: name patterns of further weights stored (in, out).
             include_frozen: also take frozen parameters, to unfreeze them later; else they are left out.
             muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
             adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
@@ -150,7 +152,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 "AdamW's by adamw={…}"
             )
         sort = partial(split_parameters, model, exclude=exclude, heads=heads, parts=parts)
-        split = sort(experts=experts, include_frozen=include_frozen)
+        split = sort(transposed=transposed, experts=experts, include_frozen=include_frozen)
         if not split.hidden:
             frozen = ", or include frozen matrices with include_frozen=True" if split.left_out_names else ""
             raise UsageError(

@@ -134,11 +134,13 @@ def unsure_message(split: ParameterSplit) -> str:
     if not names:
         return ""
     shapes = (f"{name} ({_shape(it)})" for name, it in names.items())
+    name, first = next(iter(names.items()))
+    lines = first.param.shape[-1 if first.transposed else -2]
     return (
         f"The names of {', '.join(shapes)} suggest several matrices, but the model does not state their "
-        f'layout, so they are kept whole. Pass parts={{"{next(iter(names))}": …}}: (8, 4, 4) are the rows of '
-        'each, one after the other; ("interleaved", 8, 4, 4) repeats these runs, head by head; None is one '
-        "matrix."
+        f'layout, so they are kept whole. Pass parts={{"{name}": …}}: (a, b, …) are the rows of each matrix, '
+        f'one after the other, {lines} in all; ("interleaved", a, b, …) are runs of rows that repeat, as of '
+        "q, k and v head by head, or gate and up row by row (1, 1); None is one matrix."
     )
 
 

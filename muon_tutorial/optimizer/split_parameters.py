@@ -34,7 +34,8 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -83,6 +84,7 @@ def split_parameters(
     fused: FusedOption = "split",
     heads: Heads = "together",
     parts: Mapping[str, Parts] | None = None,
+    transposed: Sequence[str] = (),
     include_frozen: bool = False,
 ) -> ParameterSplit:
     """Split a model's parameters between Muon and AdamW: ``hidden, rest = split_parameters(model)``.
@@ -106,12 +108,14 @@ def split_parameters(
             separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
         parts: how weights hold matrices, by patterns as in ``exclude``; the first match counts; see
-            ``part_boxes``. None means that a weight is one matrix. Stacks that are named here go to Muon.
+            ``muon_tutorial.plan.matrix.part_boxes``. None means that a weight is one matrix. Gains and stacks
+            that are named here go to Muon.
+        transposed: patterns of further weights stored (in, out), for ``x @ w``; their parts are columns.
         include_frozen: treat frozen parameters like all others.
 
     Raises:
-        UsageError: a pattern of ``exclude`` or ``parts`` matches no parameter, ``parts`` does not split a
-            weight, an option's value is unknown, or FSDP1 has flattened the model.
+        UsageError: a pattern matches no parameter, ``parts`` does not split a weight, an option's value is
+            unknown, or FSDP1 has flattened the model.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 9))
@@ -120,15 +124,23 @@ def split_parameters(
     (['1.weight'], ['0.weight', '1.bias', '2.weight', '2.bias', '3.weight', '3.bias'])
     """
     _check_options(model, experts, fused, heads)
-    holdings = list(_holdings(model))
-    _check_patterns(holdings, "exclude", exclude)
-    _check_patterns(holdings, "parts", parts or ())
+    holdings = list(_holdings(model, transposed))
+    for option, patterns in (("exclude", exclude), ("parts", parts or ()), ("transposed", transposed)):
+        _check_patterns(holdings, option, patterns)
     moe = frozenset(_homes_of_experts(holdings))
     chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
     sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
     if unsure := unsure_message(split):
         warnings.warn(unsure, UserWarning, stacklevel=2)
+    unknown = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
+    if experts == "muon" and unknown:
+        warnings.warn(
+            f'experts="muon" finds no experts in the names of {", ".join(unknown)}, so AdamW steps them: '
+            'if they are stacks of matrices, name them in parts={"…": "stack"}',
+            UserWarning,
+            stacklevel=2,
+        )
     if experts is None and split.left_experts > split.numel / 2:
         warnings.warn(experts_message(split), UserWarning, stacklevel=2)
     return split
@@ -136,14 +148,15 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter in a module: its full name, its name without wrappers, and the module with those around it,
-    innermost first."""
+    """A parameter in a module: its full name, its name without wrappers, the module with those around it,
+    innermost first, and whether the caller says that it is stored (in, out)."""
 
     module: nn.Module
     full_name: str
     name: str
     param: nn.Parameter
     modules: Sequence[nn.Module]
+    said_transposed: bool = False
 
     @property
     def path(self) -> list[str]:
@@ -200,7 +213,7 @@ class _Sorter:
         if held_parts is None:
             return Verdict(first.name, first.param, "Muon", "hidden matrix", None, transposed)
         what, parts = held_parts.what, held_parts.parts
-        part_boxes(tuple(first.param.shape), parts, transposed)
+        _check_parts(first, parts, transposed)
         why = f"{what}: {held_parts.word}" if held_parts.word else what
         return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
@@ -258,7 +271,21 @@ def _stacked(it: _Holding) -> Fused:
     return stacked_parts(name, _class_of(it.modules[0]).__name__, lines, takes)
 
 
-def _holdings(model: nn.Module) -> Iterator[_Holding]:
+def _check_parts(it: _Holding, parts: Parts, transposed: bool) -> None:
+    shape = tuple(it.param.shape)
+    try:
+        part_boxes(shape, parts, transposed)
+    except UsageError as error:
+        other = ""
+        with suppress(UsageError):
+            part_boxes(shape, parts, not transposed)
+            other = (
+                "" if transposed else "; they are its columns: if it is stored (in, out), add transposed=[…]"
+            )
+        raise UsageError(f"{it.name}: {error}{other}") from None
+
+
+def _holdings(model: nn.Module, transposed: Sequence[str] = ()) -> Iterator[_Holding]:
     """Yield every parameter under each of its names, in the model's order."""
     modules = dict(model.named_modules(remove_duplicate=False))
     shells = {path for path, module in modules.items() if _is_shell(module)}
@@ -267,7 +294,8 @@ def _holdings(model: nn.Module) -> Iterator[_Holding]:
         around = [modules[".".join(words[:end])] for end in range(len(words), -1, -1)]
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             full_name = f"{path}.{name}" if path else name
-            yield _Holding(module, full_name, _without_wrappers(full_name, shells), param, around)
+            it = _Holding(module, full_name, _without_wrappers(full_name, shells), param, around)
+            yield replace(it, said_transposed=_matches(it, transposed))
 
 
 def _homes_of_experts(holdings: Sequence[_Holding]) -> Iterator[str]:
@@ -364,6 +392,8 @@ def _is_bare(it: _Holding) -> bool:
 
 
 def _is_transposed(it: _Holding) -> bool:
+    if it.said_transposed:
+        return True
     if it.is_stack:
         named = type(it.module).__name__ in TRANSPOSED_EXPERTS
         return bool(getattr(it.module, "is_transposed", named))

@@ -186,6 +186,56 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # (For a tall matrix, exchange rows and columns.) This is why the mistake can live long: a unit test with
 # `torch.randn` may meet exactly the harmless case, and pass.
 #
+# ## Two matrices as one
+#
+# The opposite mistake: an MLP's gate and up are often stored as one weight, gate above up. An optimizer that does not
+# know this orthogonalizes both as one matrix. Let their gradients be Gaussian, 688 × 256 each. How far is the update
+# of the stack from those of gate and up, as a share of its own size? And if gate's gradient is five times larger, how
+# large is up's update, as a share of the size that it should have?
+#
+# *Easy · 3 minutes · optional*
+
+# %% tags=["stub", "predict"]
+off = ...  # to one decimal
+up_size = ...  # to one decimal
+
+# %% tags=["answer"]
+def as_one_and_apart(times):
+    gate, up = times * torch.randn(688, 256), torch.randn(688, 256)
+    apart = [lesson.orthogonal(gate), lesson.orthogonal(up)]
+    return lesson.orthogonal(torch.cat([gate, up])), torch.cat(apart)
+
+torch.manual_seed(seed)
+one, apart = as_one_and_apart(times=1)
+louder, due = as_one_and_apart(times=5)
+print(f"gate's and up's own updates are {apart.norm() / one.norm():.2f} times as large as the stack's")
+sizes = {"off": (one - apart).norm() / one.norm(), "up_size": louder[688:].norm() / due[688:].norm()}
+compare({"off": off, "up_size": up_size}, {name: round(float(size), 1) for name, size in sizes.items()})
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 too small.
+# What they share goes to the louder one, and up keeps only a quarter of its size.
+#
+# ```python
+# off = 0.6
+# up_size = 0.2
+# ```
+#
+# </details>
+
+# %% [markdown]
+# `split_parameters` reads from the model how a weight is fused, and says so where it cannot.
+#
+# <details><summary>This has happened</summary>
+#
+# Issues of pytorch/torchtitan (4532), NVIDIA/Megatron-LM (7077) and others report fused weights that Muon took as
+# one matrix. And DeepSpeed's issue 8437 is about shards: halves of 256 × 256 matrices were orthogonalized alone, and
+# their updates were 52.5 to 52.8 percent off.
+#
+# </details>
+#
 # ## A shard gets the size wrong, too
 #
 # Muon multiplies its update by a factor that depends on the shape m × n. Keller Jordan's is `sqrt(max(1, m/n))`, and

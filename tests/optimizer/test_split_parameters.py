@@ -616,3 +616,24 @@ def test_an_adapter_of_a_fused_weight_is_taken_apart_as_the_weight_is() -> None:
 def test_adapters_of_stacked_experts_and_rotations_go_to_adamw() -> None:
     model = nn.ModuleDict({"experts": ParamWrapper(8, 24), "q": Rotated(), "up": nn.Linear(8, 8, bias=False)})
     assert split_parameters(model).hidden_names == ["up.weight"]
+
+
+class Bank(nn.Module):
+    """Stacked experts of a user's own, stored (E, in, out), under a name that says nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_in = nn.Parameter(torch.zeros(3, 4, 10))
+        self.w_out = nn.Parameter(torch.zeros(3, 5, 4))
+
+
+def test_a_users_own_stacks_are_said_by_parts_and_transposed() -> None:
+    parts: dict[str, Any] = {"w_in": ("stack", 5, 5), "w_out": "stack"}
+    groups = split_parameters(Bank(), parts=parts, transposed=["w_*"]).hidden
+    assert [(it["parts"], it["transposed"]) for it in groups] == [(("stack", 5, 5), True), ("stack", True)]
+    with pytest.raises(UsageError, match=r"w_in: .* 4 rows .*; they are its columns: .* transposed="):
+        split_parameters(Bank(), parts=parts)
+    with pytest.raises(UsageError, match="transposed matches no parameter of the model: 'w'"):
+        split_parameters(Bank(), transposed=["w"])
+    with pytest.warns(UserWarning, match='finds no experts in the names of w_in, w_out, .* "stack"'):
+        assert split_parameters(Bank(), experts="muon").hidden == []
