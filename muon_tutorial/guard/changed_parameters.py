@@ -36,7 +36,7 @@ class Changed(Flag):
     GROUPS = auto()
     """A group, or the list of them, is another object."""
     STATE = auto()
-    """An entry of the state, or the momentum in it, is another object."""
+    """An entry of the state, or the momentum in it, is another object, or has another dtype."""
     KINDS = auto()
     """A parameter has another dtype, device or shape, or holds other matrices."""
     PARAMETERS = auto()
@@ -53,6 +53,7 @@ class MadeParameter:
     parts: tuple[Parts, bool]
     entry: Any
     momentum: Any
+    momentum_dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +76,8 @@ class MadeFor:
             for param in group["params"]:
                 entry = state.get(param)
                 momentum = None if entry is None else entry.get("momentum_buffer")
-                each.append(MadeParameter(param, tensor_kind(param), group, parts, entry, momentum))
+                dtype = getattr(momentum, "dtype", None)
+                each.append(MadeParameter(param, tensor_kind(param), group, parts, entry, momentum, dtype))
         return cls(groups, state, each)
 
     def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
@@ -98,7 +100,8 @@ class MadeFor:
                     found |= Changed.KINDS
                 entry = state.get(param)
                 momentum = None if entry is None else entry.get("momentum_buffer")
-                if entry is not was.entry or momentum is not was.momentum:
+                dtype = getattr(momentum, "dtype", None)  # a host may cast it in place
+                if entry is not was.entry or momentum is not was.momentum or dtype != was.momentum_dtype:
                     found |= Changed.STATE
         return found if index == count else found | Changed.PARAMETERS | Changed.STATE
 

@@ -1,13 +1,15 @@
 """What must be the same on ranks that step together, as texts: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them across ranks, and names what differs on which rank. A new check is a
-function here with a line in ``facts``; it costs no extra message, since all texts travel as one hash.
+``step/agreement.py`` compares them across ranks, and names what differs on which rank. A new check is a line
+in ``facts``, whose texts are made when ``changed_parameters`` finds a change, or in ``Guard.fingerprint``,
+which runs in every step. It costs no extra message, since all texts travel as one hash.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -31,12 +33,12 @@ States = Sequence[Mapping[str, Any]]
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
     """The texts that ranks compare: of groups, of the matrices' states, and of other averaged gradients."""
     # If only one rank loaded or set momentum of another dtype, it would round differently.
-    dtypes = {str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None}
+    dtypes = [str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None]
     return {
         **{key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS},
         **dimensions(groups, grid),
         "what is averaged beside the matrices": str([_looks(it, it.dtype, grid) for it in beside]),
-        "the momentum's dtypes": ", ".join(sorted(dtypes)),
+        "the momentum's dtypes": ", ".join(f"{len([*its])} × {dtype}" for dtype, its in groupby(dtypes)),
     }
 
 

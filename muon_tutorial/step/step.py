@@ -22,13 +22,7 @@ from ..errors import GradientError
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
-from .agreement import (
-    NOTHING_TO_COMPARE,
-    Fingerprint,
-    OwnGradients,
-    Ranks,
-    agree_on_gradients,
-)
+from .agreement import NOTHING_TO_COMPARE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
@@ -54,9 +48,7 @@ def step_bucket(
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduce to an owner
     inputs = update_momentum(bucket, gradient, present, scale)  # [stored], bf16
     del gradient  # frees memory for the next phases
-    updates = yield from orthogonalize(
-        bucket, inputs
-    )  # 2 to 6: dp gather, tp gather, Newton–Schulz, and back
+    updates = yield from orthogonalize(bucket, inputs)  # 2 to 6: gather dp, tp; Newton–Schulz; and back
     del inputs
     stepped = update_parameters(bucket, updates, present)  # [stored], the parameters' dtype
     del updates

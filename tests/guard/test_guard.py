@@ -78,11 +78,25 @@ def test_guard_is_on_or_off() -> None:
         muon_of(square(), guard="never")
 
 
-def test_momentum_of_another_dtype_on_one_rank_is_named() -> None:
-    ranks, gradients = seated(Grid.of(dp=2), "owner"), whole_gradients(UNEVEN)
-    ranks.steps([next(gradients)])
-    entry = next(iter(ranks.muons[1].state.values()))
+def widen(entry: dict[str, Any]) -> None:
     entry["momentum_buffer"] = entry["momentum_buffer"].double()
+
+
+def widen_in_place(entry: dict[str, Any]) -> None:
+    entry["momentum_buffer"].data = entry["momentum_buffer"].data.double()
+
+
+@pytest.mark.parametrize("strategy", ["owner", "zero1"])
+@pytest.mark.parametrize("spoil", [widen, widen_in_place])
+@pytest.mark.parametrize("matrices", [(None, 0), (0, 1)], ids=["one rank", "another matrix on each"])
+def test_momentum_of_another_dtype_on_one_rank_is_named(
+    matrices: tuple[int | None, int], spoil: Callable[[dict[str, Any]], None], strategy: str
+) -> None:
+    ranks, gradients = seated(Grid.of(dp=2), strategy), whole_gradients(UNEVEN)
+    ranks.steps([next(gradients)])
+    for muon, matrix in zip(ranks.muons, matrices, strict=True):
+        if matrix is not None:
+            spoil([*muon.state.values()][matrix])
     ranks.give(next(gradients))
     with pytest.raises(MismatchError, match=r"the momentum's dtypes \(here .*ranks 0 and 1 differ"):
         ranks.step()
