@@ -235,8 +235,9 @@ def _meshes(
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
             all_groups = [*groups, (still, {}, True), (others, {}, False)]
-            plain = mesh is steps[0] and not (mesh.assumed and mesh.own_along)
-            beside = _beside(all_groups, mesh.world, plain, mesh.assumed)
+            assumed = mesh.assumed - {"tp"}
+            plain = mesh is steps[0] and not (assumed and mesh.own_along)
+            beside = _beside(all_groups, mesh.world, plain, assumed)
             held = [*_planned(mesh.step, mesh.assumed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]
@@ -277,7 +278,7 @@ def _beside(
     """The parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
 
     A group holds named parameters, their state, and whether the names are the user's. Plain ones among
-    DTensors, along ``assumed`` axes except tp, come with their gradient instead of their state.
+    DTensors, along ``assumed`` axes, come with their gradient instead of their state.
     """
     for params, states, named in groups:
         for name, param in params:
@@ -287,8 +288,7 @@ def _beside(
             elif plain and assumed and not isinstance(param, DTensor):
                 grad = torch.zeros_like(param) if param.grad is None else param.grad
                 kinds = ((name, param.detach()), (f"the gradient of {name}", grad))
-                axes = assumed - {"tp"}
-                value, its = (Replica(said, (it,), axes, named, axes, True) for said, it in kinds)
+                value, its = (Replica(said, (it,), assumed, named, assumed, True) for said, it in kinds)
                 yield value, its
                 continue
             elif plain and not isinstance(param, DTensor):
