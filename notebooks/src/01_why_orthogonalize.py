@@ -232,10 +232,11 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1.
-# Thanks to it, an output moves as far in a tall matrix as in a square one. **Weight decay** shrinks `W` by `lr *
-# weight_decay`. It never touches the gradient, which is why it is called *decoupled*. And last, the update times −lr is
-# added to `W`. Here is each stage for one matrix (**RMS**, root mean square, is the usual size of an entry):
+# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1. A
+# tall matrix spreads the same length over more outputs, and the factor makes each of them move as far as in a square
+# one. **Weight decay** shrinks `W` by `lr * weight_decay`. It never touches the gradient, which is why it is called
+# *decoupled*. And last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root mean
+# square, is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -406,5 +407,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# An SVD gives the right update, but it is far too slow to run in every step. The next lesson gets nearly the same
-# update from a few matrix products.
+# An SVD gives the right update, but on a GPU it is far too slow to run in every step. The next lesson gets nearly the
+# same update from a few matrix products.

@@ -205,8 +205,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # received.
 #
 # In your optimizer some rings will hold only some of the ranks, a *group* (lesson 06), and `rank` then is a place in
-# that group. So name the other end by its place: `isend(…, group=group, group_dst=…)` and `recv(…, group=group,
-# group_src=…)`. If `group` is None, as it is here, all ranks are in it.
+# that group. So pass the other end's place in the group, and not its global rank: `isend(…, group=group,
+# group_dst=…)` and `recv(…, group=group, group_src=…)`. If `group` is None, as it is here, all ranks are in it.
 #
 # <details><summary>Hint</summary>
 #
@@ -247,7 +247,7 @@ ring.check(ring_all_gather)
 #
 # Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
 # function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
-# over all ranks. To see how, follow one digit in the first picture from its last place back to its first. (You could
+# over all ranks. To see how: piece p must end on rank p, so where in the first picture does it set out? (You could
 # also fetch everything and add it up at home. The result would be right, but look at par.) Both of your halves go
 # into `my_muon.py`, because your optimizer is made of them.
 #
@@ -404,7 +404,7 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # | collective | bytes |
 # |---|---|
-# | all_to_all | (P − 1)/P of what it holds, and it holds S/P |
+# | all_to_all | (P − 1)/P · S/P |
 # | broadcast | S; the last rank of the chain sends nothing |
 # | reduce | S; the root, which ends up with the sum, sends nothing |
 # | gather | S/P, and the root nothing |

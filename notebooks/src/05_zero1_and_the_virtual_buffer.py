@@ -214,8 +214,8 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # has to be sent back. A matrix that is whole in one slice does not have to travel at all.
 #
 # The first published version of this step gathers *every* bucket on every rank, padding included. The thrifty way
-# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that keep one. On the wire
-# an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
+# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that also keep a part of
+# it. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
 #
 # <details><summary>Hint</summary>
 #

@@ -319,8 +319,8 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that. A group has a number, and each rank finds that number by counting its
-# own calls of `new_group`. Suppose that rank 0 begins with the end of its list. It would wait for a group under a
-# number that means another group to everybody else, by default for half an hour.
+# own calls of `new_group`. Suppose that rank 0 begins with the end of its list. Its first group and everybody else's
+# have the same number and are not the same group, so it waits for ranks that never come, by default for half an hour.
 #
 # So compare before you make anything. `work.agree` sends every rank's list to all others, which takes one collective,
 # once.

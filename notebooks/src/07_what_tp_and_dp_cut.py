@@ -218,8 +218,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # ## What dp cuts
 #
 # dp copies the weights. What it cuts is the momentum, of which copies would be a waste, and it never asks where a
-# matrix begins. So tp cuts a *matrix*, and dp cuts the *buffer*. If a rank's tp piece is smaller than the others, it
-# leaves a gap behind it in the buffer, so that offsets are the same on every tp rank.
+# matrix begins. So tp cuts a *matrix*, and dp cuts the *buffer*. Every tp rank reserves room for the largest piece,
+# so that offsets are the same on all of them. A smaller piece leaves a gap behind it.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -334,8 +334,8 @@ lesson.slide_qkv(live=widgets)
 #
 # Code that looks for q, k and v in a *piece*, by its number of rows, goes wrong without an error. Pull request 7117
 # of NVIDIA/Megatron-LM (2026) repaired such a case: with the weight cut over many ranks, Muon orthogonalized q, k and
-# v as one matrix. Its update was 26 percent off, and that of k and v 95. On 256 GPUs the training loss ended 0.17
-# percent higher, and the only sign of it was a line in the debug log.
+# v as one matrix. The whole update was 26 percent off, and its rows of k and v 95 percent. On 256 GPUs the training
+# loss ended 0.17 percent higher, and the only sign of it was a line in the debug log.
 #
 # </details>
 #

@@ -131,8 +131,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 if two matrices point the same way, and 0 if they are at right angles. **Distance** is the size of
-# their difference over the size of UVᵀ. In brackets is how much of it is left with the best learning rate, and it is
-# still a lot.
+# their difference over the size of UVᵀ. In brackets is the distance after the update was multiplied by the number
+# that suits it best, and it is still a lot.
 #
 # Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
 # identity. So a flat spectrum proves nothing.
@@ -202,8 +202,8 @@ up_size = ...  # to one decimal
 # %% tags=["answer"]
 def as_one_and_apart(times):
     gate, up = times * torch.randn(688, 256), torch.randn(688, 256)
-    apart = [lesson.orthogonal(gate), lesson.orthogonal(up)]
-    return lesson.orthogonal(torch.cat([gate, up])), torch.cat(apart)
+    apart = [zeropower_via_newtonschulz(gate), zeropower_via_newtonschulz(up)]
+    return zeropower_via_newtonschulz(torch.cat([gate, up])).float(), torch.cat(apart).float()
 
 torch.manual_seed(seed)
 one, apart = as_one_and_apart(times=1)
@@ -216,7 +216,7 @@ compare({"off": off, "up_size": up_size}, {name: round(float(size), 1) for name,
 # <details><summary>Solution</summary>
 #
 # Gate and up should have 256 singular values of 1 each. The stack has only 256 for both, so its size is √2 too small.
-# What they share goes to the louder one, and up keeps only a quarter of its size.
+# What they share goes to the louder one, and up keeps about a quarter of its size.
 #
 # ```python
 # off = 0.6
@@ -288,8 +288,8 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
 # A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, and it holds a surprise.
-# The shards' update was √tp too large, and Moonshot's factor of a shard is √tp too small. The two cancel, so a wrong
-# update has entries of just the right size!
+# The shards' update was √tp too large, as its singular values said, and Moonshot's factor of a shard is √tp too
+# small. The two cancel, so a wrong update has entries of just the right size!
 #
 # ## Repair it: gather first
 #
@@ -412,7 +412,8 @@ surviving.check(surviving_update)
 #
 # - To orthogonalize the shards is not to orthogonalize the matrix.
 # - If you cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no
-#   shard is longer the other way. In our case the update then acts where the gradient is zero.
+#   shard of a wide matrix is tall, or of a tall one wide. In our case the update then acts where the gradient is
+#   zero.
 # - If you cut along the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -66,10 +66,10 @@ _ = my_muon.so_far("09")
 #
 # ## Predict
 #
-# Fold the film at the dashed line. Phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1, and each leads back to the
-# layout that the other left. In two of these pairs, one phase really undoes the other. In the third, ranks have lost
-# something for good. Which phase of the way out cannot be taken back? And which phases send nothing? (Along an axis
-# of length 1 there is no other rank to send to.)
+# Fold the film at the dashed line. Phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1. The later phase of each pair
+# restores the layout from which the earlier one started. In two of these pairs, one phase really undoes the other. In
+# the third, ranks have lost something for good. Which phase of the way out cannot be taken back? And which phases
+# send nothing? (Along an axis of length 1 there is no other rank to send to.)
 #
 # *Easy · 3 minutes · required*
 

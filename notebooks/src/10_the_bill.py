@@ -240,9 +240,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW, because nothing
-# straddles. In small buckets on many ranks each matrix straddles all of them, and up to a dozen ranks orthogonalize
-# it.
+# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW, because slices of
+# this model happen to end where matrices do, so nothing straddles. In small buckets on many ranks each matrix
+# straddles all of them, and up to a dozen ranks orthogonalize it.
 #
 # </details>
 

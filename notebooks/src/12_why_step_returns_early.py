@@ -213,8 +213,8 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# The link of 200 Mbit/s saves most, almost a third of its step, because there both lanes are about equally long. Only
-# the shorter lane can hide behind the longer one.
+# A link saves most where both lanes are about equally long, almost a third at best. Only the shorter lane can hide
+# behind the longer one.
 #
 # So overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is
 # only one: while a rank waits, the core computes for another or copies its bytes.
@@ -229,8 +229,8 @@ lesson.broken_program(dp * tp)
 
 # %% [markdown]
 # `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait for a
-# ticket that is not there yet is skipped.) Your answer runs in a world that reads a buffer only when you wait
-# for it, which is the latest moment that it may.
+# ticket that is not there yet is skipped.) The check reads each buffer as late as it may, which is when you wait for
+# it.
 #
 # <details><summary>Hint</summary>
 #

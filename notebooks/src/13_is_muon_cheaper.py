@@ -401,7 +401,7 @@ print(lesson.say_break_evens())
 
 # %% [markdown]
 # Both signs occur! Slow links help Muon if it sends little, and they help AdamW if Muon gathers everything. And step
-# for step, as you saw further up, AdamW stays ahead.
+# for step, as you saw further up, AdamW stays ahead: the button that saves it is *AdamW's steps*.
 #
 # ## Recap
 #

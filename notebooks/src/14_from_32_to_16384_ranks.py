@@ -184,10 +184,11 @@ print(lesson.say_experts())
 # - More ranks share out the work until owners run out. Then the costliest matrix is the floor.
 # - The bytes that a rank sends stay as they are, on a ring or a tree, so in the end a step waits for them.
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). Libraries change
-#   to a tree there. Its depth grows by one with each doubling, and so does latency.
+#   to a tree there. Its depth grows by one with each doubling, and so does latency, but for the jump where libraries
+#   change.
 # - Balance work, and not entries.
-# - tp divides the bytes that a rank sends between nodes, and it divides the cards that its ring has by as much.
-#   Nothing is gained.
+# - tp divides the bytes that a rank sends between nodes, but its ring then has as many times fewer cards to send them
+#   over. Nothing is gained.
 #
 # To ask for any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #
