@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the same
-# bits as PyTorch's, say what each line does, and say which matrices of a model it is for.
+# **Forty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
+# same bits as PyTorch's, say what each line does, and say which matrices of a model it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
+# **Fifty minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
 # value, find bounds for where all of them end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.

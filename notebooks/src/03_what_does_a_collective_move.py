@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can say, for the calls that all of
+# **Sixty-five minutes.** At the end you can say, for the calls that all of
 # this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
 # you have written such calls yourself, run them on real processes, and seen what a wrong one says.
 #

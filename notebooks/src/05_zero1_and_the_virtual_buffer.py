@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any matrix,
-# which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary, which
-# ranks need them, and what that costs. You will have found it with functions of your own, on real processes.
+# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any
+# matrix, which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary,
+# which ranks need them, and what that costs. You will have found it with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #

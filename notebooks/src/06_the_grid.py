@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The optional exercises take twelve more. At the end you can say for any rank of any grid where it
-# stands, which ranks are in its groups, and under which number they know it there. Your own function has made all
-# groups on real processes, and you have seen ranks wait in a group to which one member never came.
+# **Forty-five minutes.** The optional exercises take twelve more. At the end you can say for any rank of any grid
+# where it stands, which ranks are in its groups, and under which number they know it there. Your own function has
+# made all groups on real processes, and you have seen ranks wait in a group to which one member never came.
 #
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range).
 #

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
+# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
 # and either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v want a cut each.
 #

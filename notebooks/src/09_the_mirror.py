@@ -22,8 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them sends,
-# and write them from a blank cell. What you wrote will have run on real processes, with the bits of a single one.
+# **Sixty-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# sends, and write them from a blank cell. What you wrote will have run on real processes, with the bits of a single
+# one.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
 # reduce_scatter and all_gather are from lesson 03.

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Fifty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, and find the wait that it lacks.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).

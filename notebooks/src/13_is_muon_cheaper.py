@@ -23,7 +23,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
+# **Sixty minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
 # a profiler's trace without counting anything twice, and tell waiting from transfer.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).

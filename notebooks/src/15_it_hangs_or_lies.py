@@ -21,7 +21,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
+# **Seventy minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
 # in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record and the
 # file.

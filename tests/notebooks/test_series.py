@@ -25,6 +25,8 @@ MINUTES = {
     "forty-five": 45,
     "fifty": 50,
     "sixty": 60,
+    "sixty-five": 65,
+    "seventy": 70,
 }
 
 
