@@ -114,7 +114,7 @@ class SlicedBuffer:
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
 
-class _InLine:
+class InLine:
     """A layout in which the boxes that a rank holds lie one after the other."""
 
     __slots__ = ()
@@ -137,7 +137,7 @@ class _InLine:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalShards(_InLine):
+class LocalShards(InLine):
     """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
@@ -177,7 +177,7 @@ class PiecesInSlices(LocalShards):
 
 
 @dataclass(frozen=True, slots=True)
-class WholeMatrices(_InLine):
+class WholeMatrices(InLine):
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
     ``frame``: they hold the whole ``"matrix"``, or the whole ``"piece"`` that tensor parallelism leaves,

@@ -8,9 +8,6 @@ from muon_tutorial.learn.inputs import measure
 
 
 def test_private_memory_grows_with_what_is_held() -> None:
-    def growth() -> float:
-        before = measure.private_bytes()
-        held = torch.ones(16_000_000)
-        return (measure.private_bytes() - before) / held.nbytes
-
-    assert max(growth() for _ in range(5)) > 0.5  # meanwhile the system may take other pages away
+    before = measure.private_bytes()
+    held = [torch.ones(16_000_000) for _ in range(4)]  # one may lie where the process had memory to spare
+    assert measure.private_bytes() - before > sum(it.nbytes for it in held) / 2

@@ -15,6 +15,7 @@ from torch import Tensor
 from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
 from muon_tutorial.optimizer import auto_recipes
 from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, kept_calibration
+from muon_tutorial.optimizer.make_steps import DefaultSteps, with_recipes
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.processor import describe_processor
@@ -220,7 +221,7 @@ def test_processes_that_have_yet_to_meet_are_counted_by_their_launcher(
 def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     params = weights()
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
-    muon.guard.steps.make.calibration = None  # type: ignore[attr-defined]
+    muon.guard.steps.make = with_recipes(DefaultSteps(), None)  # as if nothing had been given
     monkeypatch.setenv("WORLD_SIZE", "2")
     before = [param.detach().clone() for param in params]
     for param in params:
