@@ -100,8 +100,8 @@ class MadeFor:
                     found |= Changed.KINDS
                 entry = state.get(param)
                 momentum = None if entry is None else entry.get("momentum_buffer")
-                dtype = getattr(momentum, "dtype", None)  # a host may cast it in place
-                if entry is not was.entry or momentum is not was.momentum or dtype != was.momentum_dtype:
+                now = getattr(momentum, "dtype", None)  # a host may cast it in place
+                if entry is not was.entry or momentum is not was.momentum or now != was.momentum_dtype:
                     found |= Changed.STATE
         return found if index == count else found | Changed.PARAMETERS | Changed.STATE
 
