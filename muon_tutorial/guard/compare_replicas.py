@@ -119,27 +119,29 @@ def compare_replicas(
     return compare_gradients(steps)
 
 
-def compare_gradients(steps: Sequence[MeshStep]) -> bool:
-    """Compare gradients that plans expect to be averaged, over all axes except tp.
+def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
+    """Compare gradients that plans expect to be averaged, over all axes except tp; ``again`` those in doubt.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    Returns whether to call it at the next step, too: a plain matrix among DTensors, which may be each rank's
-    own, has had no gradient other than zero. All ranks must call.
+    In doubt are plain matrices among DTensors, each of which may be a rank's own. Returns whether to call it
+    again at the next step: one of them has had no gradient other than zero. All ranks must call.
 
     Raises:
         GradientError: on all ranks: they differ.
     """
-    again = False
+    in_doubt = False
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            again |= _compare_gradients(mesh.step, mesh.world, mesh.assumed)
-    return again
+            in_doubt |= _compare_gradients(mesh.step, mesh.world, mesh.assumed, again)
+    return in_doubt
 
 
-def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes) -> bool:
+def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: bool) -> bool:
     if step.plan.expects != "averaged" or step.present is None:
         return False
-    present = {i: shard for i, shard in step.momentum_shards.items() if i in step.present}
+    plain = [i for i, it in step.momentum_shards.items() if not isinstance(it.parameter.param, DTensor)]
+    compared = plain if again else step.momentum_shards
+    present = {i: step.momentum_shards[i] for i in compared if i in step.present}
     held = [_gradient(step, shard) for shard in present.values()]
     wrong = _differing(world, held)
     if wrong:
@@ -150,7 +152,6 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes) -> bool:
             "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
             f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
         )
-    plain = [i for i, it in step.momentum_shards.items() if not isinstance(it.parameter.param, DTensor)]
     if not plain or not assumed:
         return False
     moves = torch.tensor([i in present and bool(_gradient(step, present[i]).parts[0].any()) for i in plain])

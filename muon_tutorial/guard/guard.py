@@ -148,7 +148,7 @@ class Guard:
             self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
             self.is_compared = True
         elif self.compares_gradients:
-            self.compares_gradients = compare_gradients(steps)
+            self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
             if self.steps.alone:  # there may be other processes by now, which chose other recipes
@@ -492,7 +492,7 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
     """Warn if the first step would do nothing: these may not be the parameters that train."""
     trained = [param for param in params if param.requires_grad] or [*params, *beside]
-    if not any(param.grad is not None for param in trained):
+    if trained and not any(param.grad is not None for param in trained):
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

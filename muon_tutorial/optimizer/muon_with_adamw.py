@@ -324,11 +324,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             known = {*self._seen, *self.verdicts}
             new = {name: it for name, it in parameters_by_name(model).items() if it not in known}
         if late := _trained(new, self._told):
-            flat, usual = (
-                late[0].endswith("_flat_param"),
-                "make the optimizer after fully_shard() or adapters",
-            )
-            what, remedy = "not in the model yet", FLATTENED if flat else usual
+            what, remedy = "not in the model yet", "make the optimizer after fully_shard() or adapters"
+            if late[0].endswith("_flat_param"):
+                remedy = FLATTENED
         elif len(self._stepped) != len(self.verdicts):
             still = {it.name: param for param, it in self.verdicts.items() if param not in self._stepped}
             late = _trained(still, self._told)

@@ -128,6 +128,17 @@ def experts_message(split: ParameterSplit) -> str:
     )
 
 
+def unknown_message(split: ParameterSplit) -> str:
+    """What to write for three-dimensional parameters that may be experts; empty if there are none."""
+    names = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
+    if not names:
+        return ""
+    return (
+        f'experts="muon" finds no experts in the names of {", ".join(names)}, so AdamW steps them: if they '
+        'are stacks of matrices, name them in parts={"…": "stack"}'
+    )
+
+
 def unsure_message(split: ParameterSplit) -> str:
     """What to write for weights that hold matrices in an unknown layout; empty if there are none."""
     names: dict[str, Verdict] = {_pattern(it.name): it for it in split.verdicts if it.unsure}

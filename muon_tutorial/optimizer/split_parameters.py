@@ -44,7 +44,14 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..plan.matrix import Parts, part_boxes
 from .fused_weights import KNOWN_LIBRARIES, Fused, FusedWeight, fused_parts, heads_apart, stacked_parts
-from .parameter_split import EXPERTS, ParameterSplit, Verdict, experts_message, unsure_message
+from .parameter_split import (
+    EXPERTS,
+    ParameterSplit,
+    Verdict,
+    experts_message,
+    unknown_message,
+    unsure_message,
+)
 
 HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
@@ -131,16 +138,9 @@ def split_parameters(
     chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
     sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
-    if unsure := unsure_message(split):
-        warnings.warn(unsure, UserWarning, stacklevel=2)
-    unknown = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
-    if experts == "muon" and unknown:
-        warnings.warn(
-            f'experts="muon" finds no experts in the names of {", ".join(unknown)}, so AdamW steps them: '
-            'if they are stacks of matrices, name them in parts={"…": "stack"}',
-            UserWarning,
-            stacklevel=2,
-        )
+    said = unsure_message(split), unknown_message(split) if experts == "muon" else ""
+    for message in filter(None, said):
+        warnings.warn(message, UserWarning, stacklevel=2)
     if experts is None and split.left_experts > split.numel / 2:
         warnings.warn(experts_message(split), UserWarning, stacklevel=2)
     return split

@@ -232,7 +232,7 @@ def plan_model(
 
     Experts are replicated on dp × tp / ep positions, each whole (expert tensor parallelism 1 in Megatron-LM's
     terms). With ``dp_shard``, FSDP2 cuts all matrices along that axis and dp counts replicas; experts are
-    then cut over dp_shard × tp / ep. ``strategies`` are by default all that the grid allows.
+    then cut over dp_shard × tp / ep. Without ``strategies``, every one that the grid allows is taken.
 
     Raises:
         GridError: the grid does not divide the model, or there is no matrix.

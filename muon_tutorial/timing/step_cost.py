@@ -347,7 +347,7 @@ def estimate_adamw(
     it for Muon.
 
     It is ZeRO-1's step, or DDP's without ``sharded``. On a grid with ``dp_shard`` it is FSDP2's; the
-    parameters that FSDP2 gathers in forward and backward are not counted, neither here nor for Muon.
+    parameters that FSDP2 gathers in forward and backward are not counted, and not for Muon either.
     ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
@@ -401,7 +401,7 @@ def _adamw_bucket(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Te
 
 
 def _adamw_held(length: int, at: Coordinate, g: torch.dtype, kept: Sequence[Tensor]) -> Walk:
-    """Average gradients as DDP or FSDP2 does, and run AdamW's operations on all that a rank holds."""
+    """Average gradients as DDP or FSDP2 does, and run AdamW's operations on everything that a rank holds."""
     grad = yield from _average(length, g, at)
     _adamw(grad, kept)
 

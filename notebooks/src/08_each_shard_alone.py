@@ -191,13 +191,13 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # The opposite mistake: an MLP's gate and up are often stored as one weight, gate above up. An optimizer that does not
 # know this orthogonalizes both as one matrix. Let their gradients be Gaussian, 688 × 256 each. How far is the update
 # of the stack from those of gate and up, as a share of its own size? And if gate's gradient is five times larger, how
-# large is up's update, as a share of the size that it should have?
+# many times is up's update smaller than it should be?
 #
 # *Easy · 3 minutes · optional*
 
 # %% tags=["stub", "predict"]
-off = ...  # to one decimal
-up_size = ...  # to one decimal
+off = ...  # to two decimals
+smaller = ...  # a whole number
 
 # %% tags=["answer"]
 def as_one_and_apart(times):
@@ -209,8 +209,8 @@ torch.manual_seed(seed)
 one, apart = as_one_and_apart(times=1)
 louder, due = as_one_and_apart(times=5)
 print(f"gate's and up's own updates are {apart.norm() / one.norm():.2f} times as large as the stack's")
-sizes = {"off": (one - apart).norm() / one.norm(), "up_size": louder[688:].norm() / due[688:].norm()}
-compare({"off": off, "up_size": up_size}, {name: round(float(size), 1) for name, size in sizes.items()})
+how_far, times = (one - apart).norm() / one.norm(), due[688:].norm() / louder[688:].norm()
+compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "smaller": round(times.item())})
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
@@ -219,8 +219,8 @@ compare({"off": off, "up_size": up_size}, {name: round(float(size), 1) for name,
 # What they share goes to the louder one, and up keeps about a quarter of its size.
 #
 # ```python
-# off = 0.6
-# up_size = 0.2
+# off = 0.56
+# smaller = 4
 # ```
 #
 # </details>

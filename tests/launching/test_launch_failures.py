@@ -137,6 +137,6 @@ def test_a_spawned_rank_that_ends_between_two_looks_has_ended(monkeypatch: pytes
 
 
 def test_a_stopped_rank_gets_no_more_than_the_timeout_if_no_other_runs(monkeypatch) -> None:
-    monkeypatch.setattr(watch, "_REVIVING", 600.0)
+    monkeypatch.setattr(watch, "_REVIVING", 3000.0)
     with pytest.raises(RankFailedError, match=r"rank 1 of 2 was stopped \(SIGSTOP\) .* within 1 s"):
-        launch(ranks.stop_the_last, 2, timeout=1.0, limit=60.0)
+        launch(ranks.stop_the_last, 2, timeout=1.0, limit=300.0)  # a busy machine takes long to start

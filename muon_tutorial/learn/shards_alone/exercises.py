@@ -129,8 +129,8 @@ def _near(one: Any, other: Any) -> bool:
 SPOILERS = {
     "largest": [r"singular values\s+2\.000", r"\blargest\W+\w*\W+2\.0"],
     "noise_too": [r"\bnoise_too\s+\S+\s+True\b"],
-    "off": [r"\boff\s+\S+\s+0\.6\b"],
-    "up_size": [r"\bup_size\s+\S+\s+0\.2\b"],
+    "off": [r"\boff\s+\S+\s+0\.56\b"],
+    "smaller": [r"\bsmaller\s+\S+\s+4\b"],
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
 """Patterns that would give a prediction away before the cells tagged ``answer``."""
