@@ -145,7 +145,8 @@ def _entries(
             )
         for name, (number, group) in zip(known, order.items(), strict=True):
             if state["state"].get(number):
-                yield name, {"step": group.get("step", 0), **state["state"][number]}
+                in_group = {"step": group["step"]} if "step" in group else {}
+                yield name, {**in_group, **state["state"][number]}
 
 
 def _taken(
@@ -172,7 +173,10 @@ def _taken(
         return {"momentum_buffer": made["momentum_buffer"].mul_(_share(group, its))}
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
-    return {"step": torch.tensor(float(entry.get(its.step, entry["step"]))), **made}
+    step = entry.get(its.step, entry.get("step"))
+    if step is None:  # with a step of 0, AdamW would correct its moments' bias a second time
+        raise UsageError(f"the saved state of {name} does not say how many steps AdamW has taken")
+    return {"step": torch.tensor(float(step)), **made}
 
 
 def _given(

@@ -166,6 +166,10 @@ def test_a_pair_takes_over_adams_moments_and_gives_them_back(package: Package, p
     for i, entry in state.items():
         for key in entry.keys() - {place}:
             assert torch.allclose(given[i][key], entry[key])
+    for where in (*groups, *state.values()):
+        where.pop("step", None), where.pop(place, None)
+    with pytest.raises(UsageError, match="does not say how many steps AdamW has taken"):
+        load_momentum(pair, {"state": state, "param_groups": groups}, package, names)
 
 
 def test_ranks_files_come_together_and_slices_are_cut_from_whole_momenta() -> None:
