@@ -67,6 +67,8 @@ def browser(folder: Path, logged: bool = False) -> Iterator[Any]:
         options.add_argument(flag)
     driver = webdriver.Chrome(options, webdriver.ChromeService(shutil.which("chromedriver")))
     try:
+        # JupyterLab's current widget is the one that was focused last, and a headless window may never be.
+        driver.execute_cdp_cmd("Emulation.setFocusEmulationEnabled", {"enabled": True})
         yield driver
     finally:
         driver.quit()
