@@ -187,6 +187,15 @@ function text(into, x, y, words, look = "") {
   return into.appendChild(draw("text", { x, y, class: look }, words));
 }
 
+/** Change what is drawn, and only what differs: each change costs a layout. */
+function change(drawn, attributes) {
+  for (const [key, value] of Object.entries(attributes)) if (drawn.getAttribute(key) !== String(value)) drawn.setAttribute(key, value);
+}
+
+function retell(node, words) {
+  if (node.textContent !== words) node.textContent = words;
+}
+
 const colour = rank => data.colours[rank % data.colours.length];
 const count = number => Number(number).toLocaleString("en");
 const list = items => items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} and ${items.at(-1)}`;

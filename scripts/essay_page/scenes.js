@@ -103,6 +103,57 @@ function title(moment) {
     "Newton–Schulz, on the whole matrix", `Keep your ${cut}: nothing is sent`, "Keep your slice: nothing is sent", "New weights: gather the slices, along dp"][moment];
 }
 
+/** Frames for what each rank has, and the ruler of the buffer: all that stays while moment, row and column change. */
+function film(stage, width) {
+  const dp = +state.dp, tp = +state.tp, cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [across, down] = frame(cell), pitch = down + 34;
+  const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), ruler = dp * pitch + 44, { length, slice, ranges } = grid().bucket;
+  const svg = picture(stage, width, ruler + 76, ""), head = text(svg, 0, 16, "", "b"), at = entry => entry / length * width, panels = [];
+  for (let rank = 0; rank < dp * tp; rank++) {
+    const x = left + (rank % tp) * (cell + 14), y = 48 + Math.floor(rank / tp) * pitch;
+    text(svg, x, y - 6, `rank ${rank}`, "b");
+    const letter = text(svg, x + across, y - 6, "", "q e"), panel = svg.appendChild(draw("g", { "data-rank": rank, style: "cursor:crosshair" }));
+    box(panel, x, y, across, down, "var(--empty)", { stroke: "var(--edge)" });
+    const tiles = panel.appendChild(draw("g", {})), circle = panel.appendChild(draw("circle", { r: 5, "stroke-width": 1.6 }));
+    panel.addEventListener("click", event => {
+      const seen = svg.getBoundingClientRect(), scale = width / seen.width;
+      const r = Math.floor(((event.clientY - seen.top) * scale - y) / down * rows), c = Math.floor(((event.clientX - seen.left) * scale - x) / across * columns);
+      set({ row: String(Math.min(rows - 1, Math.max(0, r))), column: String(Math.min(columns - 1, Math.max(0, c))) });
+    });
+    panels.push({ x, y, letter, tiles, circle });
+  }
+  const buffer = text(svg, 0, ruler - 8, "", "q");
+  const slices = numbers(0, dp - 1).map(d => [box(svg, at(d * slice), ruler, at(slice), 24, "none", { stroke: "#1b1b1b", "stroke-width": .8 }), text(svg, at((+d + .5) * slice), ruler + 17, "", "on m")]);
+  for (const [name, [from, to]] of Object.entries(ranges)) {
+    box(svg, at(from), ruler + 30, at(to - from) - 1, 16, name === state.matrix ? "var(--accent)" : "var(--empty)");
+    text(svg, at((from + to) / 2), ruler + 62, name, name === state.matrix ? "b m" : "q m");
+  }
+  const cursor = svg.appendChild(draw("path", { "data-top": ruler - 5, stroke: "var(--wrong)", "stroke-width": 2.4 }));
+  return { svg, head, panels, across, down, slices, buffer, cursor, at };
+}
+
+/** Fill the frames with what the ranks have at a moment. */
+function advance(it, moment) {
+  const { svg, head, panels, across, down } = it.film, { letters, tiles } = grid().film[state.matrix], [rows, columns] = shape();
+  it.film.moment = moment;
+  svg.setAttribute("aria-label", `${title(moment)}. ${data.moments[moment]} on each of ${panels.length} ranks.`);
+  retell(head, title(moment));
+  [...it.strip.children].forEach((each, place) => {
+    const { kind, axis } = grid().sent[place];
+    each.className = place + 1 === moment ? "on" : "";
+    retell(each.lastChild, kind ? `${SENDS[place]}, over ${axis}` : "nothing sent");
+  });
+  panels.forEach(({ x, y, letter, tiles: holder }, rank) => {
+    retell(letter, letters[moment][rank] && across > 90 ? `bytes ${letters[moment][rank]}` : "");
+    holder.replaceChildren();
+    for (const [who, top, from, high, wide] of tiles[moment][rank]) {
+      const place = [x + from / columns * across, y + top / rows * down, wide / columns * across, high / rows * down];
+      box(holder, ...place, colour(who), { stroke: "#1b1b1b", "stroke-width": .7 });
+      if (moment >= 4 && moment < 7) box(holder, ...place, "url(#hatch)");
+      if (place[2] > 22 && place[3] > 22) text(holder, place[0] + place[2] - 5, place[1] + place[3] - 6, who, "on e");
+    }
+  });
+}
+
 scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) => {
   it.strip = element("ol", { className: "strip" }, ...data.phases.map(phase => element("li", {}, element("b", {}, phase), " ")));
   it.figure.insertBefore(it.strip, it.stage);
@@ -112,56 +163,30 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   slider(it, holder, "row", "row", () => numbers(0, shape()[0] - 1), () => String(entry()[0]));
   slider(it, holder, "column", "column", () => numbers(0, shape()[1] - 1), () => String(entry()[1]));
 }, function (stage, width) {
-  const dp = +state.dp, tp = +state.tp, moment = +state.moment, film = grid().film[state.matrix];
-  const cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [wide, high] = frame(cell), pitch = high + 34;
-  const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), [row, column] = entry(), place = entryAt(row, column);
-  const updates = moment >= 4 && moment < 7, ruler = dp * pitch + 44;
-  const svg = picture(stage, width, ruler + 76, `${title(moment)}. ${data.moments[moment]} on each of ${dp * tp} ranks.`);
-  text(svg, 0, 16, title(moment), "b");
-  [...scenes[1].strip.children].forEach((each, place) => {
-    const { kind, axis } = grid().sent[place], words = kind ? `${SENDS[place]}, over ${axis}` : "nothing sent";
-    each.className = place + 1 === moment ? "on" : "";
-    if (each.lastChild.data !== words) each.lastChild.data = words;
+  const it = scenes[1], dp = +state.dp, tp = +state.tp, moment = +state.moment, tiles = grid().film[state.matrix].tiles[moment];
+  const [rows, columns] = shape(), [row, column] = entry(), place = entryAt(row, column), keeper = place.rank;
+  const key = [dp, tp, state.matrix, width].join(" ");
+  if (it.film?.key !== key) it.film = { key, ...film(stage, width) };
+  if (it.film.moment !== moment) advance(it, moment);
+  const { panels, across, down, slices, buffer, cursor, at } = it.film, holders = [];
+  panels.forEach(({ x, y, circle }, rank) => {
+    const holds = tiles[rank].some(([, top, from, high, wide]) => row >= top && row < top + high && column >= from && column < from + wide);
+    if (holds) holders.push(rank);
+    change(circle, { cx: x + (column + .5) / columns * across, cy: y + (row + .5) / rows * down, fill: holds ? "#1b1b1b" : "none", stroke: holds ? "#fff" : "var(--quiet)" });
   });
-  const holders = [];
-  for (let rank = 0; rank < dp * tp; rank++) {
-    const x = left + (rank % tp) * (cell + 14), y = 28 + Math.floor(rank / tp) * pitch, letter = film.letters[moment][rank];
-    text(svg, x, y + 14, `rank ${rank}`, "b");
-    if (letter && wide > 90) text(svg, x + wide, y + 14, `bytes ${letter}`, "q e");
-    const panel = svg.appendChild(draw("g", { "data-rank": rank, style: "cursor:crosshair" }));
-    box(panel, x, y + 20, wide, high, "var(--empty)", { stroke: "var(--edge)" });
-    for (const [who, top, from, down, across] of film.tiles[moment][rank]) {
-      const at = [x + from / columns * wide, y + 20 + top / rows * high, across / columns * wide, down / rows * high];
-      box(panel, ...at, colour(who), { stroke: "#1b1b1b", "stroke-width": .7 });
-      if (updates) box(panel, ...at, "url(#hatch)");
-      if (at[2] > 22 && at[3] > 22) text(panel, at[0] + at[2] - 5, at[1] + at[3] - 6, who, "on e");
-      if (row >= top && row < top + down && column >= from && column < from + across) holders.push(rank);
-    }
-    const [cx, cy] = [x + (column + .5) / columns * wide, y + 20 + (row + .5) / rows * high];
-    panel.appendChild(draw("circle", { cx, cy, r: 5, fill: holders.includes(rank) ? "#1b1b1b" : "none", stroke: holders.includes(rank) ? "#fff" : "var(--quiet)", "stroke-width": 1.6 }));
-    panel.addEventListener("click", event => {
-      const seen = svg.getBoundingClientRect(), scale = width / seen.width;
-      const r = Math.floor(((event.clientY - seen.top) * scale - y - 20) / high * rows), c = Math.floor(((event.clientX - seen.left) * scale - x) / wide * columns);
-      set({ row: String(Math.min(rows - 1, Math.max(0, r))), column: String(Math.min(columns - 1, Math.max(0, c))) });
-    });
-  }
   // The flat buffer of the entry's tp place, cut by dp.
-  const { length, slice, ranges } = grid().bucket, keeper = place.rank, x = at => at / length * width;
-  text(svg, 0, ruler - 8, width < 480 ? `buffer of tp place ${keeper % tp}: ${count(length)} entries` : `the buffer of tp place ${keeper % tp}: ${count(length)} entries, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`, "q");
-  for (let d = 0; d < dp; d++) {
+  const { length } = grid().bucket, whose = `buffer of tp place ${keeper % tp}: ${count(length)} entries`;
+  retell(buffer, width < 480 ? whose : `the ${whose}, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`);
+  slices.forEach(([drawn, label], d) => {
     const rank = d * tp + keeper % tp;
-    box(svg, x(d * slice), ruler, x(slice), 24, colour(rank), { stroke: "#1b1b1b", "stroke-width": .8 });
-    text(svg, x((d + .5) * slice), ruler + 17, width / dp > 70 ? `rank ${rank}` : rank, "on m");
-  }
-  for (const [name, [from, to]] of Object.entries(ranges)) {
-    box(svg, x(from), ruler + 30, x(to - from) - 1, 16, name === state.matrix ? "var(--accent)" : "var(--empty)");
-    text(svg, x((from + to) / 2), ruler + 62, name, name === state.matrix ? "b m" : "q m");
-  }
-  svg.appendChild(draw("path", { d: `M${x(place.inBucket)} ${ruler - 5}v54`, stroke: "var(--wrong)", "stroke-width": 2.4 }));
+    change(drawn, { fill: colour(rank) });
+    retell(label, width / dp > 70 ? `rank ${rank}` : String(rank));
+  });
+  change(cursor, { d: `M${at(place.inBucket)} ${cursor.dataset.top}v54` });
   const sent = moment ? data.phases[moment - 1] : "", cost = moment ? grid().sent[moment - 1] : null;
   const told = !cost ? "Nothing has been sent yet." : cost.kind ? `Phase ${moment}, ${sent}: an ${cost.kind} over ${cost.axis}. The busiest rank hands over *${bytes(Math.max(...cost.bytes))}* for all three matrices.` : `Phase ${moment}, ${sent}: *nothing is sent*.`;
-  const has = holders.length ? `ranks *${list([...new Set(holders)])}* ${holders.length > 1 ? "have" : "has"} it now` : "no rank has it now";
-  say(scenes[1], `${told.replace("an reduce", "a reduce")} Entry (${row}, ${column}) of ${state.matrix}: number *${count(row * columns + column)}* of the matrix, *${count(place.inBucket)}* of the buffer; rank *${keeper}* keeps its momentum, at *${count(place.inSlice)}* of its slice; ${holders.length === 1 ? has.replace("ranks", "rank") : has}.`);
+  const has = holders.length ? `ranks *${list(holders)}* ${holders.length > 1 ? "have" : "has"} it now` : "no rank has it now";
+  say(it, `${told.replace("an reduce", "a reduce")} Entry (${row}, ${column}) of ${state.matrix}: number *${count(row * columns + column)}* of the matrix, *${count(place.inBucket)}* of the buffer; rank *${keeper}* keeps its momentum, at *${count(place.inSlice)}* of its slice; ${holders.length === 1 ? has.replace("ranks", "rank") : has}.`);
 });
 
 // 3. Be the network.
