@@ -48,9 +48,13 @@ class Trial:
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended in time, with the signal's code, and with a whole checkpoint if it took a step."""
+        """Whether it ended in time, with the signal's code, and with a whole checkpoint if it took a step.
+
+        A SIGUSR1 that comes before Python has set a handler ends the process itself, and loses nothing.
+        """
         number = signal.Signals["SIGTERM" if self.sent == "SIGUSR1" else self.sent]
-        ended = self.code in (128 + number, -number) and self.seconds < ENDING
+        codes = {128 + number, -number} | (set() if self.steps else {-signal.Signals[self.sent]})
+        ended = self.code in codes and self.seconds < ENDING
         return ended and bool(self.saved or not self.steps) and not (self.tracebacks or self.orphans)
 
 
