@@ -107,7 +107,7 @@ def _unpack(
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
-    if _cuts_unevenly(hop, pieces):
+    if pieces.uneven and len(hop.shape) == 1:  # padding could multiply a flat buffer's bytes
         return (yield from _send_slice_to_all(x, hop, pieces, dtype, label))
     send, receive = _padded(x, pieces.size), pieces.parts * pieces.size
     answer = yield Collective("all_gather", (hop.axis,), dtype, send, receive, label)
@@ -182,7 +182,7 @@ def _all_reduce(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: 
 
 def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     pieces = hop.pieces(at)
-    if _cuts_unevenly(hop, pieces):
+    if pieces.uneven and len(hop.shape) == 1:  # padding could multiply a flat buffer's bytes
         return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
@@ -195,11 +195,6 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     receive = x.numel() if at[hop.axis] == root else 0
     answer = yield Collective("reduce", (hop.axis,), dtype, x.reshape(-1), receive, label, root)
     return answer.view(x.shape) if receive else answer
-
-
-def _cuts_unevenly(hop: Hop, pieces: HopPieces) -> bool:
-    """Whether a flat buffer is cut into slices of different lengths; padding could multiply their bytes."""
-    return len(hop.shape) == 1 and len({shape for _, shape in pieces.uneven}) > 1
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:

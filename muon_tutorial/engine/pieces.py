@@ -56,7 +56,7 @@ class Pieces:
 
     def take(self, held: BufferSlice) -> Tensor:
         """Remove and return a matrix's box, in its own shape."""
-        if not held.box.numel:
+        if 0 in held.box.shape:  # an empty box need not be put
             return torch.empty(held.box.shape, dtype=self.dtype, device=self.device)
         box = self._boxes.pop(held.entry.matrix.index)
         return box.box() if isinstance(box, InParts) else box

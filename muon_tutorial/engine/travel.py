@@ -44,8 +44,7 @@ def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
     ranks of the grid must run it.
     """
     n = x.numel()
-    for axis in at.grid.axes:
-        ranks = at.size(axis)
+    for axis, ranks in zip(at.grid.axes, at.grid.sizes, strict=True):
         if ranks > AT_ONCE:
             x = yield from all_reduce(x, axis, at, label)
         elif ranks > 1:

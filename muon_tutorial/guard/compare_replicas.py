@@ -24,7 +24,7 @@ from ..errors import GradientError, MismatchError
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..plan.layout import Hop, Owned, Replicate, Route
-from ..step.agreement import HASHES, checksum, differ, say_outliers
+from ..step.agreement import HASHES, checksum, say_outliers
 from ..step.momentum import MomentumShard
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
@@ -340,8 +340,9 @@ def _differing(
     wrong = torch.zeros(len(replicas), dtype=torch.float64, device=device)
     for axis in axes:
         sums = sum_counts(flags.clone(), world.group((axis,)))
-        for index, (replica, pair) in enumerate(zip(replicas, sums.cpu(), strict=True)):
-            wrong[index] += axis in replica.axes and differ(pair, world.grid.size(axis))
+        for index, (replica, (total, squares)) in enumerate(zip(replicas, sums.tolist(), strict=True)):
+            same = world.grid.size(axis) * int(squares) == int(total) ** 2  # n·Σv² = (Σv)² if all v are equal
+            wrong[index] += axis in replica.axes and not same
     for axis in axes:  # so that all ranks know of it
         sum_counts(wrong, world.group((axis,)))
     return [index for index, count in enumerate(wrong.tolist()) if count]

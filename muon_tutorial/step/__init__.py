@@ -7,7 +7,6 @@
 ``momentum``            momentum is updated; which part of it each rank stores
 ``orthogonalize``       phases 2 to 6: gather the whole matrix, Newton–Schulz, and back
 ``gram``                phases 3 to 5 for matrices that stay cut: iterate on their Gram matrices
-``boxes``               take a matrix's box out of a buffer, and put its update back
 ``write_parameters``    weight decay and step; phase 7: parameters back to where the model holds them
 ``clipping``            the norm of all gradients together
 ``rank_bucket``         one bucket on one rank: parameters with the plan's geometry, computed once

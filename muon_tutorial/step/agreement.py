@@ -53,11 +53,6 @@ class Fingerprint:
     values: Mapping[str, str] = field(default_factory=dict)
     error: TutorialError | None = None
 
-    @property
-    def texts(self) -> dict[str, str]:
-        """All texts to compare; the error comes last."""
-        return {**self.values, _ERROR: str(self.error or "")}
-
     def raise_error(self, rank: int) -> None:
         """Raise the error, if there is one, with the rank's number.
 
@@ -103,19 +98,23 @@ def agree_on_gradients(
     """
     there = [grad is not None for grad in own.tensors]
     largest = largest_elements(own, ranks.device)  # [gradients]
-    texts = str(fingerprint.texts).encode(), bytes(there)
-    halves = [half for text in texts for half in divmod(zlib.crc32(text), 1 << 16)]
+    texts = {**fingerprint.values, _ERROR: str(fingerprint.error or "")}
+    crcs = zlib.crc32(str(texts).encode()), zlib.crc32(bytes(there))
+    halves = [half for crc in crcs for half in divmod(crc, 1 << 16)]
     hashes = [number for half in halves for number in (half, half * half)]  # [8]
     share = largest * 0 if own.limits is None else largest / largest.new_tensor(own.limits)
     worst = share.nan_to_num(math.inf).amax().view(1) if there else largest.new_zeros(1)
     numbers = yield from ranks.total(torch.cat([largest.new_tensor(hashes), worst]), "gradient flags")
     if numbers.is_meta:
         return [True] * len(there)
-    if differ(numbers[:4], ranks.size):
-        yield from _refuse_other_fingerprints(fingerprint, ranks)
+    *sums, shares = numbers.tolist()
+    pairs = zip(sums[::2], sums[1::2], strict=True)  # n·Σv² = (Σv)² if all v are equal
+    same = [ranks.size * int(squares) == int(total) ** 2 for total, squares in pairs]
+    if not all(same[:2]):
+        yield from _refuse_other_fingerprints(fingerprint, texts, ranks)
     if fingerprint.error is not None:
         fingerprint.raise_error(ranks.rank)
-    if differ(numbers[4:8], ranks.size) or not float(numbers[8]) <= 1:
+    if not all(same[2:]) or not shares <= 1:
         there = yield from _agree_one_by_one(own, largest, ranks)
     return there
 
@@ -194,17 +193,17 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
     return (yield from ranks.total(table.view(-1), "which rank")).view_as(table)
 
 
-def _refuse_other_fingerprints(fingerprint: Fingerprint, ranks: Ranks) -> Walk:
+def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
     """Raise an error that says what differs on which rank, from all ranks' hashes of each text.
 
     Raises:
         TutorialError: this rank's own error.
         MismatchError: another rank's error, or texts that differ.
     """
-    row = [float(_hash(text)) for text in fingerprint.texts.values()]
+    row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)
-    columns = dict(zip(fingerprint.texts, table.T.tolist(), strict=True))
+    columns = dict(zip(texts, table.T.tolist(), strict=True))
     guilty = [rank for rank, found in enumerate(columns.pop(_ERROR)) if found != _hash("")]
     if guilty:
         raise MismatchError(
@@ -275,15 +274,6 @@ def checksum(tensor: Tensor) -> Tensor:
 def _bits(tensor: Tensor) -> Tensor:
     words = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # 64-bit sums wrap
     return tensor.detach().contiguous().reshape(-1).view(words)
-
-
-def differ(sums: Tensor, ranks: int) -> bool:
-    """Whether ranks' numbers differ, given the sums of the numbers and of their squares, [2 × numbers].
-
-    n·Σv² = (Σv)² if and only if all v are equal.
-    """
-    pairs = sums.view(-1, 2).tolist()
-    return any(ranks * int(squares) != int(total) ** 2 for total, squares in pairs)
 
 
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:

@@ -18,7 +18,7 @@ from ..engine.travel import all_reduce
 from ..orthogonalizers.gram import gram_recipe, orthogonalize_shard, packed_gram
 from ..plan.bucket import GRAM_DTYPE
 from ..plan.matrix import SummedGram
-from .boxes import keep_box, take_box
+from .orthogonalize import keep_box, take_box
 from .rank_bucket import RankBucket, RankMatrix
 
 Cut = tuple[RankMatrix, SummedGram]

@@ -12,17 +12,16 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ..engine.collective import ABREAST, IDLE, Label, Walk
-from ..engine.hops import gather_together
+from ..engine.hops import gather_together, view
 from ..engine.pieces import Pieces
 from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length, runs_of_equals
+from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
-from .boxes import keep_box, take_box
 from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
@@ -80,18 +79,16 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
 
     It takes only matrices that are already whole on this rank. Returns their indices.
     """
-    whole = [
-        matrix
-        for matrix in bucket.matrices
-        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops
-    ]
-    groups = {id(matrix.parameter.group): matrix.parameter.group for matrix in whole}
-    keys = [(matrix.sides, id(matrix.parameter.group)) for matrix in whole]
+    alike: dict[tuple[tuple[int, int], int], list[RankMatrix]] = {}
+    for matrix in bucket.matrices:
+        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
+            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
     done: list[int] = []
-    for places in runs_of_equals(keys, lambda key: stack_size(key[0], groups[key[1]], bucket.device)):
-        its = [whole[place] for place in places]
-        if stack_size(its[0].sides, its[0].parameter.group, bucket.device) > 1:
-            _orthogonalize_stack(bucket, boxes, its)
+    for its in alike.values():
+        most = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
+        if most > 1:
+            for begin in range(0, len(its), most):
+                _orthogonalize_stack(bucket, boxes, its[begin : begin + most])
             done += [matrix.index for matrix in its]
     return frozenset(done)
 
@@ -122,6 +119,24 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     held = [take_box(boxes, matrix) for matrix in mine]
     wholes = yield from gather_together(held, hops, bucket.plan.compute.dtype, bucket.at, label)
     return {matrix.index: whole for matrix, whole in zip(mine, wholes, strict=True)}
+
+
+def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
+    """The box that this rank works on, in its own shape; it is removed from ``Pieces``."""
+    assert matrix.work is not None
+    return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
+
+
+def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
+    """The opposite of ``take_box``. A slice is copied, because a view would keep the whole matrix alive.
+
+    A member of a stack does keep the stack alive, but that is only a few megabytes.
+    """
+    assert matrix.work is not None
+    if isinstance(boxes, Pieces):
+        boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
+    else:
+        view(boxes, matrix.work).copy_(update)
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:

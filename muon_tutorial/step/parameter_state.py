@@ -65,7 +65,7 @@ def local_gradient(param: Tensor) -> Tensor | None:
         )
     if isinstance(grad, UnreducedGradient):
         return grad.as_subclass(Tensor)
-    return None if grad is None else local_part(grad)
+    return grad.to_local() if isinstance(grad, DTensor) else grad
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:

@@ -64,7 +64,7 @@ class RankBucket:
         """The parameters' device."""
         return self.matrices[0].parameter.param.device
 
-    @property
+    @cached_property
     def is_owned(self) -> bool:
         """Whether one dp position stores all of it, receives its gradients and broadcasts its parameters."""
         storage = self.plan.storage_layout

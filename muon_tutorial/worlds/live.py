@@ -270,9 +270,11 @@ class LiveWorld:
         Raises:
             GridError: ranks do not increase with positions on the mesh, as torch requires in every group.
         """
-        axes = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
         if axes in self._groups:
             return self._groups[axes]
+        cutting = tuple(axis for axis in axes if self.at.size(axis) > 1) or axes[:1]
+        if cutting != axes:
+            return self._groups.setdefault(axes, self.group(cutting))
         ranks = self.mesh.mesh.flatten()[list(self.at.group(*axes))].tolist()
         if ranks != sorted(ranks):
             raise GridError(
