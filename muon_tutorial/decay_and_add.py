@@ -1,4 +1,4 @@
-"""Weight decay and the step against the update, with the same bits for a whole matrix and for any part of it.
+"""The learning rate of an update, weight decay, and the step: the same bits for a whole matrix and any part.
 
 Knows no optimizer, no rank and no process group, so the single-process optimizer and every strategy share it.
 Elementwise operations give the same bits on a part as on the whole matrix, with one exception: on CPUs
@@ -18,10 +18,29 @@ from torch import Tensor
 
 from .errors import UsageError
 
+ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
+
 # A multiple of every vector length, so all elements except the last `numel % _BLOCK` are in full vectors.
 _BLOCK = 4096
 # TensorIterator splits longer loops among threads, at places that are not multiples of a vector.
 _SERIAL = 32768
+
+
+def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequence[int]) -> float | Tensor:
+    """Return the learning rate of the orthogonalized update, from the shape of the full matrix.
+
+    ``None`` and ``"original"``: ``lr·sqrt(max(1, rows/columns))`` (Keller Jordan). ``"match_rms_adamw"``:
+    ``lr·0.2·sqrt(max(rows, columns))`` (Moonshot, arXiv 2502.16982). Never pass a shard's shape.
+
+    >>> adjusted_lr(0.1, "original", (8, 2)), adjusted_lr(0.1, "original", (2, 8))
+    (0.2, 0.1)
+    """
+    rows, columns = full_shape[:2]
+    if adjust_lr_fn == "match_rms_adamw":
+        return lr * (0.2 * math.sqrt(max(rows, columns)))
+    if adjust_lr_fn in ADJUST_LR_FNS:
+        return lr * math.sqrt(max(1, rows / max(1, columns)))
+    raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {adjust_lr_fn!r}")
 
 
 @dataclass(frozen=True, slots=True)

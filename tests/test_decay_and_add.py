@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from muon_tutorial.decay_and_add import ShardRange, decay_and_add
+from muon_tutorial.decay_and_add import ShardRange, adjusted_lr, decay_and_add
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learning_rate import adjusted_lr
 from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.step.momentum import momentum_update
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decay_and_add import ADJUST_LR_FNS
 from ..errors import GradientError, NotAMatrixError, UsageError
-from ..learning_rate import ADJUST_LR_FNS
 from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import named_params

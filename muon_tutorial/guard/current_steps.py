@@ -15,7 +15,7 @@ from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, drive, refuse
 from ..worlds.local import LocalMesh
-from .changed_parameters import Changed, MadeFor, drop_replaced, follow_changes
+from .changes import Changed, MadeFor, drop_replaced, follow_changes
 
 Groups = Sequence[dict[str, Any]]
 State = Mapping[Tensor, dict[str, Any]]

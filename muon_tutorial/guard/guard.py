@@ -37,8 +37,7 @@ from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprin
 from ..step.step import PlanStep, check_gram_recipes
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
-from .changed_gradients import SeenGradients
-from .changed_parameters import Changed, check_flattened
+from .changes import Changed, SeenGradients, check_flattened
 from .check_groups import check_gradients, check_numbers
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep

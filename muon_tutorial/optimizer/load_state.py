@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..guard.changed_parameters import widened
+from ..guard.changes import widened
 
 
 @dataclass(frozen=True, slots=True)

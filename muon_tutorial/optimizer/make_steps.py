@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
-from ..guard.changed_parameters import check_momentum
+from ..guard.changes import check_momentum
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import describe_matrices, named_params

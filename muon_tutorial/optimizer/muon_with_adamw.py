@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
-from ..guard.changed_parameters import check_moments, has_moved
+from ..guard.changes import check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED
 from ..parameters.mesh_parameters import same_tensors

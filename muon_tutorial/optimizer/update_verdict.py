@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..learning_rate import adjusted_lr
+from ..decay_and_add import adjusted_lr
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..plan.layout import Box
 from ..plan.matrix import Index, Parts

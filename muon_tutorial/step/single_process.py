@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..decay_and_add import adjusted_lr
 from ..engine.collective import Walk
-from ..learning_rate import adjusted_lr
 from ..orthogonalizers.iterate import runs_of_equals
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Grid

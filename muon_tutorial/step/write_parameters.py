@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..decay_and_add import ShardRange, decay_and_add
+from ..decay_and_add import ShardRange, adjusted_lr, decay_and_add
 from ..engine.collective import Label, Walk
 from ..engine.hops import view
 from ..engine.pieces import Pieces
 from ..engine.travel import travel
-from ..learning_rate import adjusted_lr
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
 from .parameter_state import write_back

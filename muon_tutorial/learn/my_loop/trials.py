@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from ... import MuonWithAdamW, build_mesh
+from ...decay_and_add import adjusted_lr
 from ...launching.launch import launch
-from ...learning_rate import adjusted_lr
 from ...worlds.live import gather_objects
 from . import plain_loop, port, tiny_job
 from .port import ADAMW_LR, LR, MAX_NORM, WEIGHT_DECAY, factor_of

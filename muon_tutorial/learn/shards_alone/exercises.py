@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...learning_rate import adjusted_lr
+from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
 from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
