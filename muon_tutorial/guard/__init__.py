@@ -4,7 +4,7 @@ A host is the code around the optimizer: a training loop, or a library such as L
 
 ``guard``               the state machine: one entry before a step, one after, one to ready gradients
 ``fingerprint``         what must be the same on all ranks in a step, as text
-``check_groups``        types and ranges of a group's settings; gradients and shapes that cannot be stepped
+``check_groups``        types and ranges of a group's settings; shapes that cannot be stepped
 ``changes``             parameters, state and gradients that a host has replaced, moved or written to
 ``current_steps``       the current steps, rebuilt when a host has changed what they were made for
 ``compare_replicas``    ranks compare their copies before the first step and at intervals

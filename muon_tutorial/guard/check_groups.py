@@ -1,9 +1,9 @@
-"""Checks an optimizer's groups and gradients, and raises a clear error before anything changes."""
+"""Checks an optimizer's groups, and raises a clear error before anything changes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from ..decay_and_add import ADJUST_LR_FNS
-from ..errors import GradientError, NotAMatrixError, UsageError
+from ..errors import NotAMatrixError, UsageError
 from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import named_params
 from ..plan.matrix import Parts
+from ..plan.strategies import Plan
+from ..step.step import check_gram_recipes
 
 
 def plain_number(value: Any) -> Any:
@@ -46,6 +48,22 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
     check_orthogonalize(group)
+
+
+def check_settings(
+    own: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], plans: Iterable[Plan]
+) -> None:
+    """Refuse wrong values in the groups of a Muon, ``own``, or of any optimizer that steps with it.
+
+    Raises:
+        UsageError: it names the setting.
+    """
+    for group in own:
+        check_orthogonalize(group)
+    for plan in plans:
+        check_gram_recipes(plan, own)
+    for number, group in enumerate(groups):
+        check_numbers(group, number)
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
@@ -86,23 +104,6 @@ def _all_finite(values: Any) -> bool:
     if isinstance(values, (list, tuple)):
         return all(map(_all_finite, values))
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
-
-
-def check_gradients(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse a sparse gradient, and one that does not fit its parameter, as after writing to ``.data``."""
-    with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
-        for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
-            if grad is None:
-                continue
-            if grad.layout is not torch.strided:
-                raise UsageError(
-                    f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
-                )
-            if grad.shape != param.shape or grad.device != param.device:
-                raise GradientError(
-                    f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of shape "
-                    f"{tuple(grad.shape)} on {grad.device}: was its .data replaced?"
-                )
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:

@@ -13,7 +13,7 @@ from ..plan.strategies import Plan
 from ..step.agreement import Fingerprint, Ranks
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, drive, refuse
+from ..worlds.live import LiveWorld, NoMesh
 from ..worlds.local import LocalMesh
 from .changes import Changed, MadeFor, drop_replaced, follow_changes
 
@@ -47,40 +47,23 @@ class Step(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshStep:
-    """A step and the world of its mesh; the world is None if the step makes its own calls, or none.
+    """A step and the world of its mesh.
 
     ``agreed`` describes what ranks compared when it was made. Along the axes ``assumed``, plain parameters
-    are only presumed to be the same (``MeshParameters``). ``apart``: there may be several meshes, so the
-    mesh's own world answers this step, not the one that runs the optimizer. ``own_along`` is an axis along
-    which each rank has its own parameters, if there is one.
+    are only presumed to be the same (``MeshParameters``). ``own_along`` is an axis along which each rank has
+    its own parameters, if there is one.
     """
 
     step: Step
-    world: LiveWorld | LocalMesh | None
+    world: LiveWorld | LocalMesh | NoMesh
     agreed: Sequence[str] = ()
     assumed: frozenset[str] = frozenset()
-    apart: bool = False
     own_along: str | None = None
-
-    def in_its_world(self, walk: Walk) -> Walk:
-        """Run one of the step's generators in the current world, or in the mesh's own if ``apart``."""
-        if self.apart:
-            return self.run(walk)
-        return (yield from walk)
-
-    def run(self, walk: Walk) -> Any:
-        """Run one of the step's generators to its end, outside of a step."""
-        return run_in(self.world, walk)
 
     @property
     def plan(self) -> Plan | None:
         """The step's plan; None for a user's own functions, and in a single process."""
         return self.step.plan if isinstance(self.step, PlanStep) else None
-
-
-def run_in(world: LiveWorld | LocalMesh | None, walk: Walk) -> Any:
-    """Run a generator to its end; ``world`` answers its requests, and without one it may only make calls."""
-    return drive(walk, refuse) if world is None else world.run(walk)
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]

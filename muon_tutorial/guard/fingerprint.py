@@ -1,8 +1,8 @@
 """What must be the same on ranks that step together, as texts: hyperparameters, dimensions, counts of calls.
 
 ``step/agreement.py`` compares them across ranks, and names what differs on which rank. A new check is a line
-in ``facts``, whose texts are made when ``MadeFor.changes`` finds one, or in ``Guard.fingerprint``,
-which runs in every step. It costs no extra message, since all texts travel as one hash.
+in ``facts``, whose texts are made again after a change, or in ``Guard.fingerprint``, which runs in every
+step. It costs no extra message, since all texts travel as one hash.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def skip_overflow(steps: Sequence[MeshStep], scaled: torch.optim.Optimizer, foun
             "before step, so that all ranks skip together"
         )
     answers = [
-        mesh.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps
+        mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps
     ]  # a list, so that every mesh is asked
     if not any(answers) and scale is not None:
         inverse = scale.double().reciprocal().float()  # as in GradScaler

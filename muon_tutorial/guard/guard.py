@@ -24,21 +24,20 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
-from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
-from ..step.step import PlanStep, check_gram_recipes
-from ..worlds.live import LiveWorld
+from ..step.step import PlanStep
+from ..worlds.live import LiveWorld, NoMesh
 from ..worlds.local import LocalMesh
 from .changes import Changed, SeenGradients, check_flattened
-from .check_groups import check_gradients, check_numbers
+from .check_groups import check_settings
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
@@ -71,7 +70,7 @@ class Guard:
 
     steps: CurrentSteps
     hooks: GradientHooks
-    world: LiveWorld | LocalMesh | None = None
+    world: LiveWorld | LocalMesh | NoMesh = field(default_factory=NoMesh)
     compare_every: int | None = 100
     broadcasts: bool = False
     number: int = 0
@@ -99,10 +98,9 @@ class Guard:
         steps = self.current_steps(optimizer)
         for mesh in steps:
             if isinstance(mesh.world, LiveWorld) and mesh.step.ranks.device.type != "meta":
-                grid = None if self.world is None else self.world.grid
-                alike = dimensions(self.all_groups(optimizer), grid)
+                alike = dimensions(self.all_groups(optimizer), self.world.grid)
                 alike["overlap_grad_reduce"] = str(self.hooks.overlap)
-                mesh.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
+                mesh.world.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
         self.look_at_gradients(optimizer)
         if self.hooks.reduction is not None and not self.hooks.apart and isinstance(self.world, LiveWorld):
             self.hooks.apart.append(self.world.apart("dp"))  # the groups over which gradients are sent early
@@ -137,10 +135,10 @@ class Guard:
         if not self.is_compared and self.compare_every is not None:
             compare_in_process(steps)
         if beside and not is_ready and len(steps) == 1 and isinstance(steps[0].step, PlanStep):
-            yield from steps[0].in_its_world(steps[0].step.ready(beside, None, fingerprint))
+            yield from steps[0].step.ready(beside, None, fingerprint)
         else:
             for mesh in steps:  # all meshes agree before any of them changes
-                yield from mesh.in_its_world(mesh.step.agree(fingerprint))
+                yield from mesh.step.agree(fingerprint)
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
             still = () if self.is_compared else self.unstepped  # no step changes these, so once is enough
@@ -155,13 +153,10 @@ class Guard:
         self.state = State.STEPPING
         return steps
 
-    def after_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record that a step was taken."""
-        self.steps_done, self.is_new = self.steps_done + 1, False
-        self.step_is_over(optimizer)
-
-    def step_is_over(self, optimizer: torch.optim.Optimizer) -> None:
-        """Reset what was readied and counted for a step that was taken or skipped."""
+    def after_step(self, optimizer: torch.optim.Optimizer, end: Literal["taken", "skipped"]) -> None:
+        """Reset what was readied and counted for a step, and count it if it was taken."""
+        if end == "taken":
+            self.steps_done, self.is_new = self.steps_done + 1, False
         self.skipped_gradients = 0
         self.gradients_changed()
         self.look_at_gradients(optimizer)
@@ -216,8 +211,7 @@ class Guard:
                 "(torch.nn.utils.clip_grads_with_norm_)"
             )
         try:
-            walk = the_plan_step(steps).ready(beside, max_norm, fingerprint)
-            norm = yield from steps[0].in_its_world(walk)
+            norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
         except NotFiniteError:  # on all ranks
             if self.hooks.reduction is not None:
                 self.gradients_changed()  # step() sends them again, and raises
@@ -302,7 +296,7 @@ class Guard:
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
                 if mesh.step.ranks.device.type != "meta":
-                    yield from mesh.in_its_world(compare_fingerprints(mesh.step.ranks, fingerprint))
+                    yield from compare_fingerprints(mesh.step.ranks, fingerprint)
         return self.current_steps(optimizer)
 
     def fingerprint(
@@ -319,9 +313,8 @@ class Guard:
                 raise error
             return NOTHING_TO_COMPARE
         if changed or not self.described or not (beside is self.beside or same_tensors(self.beside, beside)):
-            grid = None if self.world is None else self.world.grid
             states = [optimizer.state.get(param, {}) for param in params_of(optimizer)]
-            self.described = facts(self.all_groups(optimizer), states, beside, grid)
+            self.described = facts(self.all_groups(optimizer), states, beside, self.world.grid)
         moves = {entry["steps"] for entry in optimizer.state.values() if "steps" in entry}
         counted = {
             "compare_every": str(self.compare_every),
@@ -340,7 +333,8 @@ class Guard:
     ) -> TutorialError | None:
         """The error that keeps this rank from stepping, if any; ``beside`` are the companions' parameters.
 
-        Group settings are checked again only if they have changed since the last check.
+        Group settings are checked again only if they have changed since the last check. Sparse gradients are
+        refused, and those that do not fit their parameter, as after writing to its ``.data``.
         """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -354,19 +348,24 @@ class Guard:
                 return error
             if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
                 self.said, self.described = [], {}
-                for group in optimizer.param_groups:
-                    check_orthogonalize(group)
-                for mesh in self.steps.made:
-                    if mesh.plan is not None:
-                        check_gram_recipes(mesh.plan, optimizer.param_groups)
-                for number, group in enumerate(groups):
-                    check_numbers(group, number)
+                plans = [mesh.plan for mesh in self.steps.made if mesh.plan is not None]
+                check_settings(optimizer.param_groups, groups, plans)
                 if changed & (Changed.KINDS | Changed.PARAMETERS):
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said
-            check_gradients(groups)
         except TutorialError as error:
             return error
+        with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
+            for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
+                if grad is not None and grad.layout is not torch.strided:
+                    return UsageError(
+                        f"Muon and AdamW take dense gradients, got a sparse one of shape {tuple(grad.shape)}"
+                    )
+                if grad is not None and (grad.shape != param.shape or grad.device != param.device):
+                    return GradientError(
+                        f"a parameter of shape {tuple(param.shape)} on {param.device} has a gradient of "
+                        f"shape {tuple(grad.shape)} on {grad.device}: was its .data replaced?"
+                    )
         return None
 
     def _lost(self, changed: Changed, beside: Sequence[Tensor] | None) -> TutorialError | None:

@@ -6,7 +6,8 @@ Imported only if an optimizer gets a config, or DTensors.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from torch import Tensor
@@ -16,14 +17,17 @@ from ..callbacks.callback_step import CallbackStep
 from ..callbacks.check_user_functions import checked_assignments
 from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import INDEPENDENT
+from ..engine.collective import Walk
 from ..errors import TutorialError
 from ..guard.current_steps import Groups, MeshStep, State
 from ..parameters.describe_matrices import named_params
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Plan, one_by_one, owner
+from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, Ranks
 from ..step.parameter_state import group_parts
-from ..worlds.live import check_same
+from ..step.step import PlanStep
+from ..worlds.live import LiveWorld, NoMesh, check_same
 from .make_steps import agreed, parameter_states, plan_step
 
 
@@ -68,7 +72,7 @@ class ConfigSteps:
         config = replace(self.config, state=known.state)
         step = CallbackStep(config, assignments, names, parameter_states(groups, state))
         step.fill_state()
-        return MeshStep(step, None, said)
+        return MeshStep(step, NoMesh(), said)
 
     def _planned_step(
         self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
@@ -89,10 +93,42 @@ class ConfigSteps:
             return plan if self.config.async_gpu_parallelism else one_by_one(plan)
 
         window = 1 + self.config.prefetch_count
-        made = plan_step(make, mesh.world, [parameters[index] for index in members], window, agreed)
+        its, world = [parameters[index] for index in members], mesh.world
+        kind = partial(StepInOwnWorld, world=world) if isinstance(world, LiveWorld) else PlanStep
+        made = plan_step(make, world, its, window, agreed, kind)
         crossing = self.config.state.get("process_groups", {})
         apart = (axis for axis in INDEPENDENT if axis in crossing and crossing[axis].size() > 1)
-        return replace(made, assumed=mesh.assumed, apart=True, own_along=next(apart, None))
+        return replace(made, assumed=mesh.assumed, own_along=next(apart, None))
+
+
+@dataclass(eq=False)
+class StepInOwnWorld(PlanStep):
+    """A step over a plan whose own mesh's ``world`` answers it, as the optimizer may have several meshes."""
+
+    world: LiveWorld = field(kw_only=True)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The ranks of the mesh, and how they sum a few numbers."""
+        ranks = super().ranks
+        return replace(ranks, total=lambda numbers, phase: self._run(ranks.total(numbers, phase)))
+
+    def step(self) -> Walk:
+        """One optimizer step. All ranks of the mesh must run it."""
+        return self._run(super().step())
+
+    def ready(
+        self,
+        rest: Sequence[Tensor] = (),
+        max_norm: float | None = None,
+        fingerprint: Fingerprint = NOTHING_TO_COMPARE,
+    ) -> Walk:
+        """Reduce and clip gradients before ``step``. All ranks of the mesh must run it."""
+        return self._run(super().ready(rest, max_norm, fingerprint))
+
+    def _run(self, walk: Walk) -> Walk:
+        return self.world.run(walk)
+        yield  # a generator that asks for nothing
 
 
 @dataclass(frozen=True, slots=True, eq=False)

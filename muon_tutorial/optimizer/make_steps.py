@@ -24,7 +24,7 @@ from ..plan.strategies import Builder, Plan, find_builder, fingerprint
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep, check_gram_recipes
-from ..worlds.live import LiveWorld, check_same
+from ..worlds.live import LiveWorld, NoMesh, check_same
 from ..worlds.local import LocalMesh
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class DefaultSteps:
             return self._of_dtensors(groups, state, before)
         kept = [mesh.step.workspace for mesh in before if isinstance(mesh.step, AloneStep)]
         check_momentum(groups, state)
-        return [MeshStep(AloneStep(groups, state, *kept[:1]), None)]
+        return [MeshStep(AloneStep(groups, state, *kept[:1]), NoMesh())]
 
 
 def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
@@ -92,6 +92,7 @@ def plan_step(
     parameters: Sequence[ParameterState],
     window: int,
     agreed: Sequence[str],
+    kind: Callable[..., PlanStep] = PlanStep,
 ) -> MeshStep:
     """Make a plan, compare it across the ranks of a mesh, and fill the state that it needs."""
 
@@ -106,7 +107,7 @@ def plan_step(
         plan, said = check_same(
             make, lines, world.group(world.grid.axes) if world.grid.axes else None, agreed
         )
-    step = PlanStep(plan, world.at, parameters, window)
+    step = kind(plan, world.at, parameters, window)
     step.fill_state()
     return MeshStep(step, world, said)
 

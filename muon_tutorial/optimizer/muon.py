@@ -20,7 +20,7 @@ from torch.optim.optimizer import ParamsT
 from ..engine.collective import Walk
 from ..errors import TutorialError, UsageError
 from ..guard.check_groups import check_hyperparameters, check_matrices, check_options
-from ..guard.current_steps import CurrentSteps, MeshStep, run_in
+from ..guard.current_steps import CurrentSteps, MeshStep
 from ..guard.fingerprint import count_on
 from ..guard.gradient_hooks import GradientHooks
 from ..guard.guard import Guard, NoGuard, params_of
@@ -33,7 +33,7 @@ from ..plan.rounds import IN_FLIGHT
 from ..plan.strategies import Builder, Plan
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld
+from ..worlds.live import LiveWorld, NoMesh
 from ..worlds.local import LocalMesh
 from .load_state import follow_names, hide_tensors, own_lr, show_tensors
 from .make_steps import DefaultSteps, choose_maker, with_recipes
@@ -133,10 +133,11 @@ class Muon(torch.optim.Optimizer):
         guard: Literal["on", "off"] = "on",
     ) -> None:
         check_options(window, compare_every, initial_values, guard)
-        self.world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
-        if isinstance(self.world, LiveWorld):
-            self.world.warn_of_long_waits()
-        make = choose_maker(strategy, self.world, tp_dim, window, distributed_config)
+        world = LiveWorld(mesh) if isinstance(mesh, DeviceMesh) else mesh
+        if isinstance(world, LiveWorld):
+            world.warn_of_long_waits()
+        make = choose_maker(strategy, world, tp_dim, window, distributed_config)
+        self.world = world or NoMesh()
         steps = CurrentSteps(with_recipes(make, calibration), alone=isinstance(make, DefaultSteps))
         kind = Guard if guard == "on" else NoGuard
         hooks = GradientHooks(overlap_grad_reduce)
@@ -176,7 +177,7 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         if getattr(self, "found_inf", None) is not None and self.guard.skips_overflow(self, self):
-            self.guard.step_is_over(self)
+            self.guard.after_step(self, "skipped")
         else:
             self.take_step()
         return loss
@@ -185,7 +186,7 @@ class Muon(torch.optim.Optimizer):
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
         """``step()`` without a closure, and without asking a ``GradScaler``; arguments as for ``program``."""
         try:
-            run_in(self.world, self.program(beside, error))
+            self.world.run(self.program(beside, error))
         except TutorialError as refusal:
             self.guard.step_was_refused(refusal)
             raise
@@ -196,8 +197,8 @@ class Muon(torch.optim.Optimizer):
         Gradients of ``beside``, or else of the companions, are averaged too. An ``error`` stops all ranks.
         """
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
-            yield from each.in_its_world(each.step.step())
-        self.guard.after_step(self)
+            yield from each.step.step()
+        self.guard.after_step(self, "taken")
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
@@ -213,7 +214,7 @@ class Muon(torch.optim.Optimizer):
                 and only the pair's own call would average AdamW's gradients, too.
         """
         with torch.no_grad():
-            return run_in(self.world, self.ready_program(max_norm, rest=rest))
+            return self.world.run(self.ready_program(max_norm, rest=rest))
 
     def ready_program(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Walk:
         """``ready_gradients`` as a generator of requests, for a world to answer."""
@@ -342,7 +343,7 @@ class Muon(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "guard" not in self.__dict__:  # a copy: only a Muon without a strategy can be copied
-            self.world = None
+            self.world = NoMesh()
             steps = CurrentSteps(with_recipes(DefaultSteps(), None), alone=True)
             self.guard = Guard(steps, GradientHooks(), is_new=not state["state"])
         show_tensors(state["state"])

@@ -274,7 +274,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 loss = closure()
         self.muon._opt_called = True  # so that a scheduler on ``.muon`` knows that it has been stepped
         if self.muon.guard.skips_overflow(self.muon, self):
-            self.muon.guard.step_is_over(self.muon)
+            self.muon.guard.after_step(self.muon, "skipped")
             return loss
         self._look_at_groups()
         self._warn_of_unstepped()

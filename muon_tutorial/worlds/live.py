@@ -361,9 +361,17 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
         del turn, request  # frees the sent tensor, once it is answered
 
 
-def refuse(request: Collective, async_op: bool) -> _Ticket:
-    """The ``issue`` of ``drive`` for walks that may only make calls: it refuses collectives."""
-    raise RequestError(f"no mesh can answer {request}")
+class NoMesh:
+    """The world of an optimizer without a mesh: its walks may make calls, and ask for no collective."""
+
+    grid = None
+
+    def run(self, walk: Walk) -> Any:
+        """Run a generator to its end; returns its value."""
+        return drive(walk, self._refuse)
+
+    def _refuse(self, request: Collective, async_op: bool) -> _Ticket:
+        raise RequestError(f"no mesh can answer {request}")
 
 
 def _call_backend(

@@ -53,7 +53,7 @@ def test_a_step_is_short_to_read(strategy: str) -> None:
     for found in launch(on_rank, 2, args=(strategy,), timeout=60):
         first_phase = [name for _, name in found].index("step_bucket")
         before = [file for file, _ in found[:first_phase]]
-        assert len(found) <= 84
-        assert len({file for file, _ in found}) <= 28
-        assert len([file for file in before if not file.startswith(ANSWERING)]) <= 18
-        assert len(before) <= 36
+        assert len(found) <= 74
+        assert len({file for file, _ in found}) <= 20
+        assert len([file for file in before if not file.startswith(ANSWERING)]) <= 12
+        assert len(before) <= 29

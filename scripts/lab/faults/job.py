@@ -119,7 +119,8 @@ def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
     named = [(f"w{index}", params[index]) for index in plan.order]
     given = named if plan.has_names else [param for _, param in named]
     muon = Muon(given, **plan.settings, **distribution(plan.strategy, world))
-    worlds = tuple(mesh.world for mesh in muon.steps if mesh.world is not None) or (world,)
+    known = (LiveWorld, LocalMesh)
+    worlds = tuple(mesh.world for mesh in muon.steps if isinstance(mesh.world, known)) or (world,)
     return Rig(plan, world.at, params, muon, worlds)
 
 
