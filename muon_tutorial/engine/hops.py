@@ -46,31 +46,10 @@ def _exchange(
     if asks and exchange.passes_by(at):
         yield IDLE
         asks = False
-    if isinstance(x, Pieces):
-        if not asks:
-            return x
-        packed, kept = x.pack(parcels)
-        answer = yield _all_to_all(packed, exchange, parcels, dtype, label)
-        return Pieces.unpack(answer, parcels.coming, zip(kept, parcels.kept_as, strict=True))
     if not asks:
-        return _keep_parts(x, parcels)
-    answer = yield _all_to_all(_pack(x, parcels.leaving), exchange, parcels, dtype, label)
-    unpacked = _keep_parts(x, parcels)
-    _unpack(answer, unpacked, parcels.coming)
-    return unpacked
-
-
-def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
-    """A buffer in the new layout that holds the parts this rank keeps, and zeros elsewhere."""
-    buffer = x.new_zeros(parcels.length)
-    _unpack(_pack(x, parcels.kept), buffer, parcels.kept_as)
-    return buffer
-
-
-def _all_to_all(
-    packed: Tensor, exchange: Exchange, parcels: Parcels, dtype: torch.dtype, label: Label
-) -> Collective:
-    return Collective(
+        return x if isinstance(x, Pieces) else _keep_parts(x, parcels)
+    packed, kept = x.pack(parcels) if isinstance(x, Pieces) else (_pack(x, parcels.leaving), [])
+    answer = yield Collective(
         "all_to_all",
         exchange.axes,
         dtype,
@@ -81,6 +60,19 @@ def _all_to_all(
         receives=parcels.receives,
         starts=parcels.starts,
     )
+    del packed  # frees memory for the new buffer
+    if isinstance(x, Pieces):
+        return Pieces.unpack(answer, parcels.coming, zip(kept, parcels.kept_as, strict=True))
+    unpacked = _keep_parts(x, parcels)
+    _unpack(answer, unpacked, parcels.coming)
+    return unpacked
+
+
+def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
+    """A buffer in the new layout that holds the parts this rank keeps, and zeros elsewhere."""
+    buffer = x.new_zeros(parcels.length)
+    _unpack(_pack(x, parcels.kept), buffer, parcels.kept_as)
+    return buffer
 
 
 def _pack(x: Tensor, cargo: Cargo) -> Tensor:
