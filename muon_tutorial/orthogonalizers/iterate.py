@@ -150,17 +150,17 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
     """Whether stacks of every possible length give each member the bits that it has alone."""
     most, generator, workspace = _most_stacked(rows, columns, recipe), torch.Generator("cpu"), Workspace()
     sizes = range(1, most + 1)
-    rounds = max(1, -(-TRIED // (sum(sizes) * rows * columns)))
     with _disable_current_modes():  # so that a PeakMemory does not count this
-        for seed, size in enumerate([*sizes] * rounds):
-            shape = (size, rows, columns)
-            G = torch.randn(shape, generator=generator.manual_seed(seed), dtype=torch.float32, device="cpu")
+        for seed in range(max(1, -(-TRIED // (sum(sizes) * rows * columns)))):
+            generator.manual_seed(seed)
+            G = torch.randn((most, rows, columns), generator=generator, dtype=torch.float32, device="cpu")
             together, alone = (torch.empty_like(G, dtype=torch.bfloat16) for _ in range(2))
-            _orthogonalize(together, list(G), recipe, DEFAULT_EPS, workspace)
             for out, member in zip(alone, G, strict=True):
                 _orthogonalize(out, [member], recipe, DEFAULT_EPS, workspace)
-            if not torch.equal(together, alone):
-                return False
+            for size in sizes:
+                _orthogonalize(together[:size], list(G[:size]), recipe, DEFAULT_EPS, workspace)
+                if not torch.equal(together[:size], alone[:size]):
+                    return False
     return True
 
 
