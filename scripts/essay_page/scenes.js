@@ -145,12 +145,12 @@ function advance(it, moment) {
   panels.forEach(({ x, y, letter, tiles: holder }, rank) => {
     retell(letter, letters[moment][rank] && across > 90 ? `bytes ${letters[moment][rank]}` : "");
     holder.replaceChildren();
-    for (const [who, top, from, high, wide] of tiles[moment][rank]) {
-      const place = [x + from / columns * across, y + top / rows * down, wide / columns * across, high / rows * down];
-      box(holder, ...place, colour(who), { stroke: "#1b1b1b", "stroke-width": .7 });
-      if (moment >= 4 && moment < 7) box(holder, ...place, "url(#hatch)");
-      if (place[2] > 22 && place[3] > 22) text(holder, place[0] + place[2] - 5, place[1] + place[3] - 6, who, "on e");
-    }
+    const places = tiles[moment][rank].map(([, top, from, high, wide]) => [x + from / columns * across, y + top / rows * down, wide / columns * across, high / rows * down]);
+    places.forEach((place, index) => box(holder, ...place, colour(tiles[moment][rank][index][0]), { stroke: "#1b1b1b", "stroke-width": .7 }));
+    if (moment >= 4 && moment < 7) boxes(holder, places, "url(#hatch)");
+    places.forEach(([left, top, wide, high], index) => {
+      if (wide > 22 && high > 22) text(holder, left + wide - 5, top + high - 6, tiles[moment][rank][index][0], "on e");
+    });
   });
 }
 
