@@ -123,7 +123,7 @@ function slider(scene, holder, key, words, values, say = value => value, long = 
   scene.controls.push(() => {
     const all = of();
     input.max = all.length - 1;
-    input.value = all.indexOf(state[key]);
+    input.value = all.includes(state[key]) ? all.indexOf(state[key]) : all.length - 1;
     shown.value = say(state[key]);
     input.setAttribute("aria-valuetext", say(state[key]));
   });
