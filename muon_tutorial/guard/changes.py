@@ -204,9 +204,10 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
         for name, param in named_params(group, number):
             moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
             if moment is not None and tensor_kind(moment) != tensor_kind(param):
+                remedy = "construct a new optimizer after model.to(…), and load the state_dict()"
                 raise UsageError(
                     f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
-                    "construct a new optimizer after model.to(…), and load the state_dict()"
+                    f"{FLATTENED if hasattr(param, '_fsdp_flattened') else remedy}"
                 )
 
 

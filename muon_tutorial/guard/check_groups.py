@@ -14,7 +14,7 @@ from ..decay_and_add import ADJUST_LR_FNS
 from ..errors import NotAMatrixError, UsageError
 from ..newton_schulz import coefficients_per_step
 from ..orthogonalizers.choices import check_orthogonalize
-from ..parameters.describe_matrices import named_params
+from ..parameters.describe_matrices import FLATTENED, named_params
 from ..plan.matrix import Parts
 from ..plan.strategies import Plan
 from ..step.step import check_gram_recipes
@@ -114,10 +114,14 @@ def check_matrices(group: Mapping[str, Any], index: int) -> None:
         if (complaint := _why_not_a_matrix(param, group.get("parts")))
     ]
     if wrong:
+        flat = any(hasattr(param, "_fsdp_flattened") for param in group["params"])
+        remedy = (
+            "split_parameters(model) sorts a model's parameters into those for Muon and those for "
+            "torch.optim.AdamW; a stack of matrices or a convolution can stay, in a group with "
+            'parts="stack" or parts="flatten"'
+        )
         raise NotAMatrixError(
-            f"Muon takes matrices only; not one: {', '.join(wrong)}. split_parameters(model) sorts a model's "
-            "parameters into those for Muon and those for torch.optim.AdamW; a stack of matrices or a "
-            'convolution can stay, in a group with parts="stack" or parts="flatten"'
+            f"Muon takes matrices only; not one: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
         )
 
 

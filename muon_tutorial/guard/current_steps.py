@@ -16,6 +16,7 @@ from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from ..worlds.local import LocalMesh
 from .changes import Changed, MadeFor, drop_replaced, follow_changes
+from .check_groups import check_matrices
 
 Groups = Sequence[dict[str, Any]]
 State = Mapping[Tensor, dict[str, Any]]
@@ -96,11 +97,14 @@ class CurrentSteps:
         anything has changed, all ranks must call.
 
         Raises:
+            NotAMatrixError: a parameter is no matrix any more.
             UsageError: momentum would be lost, or no longer fits its parameter.
         """
         changed = self.made_for.changes(groups, state)
         if not changed:
             return self.made
+        for number, group in enumerate(groups):
+            check_matrices(group, number)
         if Changed.PARAMETERS in changed:
             drop_replaced(self.made_for, groups, state)
         elif Changed.KINDS in changed:

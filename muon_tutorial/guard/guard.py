@@ -19,6 +19,7 @@ parameter. A refused step leads back to ``OPEN``, and so does the first check af
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
+from ..parameters.describe_matrices import FLATTENED
 from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
 from ..step.step import PlanStep
@@ -488,9 +490,16 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 
 
 def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-    """Warn if the first step would do nothing: these may not be the parameters that train."""
+    """Warn if the first step would do nothing: these may not be the parameters that train.
+
+    Raises:
+        UsageError: a flat parameter of FSDP1's, somewhere in this process, trains all of these shapes.
+    """
     trained = [param for param in params if param.requires_grad] or [*params, *beside]
     if trained and not any(param.grad is not None for param in trained):
+        flat = [it for it in gc.get_objects() if type(it) is torch.nn.Parameter and it.grad is not None]
+        if {param.shape for param in trained} <= {it for one in flat for it in getattr(one, "_shapes", ())}:
+            raise UsageError(f"no parameter of this Muon has a gradient, but a flat one has: {FLATTENED}")
         warnings.warn(
             "no parameter of this Muon has a gradient: if the model was wrapped, sharded or loaded after "
             "the optimizer was made, make the optimizer afterwards, over the model's current parameters",

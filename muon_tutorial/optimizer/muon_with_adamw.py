@@ -277,11 +277,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self.muon.guard.after_step(self.muon, "skipped")
             return loss
         self._look_at_groups()
-        self._warn_of_unstepped()
         for before in self.muon._optimizer_step_pre_hooks.values():
             before(self.muon, (), {})
         error = None
         try:
+            self._warn_of_unstepped()
             check_moments(self.adamw)
         except UsageError as found:  # all ranks must know of it before it is raised
             error = found
@@ -317,16 +317,23 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once per parameter, of those that train now but were frozen when the pair was made, and, at
-        the first step, of those that came into the model afterwards."""
-        new: dict[str, Tensor] = {}
-        if (model := self._model()) is not None and self.muon.guard.steps_done == 0:
-            known = {*self._seen, *self.verdicts}
-            new = {name: it for name, it in parameters_by_name(model).items() if it not in known}
-        if late := _trained(new, self._told):
+        """Warn, once per parameter, of those that train now but were frozen when the pair was made, and of
+        those that came into the model afterwards, at the first step and at one without gradients.
+
+        Raises:
+            UsageError: a flat parameter of FSDP1's trains in place of one that this optimizer steps.
+        """
+        now: dict[str, nn.Parameter] = {}
+        looks = self.muon.guard.steps_done == 0 or all(param.grad is None for param in self._seen)
+        if looks and (model := self._model()) is not None:
+            now = parameters_by_name(model)
+        known = {*self._seen, *self.verdicts} if now else set()
+        if late := _trained({name: it for name, it in now.items() if it not in known}, self._told):
+            lost = self._stepped - {*now.values()}
+            if lost and any(hasattr(now[name], "_is_flat_param") for name in late):
+                name = next(it.name for param, it in self.verdicts.items() if param in lost)
+                raise UsageError(f"{name} is in a flat parameter of the model now: {FLATTENED}")
             what, remedy = "not in the model yet", "make the optimizer after fully_shard() or adapters"
-            if late[0].endswith("_flat_param"):
-                remedy = FLATTENED
         elif len(self._stepped) != len(self.verdicts):
             still = {it.name: param for param, it in self.verdicts.items() if param not in self._stepped}
             late = _trained(still, self._told)

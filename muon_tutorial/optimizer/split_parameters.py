@@ -42,6 +42,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..parameters.describe_matrices import FLATTENED
 from ..plan.matrix import Parts, part_boxes
 from .fused_weights import KNOWN_LIBRARIES, Fused, FusedWeight, fused_parts, heads_apart, stacked_parts
 from .parameter_split import (
@@ -431,11 +432,9 @@ def _is_wrapper(module: nn.Module) -> bool:
 def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str) -> None:
     if not isinstance(model, nn.Module):
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
-    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
-        raise UsageError(
-            "FSDP1 flattens matrices, but Muon needs their shapes: shard the model with FSDP2, "
-            "torch.distributed.fsdp.fully_shard"
-        )
+    flat = [param for param in model.parameters() if hasattr(param, "_fsdp_flattened")]
+    if flat and all(param.ndim < 2 for param in flat):  # without sharding, FSDP1 gives the matrices back
+        raise UsageError(f"{type(model).__name__} has no matrices: {FLATTENED}")
     if experts not in (None, "adamw", "muon"):
         raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")
     if fused not in ("split", "whole"):

@@ -17,7 +17,7 @@ from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
 
 FLATTENED = (
     "FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part of a flat one "
-    "cannot be orthogonalized; use FSDP2 (fully_shard), or ZeRO stage 0"
+    "cannot be orthogonalized; use FSDP2 (fully_shard, Accelerate's fsdp_version=2), or ZeRO stage 0"
 )
 
 

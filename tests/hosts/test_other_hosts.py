@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from muon_tutorial import MuonWithAdamW, UsageError, launch, split_parameters
 from muon_tutorial.optimizer.audit import audit
 
-from .test_silences import NOT_STEPPED, listen, network
+from .test_silences import IN_A_FLAT_ONE, NOT_ONE, listen, network
 
 TARGETS = ["q_proj", "v_proj"]
 WITHOUT_MATRICES = "has no hidden matrix for Muon: use torch.optim.AdamW"
@@ -90,9 +91,12 @@ CASES: dict[str, Case] = {
     ),
     "DeepSpeed, stage 0": Case(("deepspeed",), "the audit says Muon"),
     **{f"DeepSpeed, stage {stage}": Case(("deepspeed",), "refused by name", ZERO) for stage in (1, 2, 3)},
-    "Accelerate, FSDP1": Case(("accelerate",), "warned by name: trains nothing", f"{NOT_STEPPED}.*FSDP1"),
+    "Accelerate, FSDP1": Case(("accelerate",), "refused by name", IN_A_FLAT_ONE),
+    "Accelerate, FSDP1, use_orig_params": Case(("accelerate",), "refused by name", NOT_ONE),
+    "FSDP1 before": Case((), "refused by name"),
+    "FSDP1 before, one flat parameter": Case((), "refused by name"),
     "FSDP1 later": Case((), "refused by name"),
-    "FSDP1 later, one flat parameter": Case((), "warned by name: trains nothing"),
+    "FSDP1 later, one flat parameter": Case((), "refused by name"),
 }
 
 
@@ -182,8 +186,22 @@ def under_deepspeed(rank: int, stage: int) -> list[str]:
         return [f"{type(error).__name__}: {error}"]
 
 
-def under_accelerate(rank: int) -> list[str]:
+def under_accelerate(rank: int, name: str) -> list[str]:
     """FSDP1, Accelerate's default, which it uses on CPUs because a hook of the tests makes it."""
+    accelerator = sharding_accelerator()
+    accelerator.state.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device
+    accelerator.state.fsdp_plugin.use_orig_params = "use_orig_params" in name
+    model: Any = network()
+    try:
+        model, optimizer = accelerator.prepare(model, MuonWithAdamW.from_model(model, lr=0.02))
+        return [type(model).__name__, *listen(model, optimizer, rank)[:1]]
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+@cache
+def sharding_accelerator() -> Any:
+    """A process's only one."""
     os.environ.update(ACCELERATE_USE_FSDP="true", ACCELERATE_USE_CPU="true")
     sys.path.insert(0, str(Path(__file__).parent / "watch"))
     import watching
@@ -191,13 +209,8 @@ def under_accelerate(rank: int) -> list[str]:
 
     watching._shard_on_cpus()
     accelerator = Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=1))
-    accelerator.state.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device
-    model: Any = network()
-    try:
-        model, optimizer = accelerator.prepare(model, MuonWithAdamW.from_model(model, lr=0.02))
-        return [type(model).__name__, *listen(model, optimizer, rank)[:1]]
-    except Exception as error:
-        return [f"{type(error).__name__}: {error}"]
+    assert accelerator.state.fsdp_plugin.use_orig_params is False, "Accelerate's default"
+    return accelerator
 
 
 def under(rank: int, names: Sequence[str]) -> dict[str, str]:
@@ -210,7 +223,8 @@ def under(rank: int, names: Sequence[str]) -> dict[str, str]:
         deepspeed.init_distributed("gloo")
     for name in names:
         stage = name.removeprefix("DeepSpeed, stage ")
-        heard[name] = (under_deepspeed(rank, int(stage)) if stage.isdigit() else under_accelerate(rank))[-1]
+        said = under_deepspeed(rank, int(stage)) if stage.isdigit() else under_accelerate(rank, name)
+        heard[name] = said[-1]
     return heard
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 
-from muon_tutorial import MuonWithAdamW, launch
+from muon_tutorial import Muon, MuonWithAdamW, UsageError, launch
 from muon_tutorial.optimizer.audit import audit
 
 STEPS = 3
@@ -42,10 +42,10 @@ class WithExpert(nn.Module):
         return self.dense(x) + self.expert(x) * (self.calls > 1)
 
 
-def listen(model: Any, optimizer: Any, rank: int, parts: str = "own") -> list[str]:
-    """What each of three steps says; with ``parts="same"``, all ranks learn from the same inputs."""
+def listen(model: Any, optimizer: Any, rank: int, parts: str = "own", steps: int = STEPS) -> list[str]:
+    """What each step says; with ``parts="same"``, all ranks learn from the same inputs."""
     heard = []
-    for step in range(STEPS):
+    for step in range(steps):
         optimizer.zero_grad()
         made = torch.Generator().manual_seed(10 * step + (rank if parts == "own" else 0))
         with warnings.catch_warnings(record=True) as caught:
@@ -120,18 +120,65 @@ def made_on_meta(rank: int) -> list[str]:
     return [*listen(model, optimizer, rank), seen.report().line]
 
 
-def fsdp1_later(rank: int, use_orig_params: bool) -> list[str]:
-    model = network()
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
-    cpu = torch.device("cpu")
-    return listen(
-        FullyShardedDataParallel(model, device_id=cpu, use_orig_params=use_orig_params), optimizer, rank
+def pair(model: nn.Module) -> MuonWithAdamW:
+    return MuonWithAdamW.from_model(model, lr=0.02)
+
+
+def matrices_alone(model: nn.Module) -> Muon:
+    return Muon([param for param in model.parameters() if param.ndim == 2], lr=0.02)
+
+
+def under_fsdp1(
+    model: nn.Module, use_orig_params: bool, how: ShardingStrategy = ShardingStrategy.FULL_SHARD
+) -> nn.Module:
+    return FullyShardedDataParallel(
+        model, sharding_strategy=how, device_id=torch.device("cpu"), use_orig_params=use_orig_params
     )
+
+
+def fsdp1_later(
+    rank: int, use_orig_params: bool, steps_before: int = 0, make: Callable[[Any], Any] = pair
+) -> list[str]:
+    model = network()
+    optimizer = make(model)
+    before = listen(model, optimizer, rank, "same", steps_before)
+    return before + listen(under_fsdp1(model, use_orig_params), optimizer, rank, steps=STEPS - steps_before)
+
+
+def fsdp1_unsharded(rank: int) -> list[str]:
+    """Said to train: FSDP1 without sharding keeps matrices."""
+    model = under_fsdp1(network(), True, ShardingStrategy.NO_SHARD)
+    optimizer = pair(model)
+    seen = audit(optimizer)
+    return [*listen(model, optimizer, rank), seen.report().line]
+
+
+def fsdp1_before(rank: int, use_orig_params: bool) -> list[str]:
+    """From the model, from what it wraps, and from all parameters by hand."""
+    model = under_fsdp1(network(), use_orig_params)
+    return [
+        refusal(lambda: pair(model)),
+        refusal(lambda: pair(next(model.children()))),
+        refusal(lambda: Muon(model.parameters(), lr=0.02)),
+    ]
+
+
+def refusal(make: Callable[[], object]) -> str:
+    try:
+        return f"{make()}"
+    except UsageError as error:
+        return f"{type(error).__name__}: {error}"
 
 
 NOT_AVERAGED = r"weight is not the same on all ranks .*no DTensor, so FSDP2 does not average"
 NOT_STEPPED = "not in the model yet when this optimizer was made, but trained now"
-FLAT = r"0\.weight had shape \(8, 6\) when this optimizer was made, and has .* now: FSDP1"
+FSDP1 = r"FSDP1 .* use FSDP2 \(fully_shard, Accelerate's fsdp_version=2\)"
+FLAT = rf"0\.weight had shape \(8, 6\) when this optimizer was made, and has .* now: {FSDP1}"
+FLAT_MOMENTS = rf"and AdamW's moments of it are float32 of shape \(\d,\) on cpu: {FSDP1}"
+IN_A_FLAT_ONE = rf"^UsageError: 0\.weight is in a flat parameter of the model now: {FSDP1}"
+IN_ANOTHER_FLAT_ONE = f"^UsageError: no parameter of this Muon has a gradient, but a flat one has: {FSDP1}"
+NO_MATRICES = f"^UsageError: .* has no matrices: {FSDP1}"
+NOT_ONE = r"^NotAMatrixError: Muon takes matrices only; not one: .*\(shape \(\d+,\)\)\. " + FSDP1
 
 CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     "a root that is not sharded": (
@@ -148,9 +195,24 @@ CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     "made between two fully_shard": (made_between, (rf"2\.weight, 2\.bias.*{NOT_STEPPED}", "", "")),
     "made on the meta device": (made_on_meta, (*QUIET, "^this is Muon")),
     "FSDP1 later": (lambda rank: fsdp1_later(rank, True), [FLAT] * 3),
-    "FSDP1 later, one flat parameter": (
-        lambda rank: fsdp1_later(rank, False),
-        (f"{NOT_STEPPED}.*FSDP1.*no parameter of this Muon has a gradient", "", ""),
+    "FSDP1 later, one flat parameter": (lambda rank: fsdp1_later(rank, False), [IN_A_FLAT_ONE] * 3),
+    "FSDP1 after a step": (lambda rank: fsdp1_later(rank, True, 1), ["", FLAT_MOMENTS, FLAT_MOMENTS]),
+    "FSDP1 after a step, one flat parameter": (
+        lambda rank: fsdp1_later(rank, False, 1),
+        ["", IN_A_FLAT_ONE, IN_A_FLAT_ONE],
+    ),
+    "FSDP1 later, one flat parameter, Muon alone": (
+        lambda rank: fsdp1_later(rank, False, make=matrices_alone),
+        [IN_ANOTHER_FLAT_ONE] * 3,
+    ),
+    "FSDP1 without sharding": (fsdp1_unsharded, (*QUIET, "^this is Muon")),
+    "FSDP1 before": (
+        lambda rank: fsdp1_before(rank, True),
+        (NO_MATRICES, NO_MATRICES, NOT_ONE),
+    ),
+    "FSDP1 before, one flat parameter": (
+        lambda rank: fsdp1_before(rank, False),
+        (NO_MATRICES, NO_MATRICES, NOT_ONE),
     ),
 }
 

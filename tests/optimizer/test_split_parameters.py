@@ -153,13 +153,20 @@ def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) 
         split_parameters(GPT(), **options)
 
 
+def flattened(model: nn.Linear) -> nn.Linear:
+    """Its weight as FSDP1 leaves it, with ``use_orig_params=True``."""
+    model.weight.data = model.weight.data.flatten()
+    model.weight._fsdp_flattened = True  # type: ignore[attr-defined]
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "said"),
     [
         ([nn.Linear(2, 2)], "got list"),
         (
-            nn.Sequential(type("FullyShardedDataParallel", (nn.Linear,), {})(2, 2)),
-            "FSDP1 flattens.*fully_shard",
+            flattened(nn.Linear(2, 2)),
+            r"FSDP1 .* flatten .* use FSDP2 \(fully_shard, Accelerate's fsdp_version=2\)",
         ),
     ],
     ids=["a list", "FSDP1"],
