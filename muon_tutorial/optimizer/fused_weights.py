@@ -213,7 +213,11 @@ def _by_class(it: FusedWeight) -> Fused | None:
     if isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight":
         return Fused("q, k, v", _equal(it, 3))
     gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(it.owner)
-    return Fused("gates", _equal(it, gates)) if gates and it.name.startswith("weight_") else None
+    return (
+        Fused("gates", _equal(it, gates))
+        if gates and it.name.startswith(("weight_ih", "weight_hh"))
+        else None
+    )
 
 
 def _named_as_fused(it: FusedWeight) -> Fused | None:

@@ -20,6 +20,9 @@ Row: TypeAlias = tuple[str, str, str, str]
 EXPERTS = "experts, a stack of matrices"
 """The reason given for a three-dimensional weight of experts."""
 
+BARE = "a matrix by its shape alone"
+"""The reason given for a two-dimensional parameter that may be a table: it is not named like a weight."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
@@ -125,6 +128,19 @@ def experts_message(split: ParameterSplit) -> str:
     return (
         f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
         'matrices; experts="muon" gives them to Muon, matrix by matrix.'
+    )
+
+
+def bare_message(split: ParameterSplit) -> str:
+    """What to write for two-dimensional parameters that may be tables; empty if there are none."""
+    shapes = {_pattern(it.name): _shape(it) for it in split.verdicts if it.why == BARE}
+    if not shapes:
+        return ""
+    listed, first = ", ".join(f"{name} ({shape})" for name, shape in shapes.items()), next(iter(shapes))
+    return (
+        f"Muon steps {listed} for having two dimensions; nothing shows that inputs are multiplied by them. "
+        f'Tables, as of queries, latents or biases, belong to AdamW: exclude=["{first}"]. For a matrix, '
+        f'parts={{"{first}": None}} says so.'
     )
 
 

@@ -46,9 +46,11 @@ from ..parameters.describe_matrices import FLATTENED
 from ..plan.matrix import Parts, part_boxes
 from .fused_weights import KNOWN_LIBRARIES, Fused, FusedWeight, fused_parts, heads_apart, stacked_parts
 from .parameter_split import (
+    BARE,
     EXPERTS,
     ParameterSplit,
     Verdict,
+    bare_message,
     experts_message,
     unknown_message,
     unsure_message,
@@ -73,6 +75,12 @@ GAINS = re.compile(
     r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
 )
 """Names of parameters that scale or shift activations elementwise, whatever their shape."""
+
+MATRIX_NAMES = re.compile(
+    r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE
+)
+"""Names of parameters that multiply an input: a layer's ``weight``, ``in_proj_weight``, ``w1``, ``w_q``, and
+``original1`` of a parametrization."""
 
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
 # Experts stored (E, in, out) without saying so: older transformers have no attribute ``is_transposed``, and
@@ -117,7 +125,7 @@ def split_parameters(
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
         parts: how weights hold matrices, by patterns as in ``exclude``; the first match counts; see
             ``muon_tutorial.plan.matrix.part_boxes``. None means that a weight is one matrix. Gains and stacks
-            that are named here go to Muon.
+            that are named here go to Muon. A warning lists bare parameters that may be tables, not matrices.
         transposed: patterns of further weights stored (in, out), for ``x @ w``; their parts are columns.
         include_frozen: treat frozen parameters like all others.
 
@@ -139,11 +147,13 @@ def split_parameters(
     chosen = experts or "adamw", fused, heads, parts or {}, include_frozen
     sorter = _Sorter(holdings, _asked_embeddings(model), moe, tuple(exclude), *chosen)
     split = ParameterSplit(tuple(sorter.verdicts()))
-    said = unsure_message(split), unknown_message(split) if experts == "muon" else ""
+    said = (
+        *(unsure_message(split), bare_message(split)),
+        unknown_message(split) if experts == "muon" else "",
+        experts_message(split) if experts is None and split.left_experts > split.numel / 2 else "",
+    )
     for message in filter(None, said):
         warnings.warn(message, UserWarning, stacklevel=2)
-    if experts is None and split.left_experts > split.numel / 2:
-        warnings.warn(experts_message(split), UserWarning, stacklevel=2)
     return split
 
 
@@ -212,7 +222,9 @@ class _Sorter:
             return Verdict(first.name, first.param, "AdamW", reasons[0])
         held_parts, transposed = self._parts(first), _is_transposed(first)
         if held_parts is None:
-            return Verdict(first.name, first.param, "Muon", "hidden matrix", None, transposed)
+            said = first.said_transposed or _matches(first, [*self.said])
+            why = "hidden matrix" if said or any(map(_is_named_like_a_matrix, held)) else BARE
+            return Verdict(first.name, first.param, "Muon", why, None, transposed)
         what, parts = held_parts.what, held_parts.parts
         _check_parts(first, parts, transposed)
         why = f"{what}: {held_parts.word}" if held_parts.word else what
@@ -390,6 +402,13 @@ def _is_convolution(module: nn.Module) -> bool:
 def _is_bare(it: _Holding) -> bool:
     """Whether a parameter is not a layer's ``weight``."""
     return it.own_name != "weight"
+
+
+def _is_named_like_a_matrix(it: _Holding) -> bool:
+    """Whether it is a layer's weight, or has a name like one; in a list or dict, that has the name."""
+    is_in_container = isinstance(it.module, (nn.ParameterList, nn.ParameterDict))
+    names = (it.own_name, *(it.path[-2:-1] if is_in_container else ()))
+    return any(MATRIX_NAMES.fullmatch(name) for name in names)
 
 
 def _is_transposed(it: _Holding) -> bool:

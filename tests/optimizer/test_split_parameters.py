@@ -551,6 +551,63 @@ def test_where_it_is_not_certain_a_warning_says_what_to_write() -> None:
     assert "fused, kept whole: state its layout with parts=" in str(split)
 
 
+TABLES = (
+    "query",
+    "latents_1d",
+    "latent_query",
+    "memory_bank",
+    "index_kpool_compress_ape",
+    "wte",
+    "object_pointer",
+)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_bare_parameter_that_may_be_a_table_is_named_in_a_warning(name: str) -> None:
+    model = nn.ModuleDict({"a": bare(**{name: (8, 4)}), "dense": nn.Linear(4, 4)})
+    with pytest.warns(UserWarning, match=rf"steps a\.{name} \(8 × 4\) for .*exclude=\[.a\.{name}.\]"):
+        split = split_parameters(model)
+    assert split.hidden_names == [f"a.{name}", "dense.weight"]
+    assert "a matrix by its shape alone" in str(split)
+
+
+def test_one_warning_lists_all_bare_parameters_and_a_word_on_each_ends_it() -> None:
+    model = nn.ModuleList([bare(query=(8, 4), gate=(4, 4)) for _ in range(2)])
+    said = r"steps \*\.query \(8 × 4\), \*\.gate \(4 × 4\) for .*parts=\{\"\*\.query\": None\} says so"
+    with pytest.warns(UserWarning, match=said) as caught:
+        split_parameters(model)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split = split_parameters(model, exclude=["*.query"], parts={"*.gate": None})
+    assert split.hidden_names == ["0.gate", "1.gate"]
+    assert "alone" not in str(split)
+
+
+MATRICES: dict[str, nn.Module] = {
+    "a linear layer": nn.Linear(4, 4),
+    "attention": nn.MultiheadAttention(4, 2),
+    "attention with other keys": nn.MultiheadAttention(4, 2, kdim=6, vdim=8),
+    "recurrent": nn.LSTM(4, 4, num_layers=2, bidirectional=True, proj_size=2),
+    "weight norm": nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+    "orthogonal": nn.utils.parametrizations.orthogonal(nn.Linear(4, 4)),
+    "by hand": bare(w=(4, 4), w1=(8, 4), wq=(4, 4), w_out=(4, 8), up_proj=(8, 4), kernel=(4, 4)),
+    "named projections": bare(mm_input_projection_weight=(4, 4), prompts_visual_projection=(4, 4)),
+    "a list": within("weights", nn.ParameterList([torch.zeros(4, 4)])),
+    "a dict": within("lora_A", nn.ParameterDict({"default": torch.zeros(2, 4)})),
+    "fused": bare(qkv=(12, 4)),
+}
+
+
+@pytest.mark.parametrize("model", MATRICES.values(), ids=MATRICES)
+def test_a_parameter_that_is_named_like_a_matrix_is_in_no_warning(model: nn.Module) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Muon steps")
+        warnings.filterwarnings("ignore", message="The names of")
+        assert split_parameters(model).hidden
+
+
 @pytest.mark.parametrize("parts", [(4, 4, 4), ("interleaved", 2, 2), 4, None], ids=str)
 def test_what_the_user_says_is_taken_without_a_warning(parts: Any) -> None:
     with warnings.catch_warnings():
