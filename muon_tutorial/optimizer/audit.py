@@ -201,11 +201,8 @@ class Audit:
         for it in targets:
             if it.param.grad is not None and it.param in groups:
                 held = _holding(it, groups[it.param], places.get(it.param))
-                held.tensors |= {"before": it.param, "gradient": _gradient(it.param)}
-                held.tensors |= _momentum(self.optimizer, it.param, "momentum_before")
-                held.tensors = {
-                    key: local_part(value.detach()).clone() for key, value in held.tensors.items()
-                }
+                held.keep({"before": it.param, "gradient": _gradient(it.param)})
+                held.keep(_momentum(self.optimizer, it.param, "momentum_before"))
                 held.micro, self._micro[it.param] = self._micro.get(it.param, []), []
                 held.dropped = _differs(before.get(it.name), held)
                 self._before[it.name] = held
@@ -221,11 +218,8 @@ class Audit:
         AROUND.set(None)
         params = {it.name: it.param for it in self._targets()}
         for name, held in self._before.items():
-            left = {
-                "after": params[name],
-                **_momentum(self.optimizer, params[name], "momentum", squares=True),
-            }
-            held.tensors |= {key: local_part(value.detach()).clone() for key, value in left.items()}
+            held.keep({"after": params[name]})
+            held.keep(_momentum(self.optimizer, params[name], "momentum", squares=True))
             if "momentum" not in held.tensors and name in self._held:  # the state has none: compute it
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, NoReturn
 
 from ..errors import UsageError
@@ -71,9 +71,6 @@ class PairState(MutableMapping[Any, Any]):
 
 class PairGroups(list[dict[str, Any]]):
     """The groups of both optimizers, in a new list at each access; change the groups, not the list."""
-
-    def __init__(self, groups: Iterable[dict[str, Any]]) -> None:
-        super().__init__(groups)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import FLATTENED
@@ -343,19 +343,15 @@ def _asked_embeddings(model: nn.Module) -> dict[int, str]:
         id(param): f"{side} embedding"
         for side in ("output", "input")  # the later entry wins: a tied one is called an input embedding
         for module in model.modules()
-        for param in _tensors_of(_ask(module, f"get_{side}_embeddings"))
+        for param in _answer(module, f"get_{side}_embeddings")
     }
 
 
-def _ask(module: nn.Module, method: str) -> object:
-    ask = getattr(module, method, None)
-    try:
-        return ask() if callable(ask) else None
-    except (NotImplementedError, AttributeError):  # transformers raises these if there is none
-        return None
-
-
-def _tensors_of(answer: object) -> list[Tensor]:
+def _answer(module: nn.Module, method: str) -> list[nn.Parameter]:
+    """The parameters that a method returns, bare or in a module; none without the method."""
+    ask, answer = getattr(module, method, None), None
+    with suppress(NotImplementedError, AttributeError):  # transformers raises these if there is none
+        answer = ask() if callable(ask) else None
     if isinstance(answer, nn.Module):
         return list(answer.parameters())
     return [answer] if isinstance(answer, nn.Parameter) else []
