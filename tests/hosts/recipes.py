@@ -18,8 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts.recipes.tiny import TinyGPT
-
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "scripts" / "recipes"
 WATCH = Path(__file__).parent / "watch"
@@ -80,16 +78,19 @@ ALL = {
     "nanogpt": Recipe(TORCHRUN_2, 2, alone="nanogpt"),
     "titan": Recipe(TORCHRUN_2, 2, sharded=True),
     "compiled": Recipe(TORCHRUN_2, 2),
+    "lora": Recipe(TORCHRUN_2, 2, needs="peft", alone="lora"),
+    "sft": Recipe(TORCHRUN_2, 2, needs="trl", alone="sft"),
 }
 """All recipes share ``tiny.py`` and ``tiny_tp.py``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """One rank's optimizer: its inputs at every step, and its state after the last."""
+    """One rank's optimizer: its parameters before, its inputs at every step, its state after the last."""
 
     optimizer: str
     ranks: int
+    start: dict[str, Tensor]
     steps: list[dict[str, Any]]
     parameters: dict[str, Tensor]
     state: dict[str, dict[str, Tensor]]
@@ -104,7 +105,8 @@ def skip_unless_installed(name: str) -> None:
     """Skip the test, with a reason, if the recipe cannot run."""
     needs = ALL[name].needs
     if importlib.util.find_spec(needs) is None:
-        pytest.skip(f"{needs} is not installed: pip install -e '.[hosts]' -c constraints.txt")
+        extra = needs if needs in ("peft", "trl") else "-e '.[hosts]' -c constraints.txt"
+        pytest.skip(f"{needs} is not installed: pip install {extra}")
     if name == "compiled" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
         pytest.skip("torch.compile needs a C++ compiler")
 
@@ -178,17 +180,19 @@ def checkpoint(folder: Path) -> Path:
 
 def alone(name: str, folder: Path, *arguments: str) -> Notes:
     """Run one process on the global batches of a recipe."""
-    return run(ALL[name].alone, folder, *arguments, launcher=PYTHON, ranks=1)[0]
+    launcher = PYTHON if ALL[name].alone == "plain" else (*TORCHRUN_2[:-1], "1")
+    return run(ALL[name].alone, folder, *arguments, launcher=launcher, ranks=1)[0]
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
     """The largest distance of a parameter from the reference's, over how far the reference's moved."""
-    torch.manual_seed(0)
-    start = TinyGPT(tied="head.weight" not in reference.parameters).state_dict()
     return max(
-        float((notes.parameters[name] - there).norm() / (there - start[name]).norm())
-        for name, there in reference.parameters.items()
-        if ("momentum_buffer" in reference.state[name]) == of_muon
+        (
+            float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())
+            for name, there in reference.parameters.items()
+            if ("momentum_buffer" in reference.state[name]) == of_muon
+        ),
+        default=0.0,  # LoRA leaves nothing to AdamW
     )
 
 

@@ -127,6 +127,7 @@ def test_the_check_of_resuming_notices_one_element() -> None:
             Notes(
                 "MuonWithAdamW",
                 1,
+                {"w": torch.zeros(3)},
                 [{"lr": 0.1}] * steps,
                 {"w": torch.ones(3)},
                 {"w": {"m": torch.ones(3)}},

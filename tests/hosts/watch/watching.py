@@ -31,9 +31,12 @@ class Watch:
         self.folder = folder
         self.depth = 0
         self.norm_before_clipping: float | None = None
+        self.start: dict[str, Tensor] = {}
         self.steps: list[dict[str, Any]] = []
 
-    def before_step(self, *_: object) -> None:
+    def before_step(self, optimizer: Optimizer, *_: object) -> None:
+        """Note the parameters before the first step."""
+        self.start = self.start or {name: _whole(param) for name, param in _named(optimizer)}
         self.depth += 1
 
     def after_step(self, optimizer: Optimizer, *_: object) -> None:
@@ -56,6 +59,7 @@ class Watch:
         notes = {
             "optimizer": type(optimizer).__name__,
             "ranks": dist.get_world_size() if dist.is_initialized() else 1,
+            "start": self.start,
             "steps": self.steps,
             "parameters": {name: _whole(param) for name, param in named.items()},
             "state": {name: _tensors(state[param]) for name, param in named.items()},
@@ -175,7 +179,7 @@ def _named(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
     return [
         (".".join(word for word in name.split(".") if word not in WRAPPERS), param)
         for group in optimizer.param_groups
-        for name, param in zip(group["param_names"], group["params"], strict=True)
+        for name, param in zip(group.get("param_names", ()), group["params"], strict=True)
     ]
 
 
