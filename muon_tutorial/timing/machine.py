@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -244,6 +245,7 @@ def _check(machine: Machine) -> None:
             raise UsageError(f"{name} is sorted by size; got {[size for size, _ in rates]}")
 
 
+@lru_cache(maxsize=65536)  # a plan asks for the same few sizes again and again
 def _at(rates: Rates, size: float) -> float:
     sizes = [one for one, _ in rates]
     place = bisect_left(sizes, size)

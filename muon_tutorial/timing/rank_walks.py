@@ -456,7 +456,7 @@ def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
     for index, matrix in matrices.items():
         box = held_box(matrix.shape if matrix.part is None else matrix.part.shape, matrix.cuts, at)
         param = nn.Parameter(torch.empty(box.shape, dtype=matrix.dtype, device=META))
-        param.grad = torch.empty_like(param)
+        param.grad = torch.empty(box.shape, dtype=matrix.dtype, device=META)
         parameters[index] = ParameterState(param, dict(SETTINGS), {})
     step = PlanStep(plan, at, parameters, present=frozenset(matrices))
     step.fill_state()

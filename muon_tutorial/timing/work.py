@@ -22,6 +22,7 @@ _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the fi
 _WRITES_ONLY = ("copy", "zeros_like", "ones_like", "full_like", "fill", "zero", "new_zeros", "new_ones")
 _MARKS = "profiler::"  # labels in a trace
 _NO_DATA = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "detach")
+_BOOLEAN = ("eq", "ge", "gt", "isfinite", "isinf", "isnan", "le", "logical_not", "lt", "ne", "signbit")
 _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 
 
@@ -55,24 +56,26 @@ class Work(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, kwargs = _kind_of(func), kwargs or {}
-        written = _written(kind, args, kwargs) if kind.writes else None
-        result = _result(kind, func, args, kwargs, written)
-        if self.memory is not None and not kind.is_view and result is not written:
-            self.memory.add_new(result, args, kwargs)
         self.operations += 1
-        executes, works = 0.0, True
+        if kind.is_view:  # the most frequent kind
+            self.copy += self._starts(0.0, works=False)
+            return func(*args, **kwargs)
+        out = kwargs.get("out", args[0] if args else None) if kind.writes else None
+        is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty one is resized
+        written = out if is_filled else None  # which is also what the operation returns
+        result = _result(kind, func, args, kwargs) if written is None else written
+        if self.memory is not None and result is not written:
+            self.memory.add_new(result, args, kwargs)
+        executes, works = 0.0, not kind.moves_nothing
         if kind.product is not None:
             first, second = args[kind.product], args[kind.product + 1]
             *batch, rows, inner = first.shape
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
-        elif kind.is_view or kind.moves_nothing:
-            works = False
-        else:
+        elif works:
             read = args[1:] if kind.name in _WRITES_ONLY else args
-            moved = sum(x.numel() * x.itemsize for x in tensors_in(read, kwargs, result))
-            executes = self.machine.copy_seconds(moved)
+            executes = self.machine.copy_seconds(sum(x.nbytes for x in tensors_in(*read, kwargs, result)))
             self.copy += executes
         self.copy += self._starts(executes, works)
         return result
@@ -96,6 +99,7 @@ class _Kind(NamedTuple):
     is_view: bool
     moves_nothing: bool
     writes: bool
+    is_pointwise: bool
 
 
 @cache
@@ -110,26 +114,40 @@ def _kind_of(func: Any) -> _Kind:
         is_view=alias is not None and not alias.is_write,
         moves_nothing=name in _NO_DATA or name.startswith(_MARKS),
         writes=writes and torch.Tag.inplace_view not in tags and schema.name not in _RESIZES,
+        is_pointwise=torch.Tag.pointwise in tags or name in ("tril", "triu"),
     )
 
 
-def _result(kind: _Kind, func: Any, args: Any, kwargs: Any, written: Tensor | None) -> Any:
-    """The result of an operation. PyTorch's own meta kernels take a millisecond for a product, for the
-    smallest and largest element, or for an in-place write, so these are not called."""
-    if written is not None:
-        return written
-    first = args[0] if args else None
-    if isinstance(first, Tensor) and first.is_meta and not kind.writes:
-        if kind.product is not None and "dtype" not in kwargs:
-            left, right = args[kind.product], args[kind.product + 1]
-            return left.new_empty((*left.shape[:-1], right.shape[-1]))
-        if kind.name == "aminmax" and not kwargs:
-            return first.new_empty(()), first.new_empty(())
+def _result(kind: _Kind, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of an operation that does not write to its arguments.
+
+    PyTorch's own meta kernels take up to a millisecond for the operations known here, and the first one that
+    is written in Python imports PyTorch's compiler, so they are not called.
+    """
+    is_joined, is_cat = kind.name in ("cat", "stack"), kind.name == "cat"
+    tensors = list(tensors_in(args[0] if is_joined else args))
+    first = tensors[0] if tensors else None
+    if first is None or not first.is_meta or kind.writes:
+        return func(*args, **kwargs)
+    if kind.product is not None and "dtype" not in kwargs:
+        left, right = args[kind.product], args[kind.product + 1]
+        return left.new_empty((*left.shape[:-1], right.shape[-1]))
+    if kwargs:
+        return func(*args, **kwargs)
+    if kind.name == "aminmax":
+        return first.new_empty(()), first.new_empty(())
+    if kind.name == "linalg_vector_norm" and len(args) <= 2:
+        return first.new_empty(())
+    dim = args[1] if is_joined and len(args) > 1 else 0
+    alike = all(x.dtype == first.dtype for x in tensors if x.ndim or not first.ndim) and _is_row_major(first)
+    if is_joined and alike and dim >= 0 and len({(x.ndim, _is_row_major(x)) for x in tensors}) == 1:
+        along = sum(x.shape[dim] for x in tensors) if is_cat else len(tensors)
+        return first.new_empty((*first.shape[:dim], along, *first.shape[dim + is_cat :]))
+    sizes = {x.shape for x in tensors if x.ndim or not first.ndim}
+    if kind.is_pointwise and alike and first.is_floating_point() and len(sizes) == 1:
+        return first.new_empty(first.shape, dtype=torch.bool if kind.name in _BOOLEAN else None)
     return func(*args, **kwargs)
 
 
-def _written(kind: _Kind, args: Any, kwargs: Any) -> Tensor | None:
-    """The tensor that an operation writes to and returns: its first argument, or ``out``."""
-    out = kwargs.get("out", args[0] if args else None)
-    is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty one is resized
-    return out if is_filled else None
+def _is_row_major(x: Tensor) -> bool:
+    return x.stride() == tuple(sorted(x.stride(), reverse=True)) and 0 not in x.stride()
