@@ -70,13 +70,17 @@ class _Clocks:
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
         """The maximum over each group along some axes, which keep the length 1."""
+        if each.size == len(each):
+            return each
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
         return np.maximum.reduce(each, axis=along, keepdims=True) if along else each
 
     def watch(self, each: np.ndarray) -> float:
         """The watched position's value at the first speed; an axis may have length 1."""
+        if each.size == len(each):
+            return float(each.item(0))
         places = zip(self.watched, each.shape[1:], strict=True)
-        return float(each[(0, *(place if size > 1 else 0 for place, size in places))])
+        return float(each.item((0, *(place if size > 1 else 0 for place, size in places))))
 
 
 @dataclass(slots=True, eq=False)
@@ -92,13 +96,13 @@ class _Task:
     held: Any = 0.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Turn:
-    """One turn of one of a round's buckets on all positions, or on one if all positions are the same.
+    """One turn of one of a round's buckets, of each kind of rank or on each position; once if all are equal.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
-    copy is made. ``beside``: the bytes that the round's other buckets hold.
+    copy is made. ``beside``: the bytes that the round's other buckets hold. ``meets``: they catch up here.
     """
 
     busy: np.ndarray
@@ -108,9 +112,10 @@ class _Turn:
     latency: np.ndarray
     asked: WalkedTurn | None
     asks: np.ndarray | None
-    root: tuple[int | slice, ...] | None
-    beside: Any
-    is_last: bool
+    meets: bool
+    is_last: bool = False
+    root: tuple[int | slice, ...] | None = None
+    beside: Any = 0.0
 
 
 def run_clocks(
@@ -132,7 +137,7 @@ def run_clocks(
             turn = next(task.turns)
             clocks.now += turn.busy
             around = sum((other.held for other in flight if other is not task), turn.beside)
-            clocks.peak = max(clocks.peak, float(np.max(around + turn.peak)))
+            clocks.peak = max(clocks.peak, float((around + turn.peak).max()))
             task.held = turn.beside + turn.held
             if turn.asked is not None:
                 _ask(clocks, task, turn, turn.asked)
@@ -160,15 +165,15 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
         clocks.now[(slice(None), *turn.root)] += makes_it * asked.root_copy
     there = clocks.now if turn.asks is None else np.where(turn.asks, clocks.now, -np.inf)
     last = begin = clocks.most(there, asked.axes)
-    for key in (asked.axes, asked.flight.link):
-        if key in clocks.free:
-            begin = np.maximum(begin, clocks.most(clocks.free[key], asked.axes))
+    keys = asked.axes, asked.flight.link
+    for free in {id(free): free for key in keys if (free := clocks.free.get(key)) is not None}.values():
+        begin = np.maximum(begin, clocks.most(free, asked.axes))
     done = begin + clocks.most(turn.latency, asked.axes) + clocks.most(turn.moving, asked.axes)
     if turn.asks is not None:
         last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
     task.asked, task.done = clocks.watch(last), done
-    for key in (asked.axes, asked.flight.link):
-        before = clocks.free.get(key)
+    for key in keys:
+        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, it is done later
         clocks.free[key] = done if before is None else np.maximum(before, done)
 
 
@@ -176,19 +181,17 @@ def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn
     """The turns of a round's buckets: each bucket in turn up to where they meet, and then on from there."""
     held: list[Any] = [0.0] * len(buckets)
     total: Any = 0.0  # the sum of held: whole bytes, so sums and differences are exact
-    going = {place: iter(range(len(one.traces[0]))) for place, one in enumerate(buckets)}
+    going = {place: iter(tables.turns(one)) for place, one in enumerate(buckets)}
     while going:
-        for place, numbers in list(going.items()):
-            one = buckets[place]
-            for number in numbers:
-                is_end = number + 1 == len(one.traces[0])
-                if is_end:
+        for place, turns in list(going.items()):
+            for each in turns:
+                if each.is_last:
                     del going[place]
-                beside = total - held[place]
-                turn = tables.turn(one, number, beside, is_last=not going)
+                beside = total - held[place] if len(buckets) > 1 else 0.0
+                turn = tables.placed(each, buckets[place], beside, is_last=not going)
                 held[place], total = turn.held, beside + turn.held
                 yield turn
-                if one.traces[0][number].meets:
+                if turn.meets:
                     break
 
 
@@ -198,25 +201,29 @@ class _Tables:
 
     plan: WalkedPlan
     speeds: Sequence[Speed]
-    known: dict[tuple[int, ...], list[_Row]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], list[_Turn]] = field(default_factory=dict)
 
-    def turn(self, one: WalkedBucket, number: int, beside: Any, is_last: bool) -> _Turn:
-        """One turn of a bucket on all positions."""
+    def turns(self, one: WalkedBucket) -> list[_Turn]:
+        """The turns of a bucket, for each kind of rank."""
         key = tuple(map(id, one.traces))
         if key not in self.known:
-            self.known[key] = [self._row(row) for row in zip(*one.traces, strict=True)]
-        row = self.known[key][number]
-        busy, held, peak, moving, latency = (
-            each if each.shape[-1] == 1 else each[..., one.kinds] for each in row.values
-        )
-        asked = row.asked
-        root: tuple[int | slice, ...] | None = None
-        asks = None if row.asks is None else row.asks[one.kinds]
-        if asked is not None and asked.root is not None and asked.root_copy:
-            root = self.plan.line(asked.axes, one.roots.get(asked.root, asked.root))
-        return _Turn(busy, held, peak, moving, latency, asked, asks, root, beside, is_last)
+            self.known[key] = [self._turn(row) for row in zip(*one.traces, strict=True)]
+            self.known[key][-1].is_last = True
+        return self.known[key]
 
-    def _row(self, row: Sequence[WalkedTurn]) -> _Row:
+    def placed(self, of: _Turn, one: WalkedBucket, beside: Any, is_last: bool) -> _Turn:
+        """A turn of a bucket on all positions."""
+        busy, held, peak, moving, latency = (
+            each if each.shape[-1] == 1 else each.take(one.kinds, axis=-1)
+            for each in (of.busy, of.held, of.peak, of.moving, of.latency)
+        )
+        root: tuple[int | slice, ...] | None = None
+        if of.asked is not None and of.asked.root is not None and of.asked.root_copy:
+            root = self.plan.line(of.asked.axes, one.roots.get(of.asked.root, of.asked.root))
+        asks = None if of.asks is None else of.asks.take(one.kinds)
+        return _Turn(busy, held, peak, moving, latency, of.asked, asks, of.meets, is_last, root, beside)
+
+    def _turn(self, row: Sequence[WalkedTurn]) -> _Turn:
         """One turn of all kinds. All have the same number of turns: empty ones if they take no part."""
         values = (
             np.array([turn.product + turn.copy for turn in row]),
@@ -227,24 +234,15 @@ class _Tables:
         )
         asks = np.array([turn.flight is not None for turn in row])
         asked = next((turn for turn in row if turn.flight is not None), None)
-        thin = tuple(self._thin(each) for each in values)
-        return _Row(thin, asked, None if asks.all() else asks)
+        busy, held, peak, moving, latency = map(self._thin, values)
+        asks_some = None if asks.all() else asks
+        return _Turn(busy, held, peak, moving, latency, asked, asks_some, row[0].meets)
 
     def _thin(self, each: np.ndarray) -> np.ndarray:
         """A value that is the same for all kinds is kept once, with an axis of length 1 for each axis."""
         first = each[..., :1]
         ones = (1,) * len(self.plan.axes)
         return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Row:
-    """One turn of all kinds: ``values`` are busy, held, peak, moving and latency; ``asked`` is what kinds
-    request, and ``asks`` says which do, None if all."""
-
-    values: tuple[np.ndarray, ...]
-    asked: WalkedTurn | None
-    asks: np.ndarray | None
 
 
 @dataclass(slots=True, eq=False)
