@@ -52,6 +52,26 @@ function gridControls(scene, holder, dps = data.dp, tps = data.tp) {
 
 // 1. Who holds what?
 
+/** The flat buffer of a tp place, cut by dp, with the matrices in it; `fill` says whose it is. */
+function ruler(svg, width, top) {
+  const dp = +state.dp, { length, slice, ranges } = grid().bucket, at = entry => entry / length * width, words = text(svg, 0, top - 8, "", "q");
+  const slices = numbers(0, dp - 1).map(d => [box(svg, at(d * slice), top, at(slice), 24, "none", { stroke: "#1b1b1b", "stroke-width": .8 }), text(svg, at((+d + .5) * slice), top + 17, "", "on m")]);
+  for (const [name, [from, to]] of Object.entries(ranges)) {
+    box(svg, at(from), top + 30, at(to - from) - 1, 16, name === state.matrix ? "var(--accent)" : "var(--empty)");
+    text(svg, at((from + to) / 2), top + 62, name, name === state.matrix ? "b m" : "q m");
+  }
+  return { width, at, words, slices };
+}
+
+function fill({ width, words, slices }, place) {
+  const dp = slices.length, tp = +state.tp, whose = `buffer of tp place ${place}: ${count(grid().bucket.length)} entries`;
+  retell(words, width < 480 ? whose : `the ${whose}, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`);
+  slices.forEach(([drawn, label], d) => {
+    change(drawn, { fill: colour(d * tp + place) });
+    retell(label, width / dp > 70 ? `rank ${d * tp + place}` : String(d * tp + place));
+  });
+}
+
 scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
   gridControls(it, holder);
   radios(it, holder, "strategy", "strategy", STRATEGIES.map(name => [name, name]));
@@ -59,9 +79,9 @@ scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
   const dp = +state.dp, tp = +state.tp, name = state.strategy;
   const held = grid().strategies[name].matrices[state.matrix], weights = grid().weights[state.matrix];
   const side = Math.min((width - 2 - 26 * (tp - 1)) / tp / 2 - 4, 112), cell = 2 * side + 8, gap = Math.min(64, tp > 1 ? (width - 2 - tp * cell) / (tp - 1) : 0);
-  const [wide, high] = frame(side), pitch = high + 62, area = shape()[0] * shape()[1];
+  const [wide, high] = frame(side), pitch = high + 62, buffered = name.startsWith("zero1"), area = shape()[0] * shape()[1];
   const words = `dp=${dp}, tp=${tp}: what each rank holds of ${state.matrix} under ${name}`;
-  const svg = picture(stage, width, dp * pitch + 4, words), left = (width - tp * cell - (tp - 1) * gap) / 2;
+  const svg = picture(stage, width, dp * pitch + (buffered ? 100 : 4), words), left = (width - tp * cell - (tp - 1) * gap) / 2;
   for (let rank = 0; rank < dp * tp; rank++) {
     const x = left + (rank % tp) * (cell + gap), y = Math.floor(rank / tp) * pitch, works = held.workers.includes(rank);
     text(svg, x, y + 16, `rank ${rank}${works && cell <= 130 ? " ✓" : ""}`, "b");
@@ -75,6 +95,7 @@ scene("who", ["dp", "tp", "matrix", "strategy"], (it, holder) => {
       else text(svg, from, y + 40 + high, place ? "m" : "w", "q");
     });
   }
+  if (buffered) fill(ruler(svg, width, dp * pitch + 28), 0);
   const kept = held.momentum.map(boxes => boxes.reduce((sum, each) => sum + each[2] * each[3], 0));
   const most = Math.max(...kept), none = kept.filter(each => !each).length;
   const { sent, state: bytesKept } = grid().strategies[name];
@@ -106,8 +127,8 @@ function title(moment) {
 /** Frames for what each rank has, and the ruler of the buffer: all that stays while moment, row and column change. */
 function film(stage, width) {
   const dp = +state.dp, tp = +state.tp, cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [across, down] = frame(cell), pitch = down + 34;
-  const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), ruler = dp * pitch + 44, { length, slice, ranges } = grid().bucket;
-  const svg = picture(stage, width, ruler + 76, ""), head = text(svg, 0, 16, "", "b"), at = entry => entry / length * width, panels = [];
+  const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), top = dp * pitch + 44;
+  const svg = picture(stage, width, top + 76, ""), head = text(svg, 0, 16, "", "b"), panels = [];
   for (let rank = 0; rank < dp * tp; rank++) {
     const x = left + (rank % tp) * (cell + 14), y = 48 + Math.floor(rank / tp) * pitch;
     text(svg, x, y - 6, `rank ${rank}`, "b");
@@ -121,14 +142,9 @@ function film(stage, width) {
     });
     panels.push({ x, y, letter, tiles, circle });
   }
-  const buffer = text(svg, 0, ruler - 8, "", "q");
-  const slices = numbers(0, dp - 1).map(d => [box(svg, at(d * slice), ruler, at(slice), 24, "none", { stroke: "#1b1b1b", "stroke-width": .8 }), text(svg, at((+d + .5) * slice), ruler + 17, "", "on m")]);
-  for (const [name, [from, to]] of Object.entries(ranges)) {
-    box(svg, at(from), ruler + 30, at(to - from) - 1, 16, name === state.matrix ? "var(--accent)" : "var(--empty)");
-    text(svg, at((from + to) / 2), ruler + 62, name, name === state.matrix ? "b m" : "q m");
-  }
-  const cursor = svg.appendChild(draw("path", { "data-top": ruler - 5, stroke: "var(--wrong)", "stroke-width": 2.4 }));
-  return { svg, head, panels, across, down, slices, buffer, cursor, at };
+  const buffer = ruler(svg, width, top);
+  const cursor = svg.appendChild(draw("path", { "data-top": top - 5, stroke: "var(--wrong)", "stroke-width": 2.4 }));
+  return { svg, head, panels, across, down, buffer, cursor };
 }
 
 /** Fill the frames with what the ranks have at a moment. */
@@ -168,21 +184,14 @@ scene("phases", ["dp", "tp", "matrix", "moment", "row", "column"], (it, holder) 
   const key = [dp, tp, state.matrix, width].join(" ");
   if (it.film?.key !== key) it.film = { key, ...film(stage, width) };
   if (it.film.moment !== moment) advance(it, moment);
-  const { panels, across, down, slices, buffer, cursor, at } = it.film, holders = [];
+  const { panels, across, down, buffer, cursor } = it.film, holders = [];
   panels.forEach(({ x, y, circle }, rank) => {
     const holds = tiles[rank].some(([, top, from, high, wide]) => row >= top && row < top + high && column >= from && column < from + wide);
     if (holds) holders.push(rank);
     change(circle, { cx: x + (column + .5) / columns * across, cy: y + (row + .5) / rows * down, fill: holds ? "#1b1b1b" : "none", stroke: holds ? "#fff" : "var(--quiet)" });
   });
-  // The flat buffer of the entry's tp place, cut by dp.
-  const { length } = grid().bucket, whose = `buffer of tp place ${keeper % tp}: ${count(length)} entries`;
-  retell(buffer, width < 480 ? whose : `the ${whose}, cut by dp into ${dp} slice${dp > 1 ? "s" : ""}`);
-  slices.forEach(([drawn, label], d) => {
-    const rank = d * tp + keeper % tp;
-    change(drawn, { fill: colour(rank) });
-    retell(label, width / dp > 70 ? `rank ${rank}` : String(rank));
-  });
-  change(cursor, { d: `M${at(place.inBucket)} ${cursor.dataset.top}v54` });
+  fill(buffer, keeper % tp);
+  change(cursor, { d: `M${buffer.at(place.inBucket)} ${cursor.dataset.top}v54` });
   const sent = moment ? data.phases[moment - 1] : "", cost = moment ? grid().sent[moment - 1] : null;
   const told = !cost ? "Nothing has been sent yet." : cost.kind ? `Phase ${moment}, ${sent}: an ${cost.kind} over ${cost.axis}. The busiest rank hands over *${bytes(Math.max(...cost.bytes))}* for all three matrices.` : `Phase ${moment}, ${sent}: *nothing is sent*.`;
   const has = holders.length ? `ranks *${list(holders)}* ${holders.length > 1 ? "have" : "has"} it now` : "no rank has it now";
