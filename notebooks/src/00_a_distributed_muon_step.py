@@ -59,19 +59,17 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer, as AdamW is. What sets it apart is that it *orthogonalizes* a matrix's update before it steps.
-# Lesson 01 explains why that helps. For now it matters only that orthogonalizing needs the whole matrix at once,
-# because today you will watch who holds which part of it.
+# Muon is an optimizer, like AdamW, but it *orthogonalizes* a matrix's update before it steps. Lesson 01 explains why
+# that helps. For now only one thing matters: orthogonalizing needs the whole matrix at once.
 #
 # A **process** is a running program whose memory no other program can look into. Large models train on many of them,
-# usually one for each GPU. Today they share your processor. Each process has a number, its **rank**, and people say
-# "rank 2" when they mean the process with that number.
+# usually one for each GPU; today they share your processor. Each process has a number, its **rank**, and people also
+# call the process itself "rank 2".
 #
-# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns, so each
-# rank along tp has a different piece. Along **dp** (data parallel) it is *copied*, and each copy sees different
-# training data. We write this **layout** as `W[I, J_tp]`: the matrix has I rows, which no axis cuts, and J columns,
-# which tp cuts. An axis that does not appear holds copies. That is today's layout. Other layers cut rows instead, and
-# from lesson 05 on dp cuts as well.
+# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns, a
+# different piece for each rank. Along **dp** (data parallel) it is *copied*, and each copy sees different training
+# data. We write this **layout** as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. An axis
+# that does not appear holds copies. (Other layers cut rows, and from lesson 05 on dp cuts as well.)
 #
 # `launch` starts real processes and runs your function in each of them:
 
@@ -85,8 +83,8 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # %% [markdown]
 # ## Your turn: cut
 #
-# A rank's place along tp is `rank % tp`. Return the columns that this rank holds. To answer, replace the `...` and
-# run the cell, and then the next one, which checks it.
+# A rank's place along tp is `rank % tp`. Return the columns that this rank holds. Replace the `...` and run the cell;
+# the next one checks your answer.
 #
 # *Easy · 2 minutes · required*
 
@@ -110,14 +108,12 @@ cut.check(my_columns)
 # %% [markdown]
 # ## Predict
 #
-# Muon also keeps a **momentum**, which is a running average of past gradients and as large as the weight itself. If
-# every rank along dp keeps a copy of it, that memory is wasted. With **ZeRO** (zero redundancy), ranks stop keeping
-# copies.
+# Muon also keeps a **momentum**, a running average of past gradients that is as large as the weight itself. Copies of
+# it along dp would waste memory, so with **ZeRO** (zero redundancy) each entry is kept on one rank only.
 #
-# Here is how. tp has already cut the momentum into columns. Each rank's columns are now written out in one line, row
-# after row, and dp cuts that line into equal parts. For this one matrix the cuts happen to fall between rows, so it
-# looks as if dp cut rows: `M[I_dp, J_tp]`. (Lesson 05 has cuts in the middle of a row.) Which ranks keep the bottom
-# right corner of the momentum, the entry in its last row and last column?
+# Each rank's columns are written out in one line, row after row, and dp cuts that line into equal parts. For this one
+# matrix the cuts happen to fall between rows, so it looks as if dp cut rows: `M[I_dp, J_tp]`. Which ranks keep the
+# bottom right corner of the momentum, the entry in its last row and last column?
 #
 # *Easy · 1 minute · required*
 
@@ -159,8 +155,8 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# To see whether that is right, we need something to compare with. The rival is PyTorch's own Muon, in one process
-# that has the whole matrix and the mean of all gradients.
+# Is the result right? We compare it with PyTorch's own Muon, in one process that has the whole matrix and the mean of
+# all gradients.
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -168,17 +164,15 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Now press play, and all ranks move at once. The colour of a piece says which rank keeps it. The letters stand for
-# the bytes of *your* run, so wherever you see the same letter, there are the same bytes.
+# Now press play. The colour of a piece says which rank keeps it, and equal letters stand for equal bytes in *your*
+# run.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
-# For a moment each rank had the whole matrix, `X[I, J]`, because **orthogonalizing**, the part that makes Muon Muon,
-# needs all of it. Before and after that moment, each had only its share.
-#
-# Was that worth the trouble for so small a matrix? Compare the last two lines.
+# For a moment each rank had the whole matrix, `X[I, J]`, because **orthogonalizing** needs all of it. Before and
+# after, each had only its share. Was that worth the trouble for so small a matrix? Compare the last two lines.
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -188,15 +182,17 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - Here tp *cuts* the weight and dp *copies* it. With ZeRO, dp cuts the momentum as well.
 # - In the middle of a step, the ranks put the whole matrix together.
 # - They end with the same bits as one process.
 # - For so small a matrix one process is faster by far. More ranks pay off once matrices are large, or no longer fit
 #   into one memory.
 #
-# You have just taken a distributed Muon step on real processes.
+# </details>
 #
-# **Quiz.** You can measure each answer with one line.
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 1 minute · required*
 
@@ -219,5 +215,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# You have seen processes share one step. But what is that step for? The next lesson asks why anyone would
-# orthogonalize a gradient.
+# But what is that step for? The next lesson asks why anyone would orthogonalize a gradient.

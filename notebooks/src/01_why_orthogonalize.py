@@ -59,8 +59,8 @@ race = lesson.recorded_race()
 # ## Place your bet
 #
 # Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient as it is. **Adam**
-# divides each entry by its usual size, and AdamW, the version used here, also shrinks the weights a little in each
-# step. **Muon** makes all directions of the gradient equally loud.
+# divides each entry by its usual size (AdamW, which we use, also shrinks the weights a little). **Muon** makes all
+# directions of the gradient equally loud.
 
 # %%
 print(race)
@@ -110,9 +110,9 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. For some inputs x that is far, and for others it is hardly at
-# all. In the first picture the inputs lie on a circle and the outputs on an ellipse. The lengths of the ellipse's
-# arrows are the **singular values** of the update.
+# A step moves a layer's output by `lr * update @ x`, for some inputs x far and for others hardly at all. In the first
+# picture the inputs lie on a circle and the outputs on an ellipse, and the lengths of the ellipse's arrows are the
+# **singular values** of the update.
 #
 # That picture has two directions. A real layer has as many as its shorter side, so train a GPT for a moment and take
 # one of its gradients:
@@ -135,8 +135,8 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# The square of a direction's singular value is its **energy**. If you add up energies from the loudest direction
-# down, how many do you need until you have half of the total?
+# The square of a direction's singular value is its **energy**. Add up energies from the loudest direction down: how
+# many do you need for half of the total?
 #
 # *Easy · 1 minute · required*
 
@@ -157,14 +157,13 @@ compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gr
 # </details>
 
 # %% [markdown]
-# The curve of all singular values is the **spectrum** of `G`. It tells you what SGD does: it moves along the first
-# few directions and hardly touches the rest. But a quiet direction need not be an unimportant one. A rare word is
-# quiet too, simply because it is rare.
+# The curve of all singular values is the **spectrum** of `G`. SGD moves along its first few directions and hardly
+# touches the rest. But a quiet direction need not be unimportant: a rare word is quiet simply because it is rare.
 #
 # ## Make them equally loud
 #
-# To orthogonalize a matrix is to keep its directions and set every singular value to 1. Before it does that, Muon
-# averages gradients over the steps, and that average is its momentum. Write both.
+# To orthogonalize a matrix is to keep its directions and set every singular value to 1. Before that, Muon averages
+# gradients over the steps, and that average is its momentum. Write both.
 #
 # <details><summary>Hint</summary>
 #
@@ -199,8 +198,8 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What would the three optimizers make of this gradient? "As it runs" is Newton–Schulz, the subject of lesson 02. It
-# uses nothing but matrix products, and its spectrum comes out only nearly flat.
+# What would the three optimizers make of this gradient? "As it runs" is Newton–Schulz, the subject of lesson 02,
+# which ends only nearly flat.
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -209,19 +208,18 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Think of a limit first: no step should move any input too far. So scale the updates of all optimizers until their
-# loudest directions are equally loud, and then ask which one lowers the loss most. A gradient makes a promise about
-# that, `(G * update).sum()`. The dark bars show what really happened, because for them the model ran again with each
-# update applied.
+# Suppose that no step may move any input too far. So scale all updates until their loudest directions are equally
+# loud: which one lowers the loss most? A gradient promises `(G * update).sum()`. The dark bars show what happened
+# when the model ran again with each update applied.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
 
 # %% [markdown]
-# Under that limit no update promises more than `U @ Vt`, and the reason fits in a sentence. A direction with singular
-# value `s` lowers the loss by `s` times the loudness of the update in that direction, so every direction that you
-# leave below the limit wastes some of its `s`. Be as loud as allowed, everywhere:
+# Under that limit no update promises more than `U @ Vt`, because a direction with singular value `s` lowers the loss
+# by `s` times the update's loudness in it. Whatever you leave below the limit wastes some of its `s`, so be as loud
+# as allowed, everywhere:
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -232,20 +230,19 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1. A
+# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1: a
 # tall matrix spreads the same length over more outputs, and the factor makes each of them move as far as in a square
-# one. **Weight decay** shrinks `W` by `lr * weight_decay`. It never touches the gradient, which is why it is called
-# *decoupled*. And last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root mean
-# square, is the usual size of an entry):
+# one. **Weight decay** shrinks `W` by `lr * weight_decay`; it is called *decoupled* because it never touches the
+# gradient. Last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root mean square,
+# is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Notice what orthogonalizing does to the length of the gradient: it forgets it. So the learning rate alone decides
-# how far a weight moves.
+# Orthogonalizing forgets the length of the gradient, so the learning rate alone decides how far a weight moves.
 #
-# Now write all of it. Your function is compared with `torch.optim.Muon`, to the last bit.
+# Now write all of it. The check compares your function with `torch.optim.Muon`, to the last bit.
 #
 # <details><summary>Hint</summary>
 #
@@ -307,31 +304,35 @@ print("AdamW:", *split.rest_names, sep="\n  ")
 # A norm's weight is a vector, so it has no directions that could be made equal. But the **embedding** and the
 # **head**, the first and the last layer, are matrices. Why not those?
 #
-# The embedding is a table. Each byte of the text picks one row, and no input ever mixes rows. Adam respects that,
-# because it treats every entry on its own. Muon does not, because its update depends on all rows together. To see it,
-# erase the gradient of the most frequent byte, and look whose updates change:
+# The embedding is a table: each byte of the text picks one row, and no input mixes rows. Adam respects that, because
+# it treats every entry on its own. Muon does not, because its update depends on all rows together. Erase the gradient
+# of the most frequent byte, and look whose updates change:
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# With Muon, what the model learns about one byte depends on which other bytes are in the batch. Does that hurt? We
-# tried it, at every learning rate:
+# With Muon, what the model learns about one byte depends on which other bytes are in the batch. Does that hurt?
 
 # %%
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# Here it even helps! So "not the embedding" is a rule of thumb and not a law. (AdamW's rate for embedding and head
-# was tuned in a run where AdamW steps everything, and not again beside Muon.) People give two reasons for the rule.
-# One is cost, because a table of 50,000 words is the largest matrix of all. The other is
-# [experience](https://kellerjordan.github.io/posts/muon/#empirical-considerations): in long runs, AdamW did better on
-# both.
+# Here it even helps! So "not the embedding" is a rule of thumb and not a law. People give two reasons for it: a table
+# of 50,000 words is the largest and so the costliest matrix of all, and in long runs AdamW [did better on
+# both](https://kellerjordan.github.io/posts/muon/#empirical-considerations).
+#
+# <details><summary>Was that a fair test?</summary>
+#
+# We tried every learning rate for Muon. AdamW's rate for embedding and head was tuned in a run where AdamW steps
+# everything, and not again beside Muon.
+#
+# </details>
 #
 # ## What would suit a table?
 #
-# For a hidden layer, the limit was on the loudest direction. The inputs of a table pick rows, so the limit that suits
-# it is that no *row* is longer than 1. Which update promises most under that one?
+# For a hidden layer, the limit was on the loudest direction. The inputs of a table pick rows, so here no *row* may be
+# longer than 1. Which update promises most then?
 #
 # (**Par**, as in golf, is what a good answer needs. Less is better.)
 #
@@ -366,8 +367,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a CPU the SVD may well be faster. A GPU is built for products, and an SVD is a long chain of small steps, which
-# makes it [far too slow](https://kellerjordan.github.io/posts/muon/) there, says the post.
+# On a CPU the SVD may well be faster. On a GPU its long chain of small steps is [far too
+# slow](https://kellerjordan.github.io/posts/muon/).
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))
@@ -375,12 +376,16 @@ print(lesson.say_cost(G))
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - A gradient is loud in a few directions. Muon makes all of them equally loud.
 # - Among all updates whose loudest direction is equally loud, Muon's promises the most.
 # - The update is momentum, Nesterov, orthogonalize, size factor, decay, add.
 # - It is for hidden matrices. AdamW has the embedding, the head and the norms.
 #
-# **Quiz.** You can measure each answer with one line. 1% off is near enough.
+# </details>
+#
+# **Quiz.** One line measures each answer. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -407,5 +412,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# An SVD gives the right update, but on a GPU it is far too slow to run in every step. The next lesson gets nearly the
+# An SVD gives the right update, but on a GPU it is too slow to run in every step. The next lesson gets nearly the
 # same update from a few matrix products.

@@ -56,9 +56,9 @@ write, whole, bound, cost, quiz = lesson.all_exercises(steps)
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. Before it
-# starts, it lays the matrix on its longer side and divides it by its **Frobenius norm**, which is the square root of
-# the sum of all squared entries.
+# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. First it lays
+# the matrix on its longer side and divides it by its **Frobenius norm**, the square root of the sum of all squared
+# entries.
 
 # %%
 recorded = recordings.real_gradient()
@@ -69,12 +69,11 @@ print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# After that division the squares of the singular values add up to 1, so none of them can be above 1, whatever the
-# matrix was. Keep that in mind, because the whole method rests on it.
+# After that division the squares of the singular values add up to 1, so none of them is above 1, whatever the matrix
+# was. The whole method rests on that.
 #
-# Now look at the third power, `X @ X.T @ X`. If you write `U S Vᵀ` in place of `X`, it becomes `U S Vᵀ · V S Uᵀ · U S
-# Vᵀ`. In between, `VᵀV` and `UᵀU` are identities and drop out, so `U S³ Vᵀ` is left: the same directions, with each
-# singular value cubed.
+# Now look at the third power, `X @ X.T @ X`. With `U S Vᵀ` in place of `X` it becomes `U S Vᵀ · V S Uᵀ · U S Vᵀ`.
+# `VᵀV` and `UᵀU` are identities, so `U S³ Vᵀ` is left: the same directions, with each singular value cubed.
 
 # %%
 cubed = X @ X.T @ X
@@ -94,8 +93,8 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow by a factor of about `a`. But what happens to a value that is perfect already, exactly 1? Where is
-# it after one step, and do many steps bring it to rest?
+# Quiet values grow by a factor of about `a`. But take a value that is perfect already, exactly 1. Where is it after
+# one step, and do many steps bring it to rest?
 #
 # *Easy · 2 minutes · required*
 
@@ -117,9 +116,9 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# A value stays at 1 only if `a + b + c` is 1, and it comes to rest there only if the curve is flat enough at that
-# point. Muon's numbers give up both, because that allows a large `a`, and a large `a` lifts quiet values fast. The
-# price is that all values land only *near* 1.
+# A value stays at 1 only if `a + b + c` is 1, and comes to rest there only if the curve is flat enough. Muon's
+# numbers give up both, because that allows a large `a`, which lifts quiet values fast. The price is that all values
+# land only *near* 1.
 #
 # ## Write one step
 #
@@ -157,15 +156,15 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# So the "five" in the title are steps, and five steps of three products make fifteen.
+# So the "five" in the title are steps. With three products each, they make fifteen.
 #
 # ## Write all of it
 #
 # From here on you are building an optimizer. An answer that passes is written, as source, into `my_muon.py` beside
 # this notebook. Later lessons add to that file, until in lesson 16 it trains a GPT on real processes. Before a
-# function goes in, the whole optimizer takes two steps with it on real processes and has to end with the bits of
-# `torch.optim.Muon`. In bfloat16 you only get those bits if you round where PyTorch rounds, so use `torch.addmm(A, B,
-# C, beta=b, alpha=c)`, which is `b * A + c * B @ C`, rounded once.
+# function goes in, the whole optimizer takes two steps with it and has to end with the bits of `torch.optim.Muon`. In
+# bfloat16 you only get those if you round where PyTorch rounds, so use `torch.addmm(A, B, C, beta=b, alpha=c)`, which
+# is `b * A + c * B @ C`, rounded once.
 #
 # <details><summary>Hint</summary>
 #
@@ -202,8 +201,7 @@ whole.check(newton_schulz)
 # </details>
 
 # %% [markdown]
-# Have only the singular values moved? If so, then `U.T @ Y @ Vt.T` is diagonal, and it still has the old directions
-# in it.
+# Have only the singular values moved? If so, `U.T @ Y @ Vt.T` is diagonal.
 
 # %% tags=["volatile"]
 orthogonalize = whole.accepted_or(lesson.newton_schulz)
@@ -216,9 +214,8 @@ print("only singular values have moved:", lesson.only_values_moved(X, Y))
 # %% [markdown]
 # ## Under the microscope
 #
-# Since each singular value moves by itself, you need no matrix to see what happens. The curve below is the
-# polynomial, put into itself once for each step. Where a dot began is shown across, and where it is now is shown
-# upwards. Watch the quiet dots climb and the loud ones swing.
+# Since each singular value moves by itself, you need no matrix to see what happens. The curve is the polynomial, put
+# into itself once for each step. Watch the quiet dots climb and the loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -226,8 +223,8 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. Between which two values do they end, after `steps` steps? Compute
-# the tightest bounds, to two digits after the point.
+# Take all values that begin between 0.01 and 1. Between which two values do they end, after `steps` steps? Give two
+# digits after the point.
 #
 # <details><summary>Hint</summary>
 #
@@ -268,13 +265,12 @@ print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A little above 1 is harmless. A little more, and it explodes, which is why the division comes first.
+# A little above 1 is harmless, a little more explodes. That is why the division comes first.
 #
 # ## What does it cost?
 #
 # A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, because each of its terms needs one multiplication and
-# one addition. Count all the products of Newton–Schulz for an `m × n` matrix, tall or wide. (The norm costs nothing
-# beside them.)
+# one addition. Count all the products of Newton–Schulz for an `m × n` matrix, tall or wide.
 #
 # <details><summary>Hint</summary>
 #
@@ -307,8 +303,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Muon runs all of this in **bfloat16**, a number format of 16 bits in place of 32, which leaves two to three decimal
-# digits. If that is all the precision there is, do more steps at least bring the distance from `U @ Vt` to zero?
+# Muon runs all of this in **bfloat16**, 16 bits in place of 32, which leaves two to three decimal digits. Do more
+# steps at least bring the distance from `U @ Vt` to zero?
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -321,9 +317,8 @@ print(lesson.say_steps(rows, recorded.matrix))
 #
 # ## Play: your numbers against theirs
 #
-# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values on their way through the steps.
-# Other people have published numbers of their own, some of them with new ones for each step. Can you come nearer to 1
-# than Keller Jordan, on average?
+# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values. Can you come nearer to 1 than
+# Keller Jordan, on average, and nearer than others who have published numbers of their own?
 
 # %%
 lesson.duel(live=widgets)
@@ -335,18 +330,22 @@ lesson.duel(live=widgets)
 print(lesson.say_published())
 
 # %% [markdown]
-# The numbers that come nearest to 1 lift this value no further than Keller Jordan's do. Polar Express and CANS lift it
-# much further: `a` is larger in their first steps, and their last steps bring all values near to 1. Quiet values
-# matter. This gradient has three below 0.01, and the gradient of lesson 01, after 40 steps of training, has about
-# thirty among its 64. Nearness matters less, because an update needs its directions only *about* equally loud.
+# The numbers that come nearest to 1 lift this value no further than Keller Jordan's do. Polar Express and CANS lift
+# it much further, because `a` is larger in their first steps. That matters: this gradient has three values below
+# 0.01, and that of lesson 01, after 40 steps of training, about thirty among its 64. Nearness matters less, because
+# an update needs its directions only *about* equally loud.
 #
 # ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Odd powers keep the directions. A step moves each singular value by itself, to `a s + b s³ + c s⁵`.
 # - At Frobenius norm 1 no value begins above 1. Quiet values grow by `a` in each step, and loud ones swing about 1.
 # - A step is three products, `4 s² l + 2 s³` FLOPs, and it never looks for a direction.
 #
-# **Quiz.** You can measure each answer with one line. 1% off is near enough.
+# </details>
+#
+# **Quiz.** One line measures each answer. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 

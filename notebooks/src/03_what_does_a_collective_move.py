@@ -61,15 +61,15 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # %% [markdown]
 # ## Follow a digit
 #
-# A call that all ranks make together, after which each of them knows something that it did not know before, is a
-# **collective**. Inside it there are only messages from one rank to another. In the picture they go round a **ring**:
-# rank 0 sends to rank 1, rank 1 sends to rank 2, and the last one sends to rank 0 again. (An arrow that leaves on the
-# right comes back in on the left.) All messages of one **round** can travel at the same time.
+# A call that all ranks make together, after which each of them knows something new, is a **collective**. Inside it
+# there are only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1,
+# rank 1 to rank 2, and the last one to rank 0 again (an arrow that leaves on the right comes back in on the left).
+# All messages of one **round** can travel at the same time.
 #
-# The collective in the picture is an **all_reduce**. Each rank brings a tensor, cut into pieces, and all of them
-# leave with the sum. It has two halves, and each half is a collective of its own. In a **reduce_scatter**, sums grow
-# on their way round the ring until each rank has *one* finished piece. In an **all_gather**, each rank brings one
-# piece, and all of them leave with every piece.
+# The collective in the picture is an **all_reduce**: each rank brings a tensor, cut into pieces, and all of them
+# leave with the sum. It has two halves, each a collective of its own. In a **reduce_scatter**, sums grow on their way
+# round the ring until each rank has *one* finished piece. In an **all_gather**, each rank brings one piece, and all
+# of them leave with every piece.
 #
 # ## Predict
 #
@@ -79,7 +79,7 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In this all_reduce, how many messages does *one* rank send? And how many bytes is that altogether?
+# In this all_reduce, how many messages does *one* rank send, and how many bytes altogether?
 #
 # *Easy · 3 minutes · required*
 
@@ -109,8 +109,8 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# Two calls are enough to build all of this. `dist.send(tensor, to)` sends a tensor to one rank. `dist.recv(tensor,
-# source)` waits for a tensor from one rank and writes it into `tensor`. Here is one round of a ring, where a list
+# Two calls are enough to build all of this. `dist.send(tensor, to)` sends a tensor to one rank, and
+# `dist.recv(tensor, source)` waits for one and writes it into `tensor`. Here is one round of a ring, where a list
 # says what each rank does first.
 
 # %%
@@ -124,7 +124,7 @@ def exchange(mine, rank, ranks, first):
     return arrived
 
 # %% [markdown]
-# Most people would let everybody send first. Here is what real processes say to that:
+# Most people would let everybody send first. Real processes answer:
 
 # %% tags=["volatile", "raises-exception"]
 def everybody_sends_first(rank):
@@ -136,16 +136,21 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself", because none of them did anything wrong alone. Each rank waits in `send` until its
-# neighbour receives, and the neighbour is waiting in a `send` of its own. This is a **deadlock**. It would never end,
-# so `launch` gave up after three seconds, and which rank it names first is a matter of chance. (Some libraries put
-# small messages aside and let `send` return at once. With those, the mistake passes every small test and waits for
-# your first large tensor.)
+# "No rank failed by itself", because none did anything wrong alone. Each rank waits in `send` until its neighbour
+# receives, and the neighbour waits in a `send` of its own. This is a **deadlock**. It would never end, so `launch`
+# gave up after three seconds, and which rank it names first is a matter of chance.
+#
+# <details><summary>Why such a program may pass its tests</summary>
+#
+# Some libraries put small messages aside and let `send` return at once. With those, the mistake passes every small
+# test and waits for your first large tensor.
+#
+# </details>
 #
 # ## Four switches
 #
-# Now let each rank of a small ring, 0 to 3, choose whether to send first or to receive first. That makes 16 settings.
-# In how many of them does everybody wait for ever?
+# Now let each rank of a small ring, 0 to 3, choose whether to send or to receive first. In how many of these 16
+# settings does everybody wait for ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -172,19 +177,17 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 # </details>
 
 # %% [markdown]
-# Real processes ran each of these settings just now. Play with the switches: flip *one* of them in a deadlock, press
-# play, and watch it dissolve. Which setting is fastest?
+# Real processes ran each of these settings just now. Flip *one* switch in a deadlock, press play, and watch it
+# dissolve. Which setting is fastest?
 
 # %%
 lesson.explore_switches(settings, live=widgets)
 
 # %% [markdown]
-# (The fastest are the two in which neighbours always differ, because they take only two moments. Most settings take
-# three or four.)
+# (The two in which neighbours always differ: they take only two moments.)
 #
-# But you would not want to deal out such roles in a real program. The usual remedy is `dist.isend`, which *starts* to
-# send and returns at once, with a handle. In the meantime you receive, and the handle's `wait()` returns once your
-# message has left.
+# In a real program you would rather use `dist.isend`, which *starts* to send and returns a handle at once. In the
+# meantime you receive, and the handle's `wait()` returns once your message has left.
 
 # %%
 def pass_my_number(rank):
@@ -201,12 +204,11 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 #
 # That was one round, and you write all of them. Your function runs on every rank, with this rank's piece, and returns
 # the list of all pieces in the order of ranks. It may send to the next rank only. If your messages go wrong, the
-# check draws them as a ladder, in which a red arrow brings its receiver nothing new and a broken arrow is never
-# received.
+# check draws them.
 #
-# In your optimizer some rings will hold only some of the ranks, a *group* (lesson 06), and `rank` then is a place in
-# that group. So pass the other end's place in the group, and not its global rank: `isend(…, group=group,
-# group_dst=…)` and `recv(…, group=group, group_src=…)`. If `group` is None, as it is here, all ranks are in it.
+# In your optimizer a ring may hold only some ranks, a *group* (lesson 06), and `rank` then is a place in it. So name
+# the other end by its place, too: `isend(…, group=group, group_dst=…)` and `recv(…, group=group, group_src=…)`. If
+# `group` is None, as here, all ranks are in it.
 #
 # <details><summary>Hint</summary>
 #
@@ -245,11 +247,9 @@ ring.check(ring_all_gather)
 # %% [markdown]
 # ## Write the other half
 #
-# Training needs sums, because each rank has the gradient of its own data, and all of them need the total. Your
-# function gets all pieces of this rank's tensor. It returns *one* of them, the one with your rank's number, summed
-# over all ranks. To see how: piece p must end on rank p, so where in the first picture does it set out? (You could
-# also fetch everything and add it up at home. The result would be right, but look at par.) Both of your halves go
-# into `my_muon.py`, because your optimizer is made of them.
+# Training needs sums, because each rank has the gradient of its own data, and all need the total. Your function gets
+# all pieces of this rank's tensor and returns *one* of them, the one with your rank's number, summed over all ranks.
+# So piece p must end on rank p: where in the first picture does it set out?
 #
 # <details><summary>Hint</summary>
 #
@@ -285,8 +285,7 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Now put both halves together, yours where they passed. Is the result, on every rank, the sum that PyTorch's own
-# `all_reduce` finds?
+# Put both halves together. Is the result, on every rank, the sum that PyTorch's own `all_reduce` finds?
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
@@ -303,8 +302,8 @@ def same_as_torchs(rank):
 print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# (The entries are small whole numbers here, so no sum is rounded.) Press play, and watch the cells fill up in the
-# first half and full ones being passed on in the second.
+# (The entries are small whole numbers, so no sum is rounded.) Press play: in the first half sums fill up, and in the
+# second they are passed on.
 
 # %% tags=["ranks"]
 total = lesson.run_sum(all_reduce, ranks, backend)
@@ -348,9 +347,9 @@ lesson.explore_sum(total, live=widgets)
 #
 # ## Bytes, for any ring
 #
-# Now in general: on a ring of P ranks, how many bytes does one rank send in an `"all_gather"`, a `"reduce_scatter"`
-# or an `"all_reduce"`? `entries` counts the whole tensor, all pieces together. `itemsize` is the number of bytes an
-# entry takes, 4 in float32 and 2 in bfloat16.
+# On a ring of P ranks, how many bytes does one rank send in an `"all_gather"`, a `"reduce_scatter"` or an
+# `"all_reduce"`? `entries` counts the whole tensor, all pieces together, and `itemsize` is the bytes of an entry: 4
+# in float32, 2 in bfloat16.
 #
 # <details><summary>Hint</summary>
 #
@@ -379,7 +378,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Compare it with bytes that were counted on real ranks, in both dtypes:
+# Compare it with bytes counted on real ranks, in both dtypes:
 
 # %% tags=["ranks"]
 formula = formulas.accepted_or(lesson.ring_formula)
@@ -388,15 +387,13 @@ for dtype in (torch.float32, torch.bfloat16):
     print(lesson.say_bytes(run, dtype, formula))
 
 # %% [markdown]
-# So an all_reduce is a reduce_scatter and an all_gather, and each half costs (P − 1)/P of the tensor's bytes. If an
-# entry takes half the bytes, everything costs half. And more ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P
+# So each half costs (P − 1)/P of the tensor's bytes. More ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P
 # grows by only a third.
 #
-# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. In our notation, each rank begins
-# with a summand `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the first half it
-# has *one* piece of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights, and the second half
-# sends the result to all. Muon will do the same, but it pays for one gather in between, because it needs whole
-# matrices (lesson 05).
+# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. Each rank begins with a summand
+# `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the first half it has *one* piece
+# of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights, and the second half sends the
+# result to all. Muon will pay for one more gather in between, because it needs whole matrices (lesson 05).
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
@@ -420,9 +417,9 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # ## And the clock?
 #
-# A message first costs **latency**, the time that it takes however small it is. On top of that comes time for each
-# byte, and **bandwidth** says how many bytes pass in a second. To measure both, let a ball go from rank 0 to rank 1
-# and back, in many sizes. For each size the fastest of some throws counts.
+# A message first costs **latency**, the time that it takes however small it is, and then time for each byte:
+# **bandwidth** says how many bytes pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back,
+# in many sizes.
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -443,24 +440,30 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left the line is flat. Bytes are free there, and you pay for latency alone. On the right only the bytes
-# count. Now remember that a ring's all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes. With many
-# ranks and a small tensor, it pays for almost nothing but latency.
+# On the left the line is flat: bytes are free there, and you pay for latency alone. On the right only the bytes
+# count. A ring's all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes, so with many ranks and a
+# small tensor it pays for little but latency. That is why optimizers pack many small matrices into one large buffer
+# (lesson 05).
 #
-# Why are two bandwidths printed? One belongs to the line, which has to fit all dots at once. The other is that of the
-# last dot alone, its bytes divided by its time. Messages as large as that no longer fit into the processor's caches,
-# so on most machines each of their bytes costs more than the line says, and the dot lies above it.
+# <details><summary>Why are two bandwidths printed?</summary>
 #
-# The last two printed lines are the reason why optimizers pack many small matrices into one large buffer, which is
-# the subject of lesson 05.
+# One belongs to the line, which has to fit all dots at once. The other is that of the last dot alone, its bytes
+# divided by its time. Messages as large as that no longer fit into the processor's caches, so on most machines each
+# of their bytes costs more than the line says, and the dot lies above it.
+#
+# </details>
 #
 # ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
 #
 # - If all ranks send first, all of them wait for ever: a deadlock. Start to send, receive, and then wait.
 # - all_reduce = reduce_scatter + all_gather. Each half sends (P − 1)/P of entries × bytes per entry.
 # - A message takes latency + bytes / bandwidth.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 
@@ -486,5 +489,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# You have the collectives. With them, ranks can share the work of Newton–Schulz, and the next lesson builds the first
-# distributed Muon that was published.
+# With these collectives ranks can share the work of Newton–Schulz. The next lesson builds the first distributed Muon
+# that was published.

@@ -61,24 +61,23 @@ print(lesson.say_axes(dp, tp))
 # ## Compute once, share the update
 #
 # The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, one rank that runs Newton–Schulz
-# on it for all the others. Matrix i, counted from 0, goes to rank i modulo dp. Dealing things out in turn like this
-# is called **round robin**.
+# on it for all the others. Matrix i, counted from 0, goes to rank i modulo dp, which is called **round robin**.
 #
 # But every rank needs every update in the end. So each rank fills a **flat buffer** that has a place for every
-# matrix. It writes the updates that it owns into their places and leaves zeros everywhere else. Then one all_reduce
-# adds up all the buffers. In each place only one rank has written anything, and x + 0 + 0 + … is x. In our notation
-# the buffers are `y[B]{U_dp}`, summands of a whole, and the all_reduce turns them into `y[B]`.
+# matrix: it writes the updates that it owns into their places and leaves zeros everywhere else. Then one all_reduce
+# adds up all the buffers, from `y[B]{U_dp}`, summands of a whole, to `y[B]`. In each place only one rank has written
+# anything, and x + 0 + 0 + … is x.
 #
-# Play it, on buffers that real processes have just filled. The model is a small GPT, in which `q1` to `o1` are the
-# attention matrices of layer 1, and `up1` and `down1` are its MLP.
+# Play it, on buffers that real processes have just filled. In this small GPT, `q1` to `o1` are the attention matrices
+# of layer 1, and `up1` and `down1` are its MLP.
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 
 # %% [markdown]
-# Suppose that one more rank joins. Who then owns the last of the twelve matrices, `down2`? And before the sum, what
-# part of all the buffers together is zero?
+# Suppose that one more rank joins. Who then owns the last of the twelve matrices, `down2`? And what part of all the
+# buffers together is zero before the sum?
 #
 # *Easy · 3 minutes · required*
 
@@ -109,8 +108,8 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# This is the early code in our words, without momentum and weight decay. Every rank runs it. The buffer is bfloat16,
-# 2 bytes an entry. That loses nothing, because Newton–Schulz ends in bfloat16 anyway.
+# This is the early code in our words, without momentum and weight decay; every rank runs it. The buffer is bfloat16,
+# 2 bytes an entry, which loses nothing, because Newton–Schulz ends in bfloat16 anyway.
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -131,16 +130,16 @@ early = lesson.run_share(early_share, dp, backend, seed)
 print(lesson.say_outcome(early))
 
 # %% [markdown]
-# These are the same bits as those of one process that does everything. Time to break it.
+# These are the bits of one process that does everything. Time to break it.
 #
 # ## One gradient is missing
 #
 # Suppose that in this step the gradient of `k1` is None on the rank that owns it, and only there, say because
-# somebody froze that layer on one rank alone. The code above expects that a gradient may be None. Or does it?
+# somebody froze that layer on one rank alone. The code expects that a gradient may be None. Or does it?
 #
-# Follow `offset` through the loop, first on the owner of `k1` and then on any other rank. Which matrices get a wrong
-# update? (`up` and `down` have 4,096 entries here, all others 1,024. Count `k1` as right if its place stays zero,
-# because then it simply does not move.)
+# Follow `offset` through the loop, on the owner of `k1` and on any other rank. Which matrices get a wrong update?
+# (`up` and `down` have 4,096 entries here, all others 1,024. Count `k1` as right if its place stays zero, because
+# then it simply does not move.)
 #
 # <details><summary>Hint</summary>
 #
@@ -183,22 +182,21 @@ print(lesson.say_outcome(torn))
 #
 # ## Be the saboteur
 #
-# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. Whatever differs from a training
-# without a saboteur turns red. Try the owner of a matrix first, then another rank, and keep an eye on the green box.
+# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. What differs from an undisturbed
+# training turns red. Try the owner of a matrix first, then another rank, and keep an eye on the green box.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# One gradient is spoilt on one owner, and by step 2 everything is red, because wrong weights give wrong gradients.
-# Still the ranks never disagree. On a rank that does not own the matrix, nothing happens at all, because the spoilt
-# copy is never read.
+# By step 2 everything is red, because wrong weights give wrong gradients, and still the ranks never disagree. On a
+# rank that does not own the matrix nothing happens at all, because the spoilt copy is never read.
 #
 # ## Fix it
 #
-# Where something stands in a buffer has to follow from what all ranks know, and here that is the shapes. It must
-# never follow from what one rank happens to have. Write the function again, so that a missing gradient leaves zeros
-# in its own place and changes nothing else.
+# Where something stands in a buffer has to follow from what all ranks know, here the shapes, and never from what one
+# rank happens to have. Write the function again, so that a missing gradient leaves zeros in its own place and changes
+# nothing else.
 #
 # <details><summary>Hint</summary>
 #
@@ -239,8 +237,8 @@ fixed.check(fixed_share)
 # </details>
 
 # %% [markdown]
-# Is that good enough? `k1` now stands still on all ranks, and no one is told. The package's own Muon first asks which
-# rank has which gradient, in one tiny all_reduce, and refuses to step if the ranks disagree.
+# Is that good enough? `k1` now stands still on all ranks, and no one is told. The package's own Muon first asks, in
+# one tiny all_reduce, which rank has which gradient, and refuses to step if the ranks disagree.
 
 # %%
 def refused(rank):
@@ -257,8 +255,8 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# If each entry has one owner, then nothing really needs adding up, so an all_gather is enough. This is what rank 0
-# sends in a step, on a ring. The package can do either:
+# If each entry has one owner, nothing needs adding up, so an all_gather is enough. This is what rank 0 sends in a
+# step, on a ring, either way:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
@@ -266,8 +264,7 @@ print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
 # Write it yourself. Bring only the updates that this rank owns, and return the whole flat buffer in the order of the
-# matrices. The segments of an all_gather have to be equally long, so fill yours up to the longest. (No gradient is
-# missing here.)
+# matrices. The segments of an all_gather have to be equally long, so fill yours up to the longest.
 #
 # <details><summary>Hint</summary>
 #
@@ -309,14 +306,14 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You send half the bytes if all ranks own equally much, and save less if they do not. So why did the early code take
-# an all_reduce? It needs only one buffer and one offset, and you do not have to think about segments.
+# You send half the bytes if all ranks own equally much, and save less if they do not. Then why did the early code
+# take an all_reduce? It needs only one buffer and one offset, and no segments.
 #
 # ## The busiest rank sets the pace
 #
-# A step cannot end before its last update has arrived, so the rank with the most work sets the pace for all. The work
-# of that rank is called the **makespan**. At best it is a *fair share*, which is all the work divided by the number
-# of ranks. We count work in operations, because that needs no clock:
+# A step cannot end before its last update has arrived, so the rank with the most work sets the pace for all. Its work
+# is called the **makespan**. At best it is a *fair share*, all the work divided by the number of ranks. We count work
+# in operations, because that needs no clock:
 
 # %%
 def newton_schulz_cost(rows, columns, iterations=5):
@@ -327,25 +324,25 @@ for shape in ((768, 768), (768, 3072)):
     print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
 
 # %% [markdown]
-# These are the matrices of the smallest GPT-2. It has 12 layers, each with four square matrices and two large ones.
-# On the left they are dealt out by index. On the right the costliest come first, and each goes to the rank that has
-# least so far. Which numbers of ranks suit round robin?
+# The smallest GPT-2 has 12 layers, each with four square matrices and two large ones. On the left they are dealt out
+# by index. On the right the costliest come first, each to the rank that has least so far. Which numbers of ranks suit
+# round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# At 6, some ranks get all the large matrices. With 8 it comes out even, and 8 GPUs are what the early code
-# was made for. If there are more ranks than matrices no order helps, because many ranks have nothing to do. With 128,
-# the busiest has this many fair shares:
+# At 6, some ranks get all the large matrices. With 8 it comes out even, and 8 GPUs are what the early code was made
+# for. With more ranks than matrices no order helps, because many ranks have nothing to do. With 128, the busiest has
+# this many fair shares:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
 # Longest first, known as LPT, never takes more than 4/3 of the best possible makespan. But is it always the best?
-# Deal out matrices of cost 8, 7, 6, 5 and 4 to just two owners, by hand. What is the makespan of longest first, and
-# what is the least possible one?
+# Deal out matrices of cost 8, 7, 6, 5 and 4 to just two owners, by hand. What is its makespan, and what is the least
+# possible one?
 #
 # *Easy · 3 minutes · required*
 
@@ -375,9 +372,8 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# We time one process and a pair, because with more ranks than cores we would only measure the cores. The matrices are
-# larger here, so that sharing has a chance to pay, and the products are in fp32, because some CPUs take a hundred times
-# as long over bf16.
+# We time one process and a pair, because with more ranks than cores we would only measure the cores. Matrices are
+# larger here, so that sharing can pay, and in fp32, because some CPUs take a hundred times as long over bf16.
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
@@ -385,13 +381,16 @@ pair = launch(lesson.time_steps, 2, args=(2, seed, steps), backend=backend)
 print(lesson.say_clock(alone, pair))
 
 # %% [markdown]
-# If each rank has a core of its own, a pair in which both do everything takes about as long as one process, since the
-# whole work is done twice at the same time. With round robin each rank does half of it and sends a buffer. (If the
-# pair takes much longer than the single process on your machine, its ranks share cores or memory. Then compare the
-# last two lines only.)
+# <details><summary>How to read these times</summary>
 #
-# Last, add momentum and weight decay, and take two steps with the package's Muon, beside `torch.optim.Muon` in one
-# process:
+# If each rank has a core of its own, a pair in which both do everything takes about as long as one process, since the
+# whole work is done twice at the same time. With round robin each rank does half of it and sends a buffer. If the
+# pair takes much longer than the single process, its ranks share cores or memory on your machine. Then compare the
+# last two lines only.
+#
+# </details>
+#
+# Last, add momentum and weight decay: two steps with the package's Muon, beside `torch.optim.Muon` in one process:
 
 # %%
 def two_steps(rank=None):
@@ -411,6 +410,8 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 #
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - Compute once, share the update: each matrix has one owner.
 # - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes at best.
 # - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
@@ -418,7 +419,9 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 # - The makespan is the work of the busiest rank. Dealt out by index it is even only by luck. Longest first comes
 #   close to the best, within 4/3 of it.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 
@@ -444,5 +447,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The work is shared, but the memory is not: every rank still keeps all of the momentum. The next lesson cuts that up
-# as well, so that a rank owns a range of a buffer and no longer a matrix.
+# The next lesson cuts up the momentum as well, so that a rank owns a range of a buffer and no longer a matrix.

@@ -62,18 +62,18 @@ _ = my_muon.so_far("05")
 # ## Three rulers
 #
 # With **ZeRO-1**, every entry of the momentum is kept on one rank only. (The 1 means that only the optimizer's memory
-# is cut. The weights remain copies.) The picture above shows the same entries on three rulers:
+# is cut; the weights remain copies.) The picture shows the same entries on three rulers:
 #
-# 1. *Matrices*, A to G. Each is written out flat, row after row.
+# 1. *Matrices*, A to G, each written out flat, row after row.
 # 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next one would exceed the limit
-#    (the parameter `bucket`, in entries here). A matrix that alone is larger than the limit gets a bucket of its own.
-#    At the end of a bucket comes **padding**, entries that mean nothing, until its length can be divided by dp.
+#    (the parameter `bucket`, in entries here). A matrix larger than the limit gets a bucket of its own. At the end
+#    comes **padding**, entries that mean nothing, until dp divides the bucket's length.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1 the
 #    second, and so on.
 #
 # So a rank owns a *range* and not a matrix. In our notation, a flat buffer of B entries goes from `m[B]`, which every
 # rank has, to `m[B_dp]`, which dp has cut. All shares are equally large. The price is that a boundary may cut through
-# a matrix, which then **straddles** it. In formulas, that is:
+# a matrix, which then **straddles** it. In numbers:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -120,20 +120,20 @@ lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
 # No rank ever holds the second ruler. It is an address book, a **virtual buffer**, which says where each entry would
-# be if somebody did hold it.
+# be if somebody did.
 #
 # ## Where is this entry?
 #
-# Pick a matrix, press play, and follow one entry down to the memory of the rank that keeps it.
+# Pick a matrix, press play, and follow one entry to the memory of the rank that keeps it.
 
 # %%
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C changes hands in the middle of a row. So the picture of lesson 00, where dp seemed to cut rows, was a special
-# case. What dp cuts is the flat buffer, and the buffer does not know where rows end.
+# C changes hands in the middle of a row. dp cuts the flat buffer, which does not know where rows end, so lesson 00's
+# cut between rows was a special case.
 #
-# In code, the address book is the package's master plan, `dist_meta`, which has one item for each matrix:
+# In code, the address book is the package's master plan, `dist_meta`, with one item for each matrix:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
@@ -145,10 +145,10 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# Each item has two ranges. `global_range` says which entries of its bucket a matrix takes. `local_range` says which
-# entries of this rank's slice hold this rank's part of it. Compute the second from the first. `place` says which
-# slice it is (0 is the first), and `length` says how long slices are. Count from the start *of the slice*, and return
-# `(0, 0)` if it has nothing of the matrix.
+# Each item has two ranges. `global_range` says which entries of its bucket a matrix takes, and `local_range` which
+# entries of this rank's slice hold this rank's part of it. Compute the second from the first. `place` is the slice's
+# number, from 0, and `length` the length of slices. Count from the start *of the slice*, and return `(0, 0)` if it
+# has nothing of the matrix.
 #
 # <details><summary>Hint</summary>
 #
@@ -187,8 +187,7 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Newton–Schulz needs a whole matrix. So each rank uses your function to cut its part of C out of its slice, and all
-# parts go to all ranks.
+# Each rank uses your function to cut its part of C out of its slice, and all parts go to all ranks.
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
@@ -208,14 +207,13 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# A rank that keeps only a part of a matrix needs the rest of it, because each entry of the update depends on all
-# entries of the matrix. So every rank that keeps a part gathers the whole, orthogonalizes it, and uses its own part
-# of the update. That repeats some work. But in exchange, every rank already has the update that it needs, and nothing
-# has to be sent back. A matrix that is whole in one slice does not have to travel at all.
+# Each entry of the update depends on all entries of the matrix. So every rank that keeps a part of a matrix gathers
+# the whole, orthogonalizes it, and uses its own part of the update. That repeats some work, but then nothing has to
+# be sent back. A matrix that is whole in one slice does not have to travel at all.
 #
 # The first published version of this step gathers *every* bucket on every rank, padding included. The thrifty way
-# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that also keep a part of
-# it. On the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
+# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that keep a part of it. On
+# the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
 #
 # <details><summary>Hint</summary>
 #
@@ -252,16 +250,15 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# Here is one step of one rank, with whole buckets gathered. What is filled is what the rank holds at that moment. The
-# momentum, `m[B_dp]`, stays where it is for the whole training.
+# Here is one step of one rank, with whole buckets gathered. What is filled is what the rank holds at that moment.
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# Read it as a chain of layouts: gradients go from `g[B]{U_dp}` to `g[B_dp]`, the inputs of Newton–Schulz from
-# `x[B_dp]` to `x[B]`, and the new weights from `w[B_dp]` to `w[B]`. Each of these arrows is a collective in which a
-# rank sends (dp − 1) / dp of a bucket on a ring. Gradients and weights take 4 bytes an entry here:
+# As a chain of layouts: gradients go from `g[B]{U_dp}` to `g[B_dp]`, the inputs of Newton–Schulz from `x[B_dp]` to
+# `x[B]`, and the new weights from `w[B_dp]` to `w[B]`. In each of these collectives a rank sends (dp − 1) / dp of a
+# bucket on a ring. Gradients and weights take 4 bytes an entry here:
 
 # %%
 entries = sum(lesson.length_of(plan, each) for each in plan.buckets)
@@ -271,7 +268,7 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# We measured that with the package's own Muon, on matrices like those of a small GPT:
+# Your machine measures it, with the package's own Muon on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -281,16 +278,24 @@ lesson.draw_buckets(costs)
 # The bytes hardly change. What changes is the number of collectives, three for each bucket, and each of them costs
 # its latency. Then why not take one huge bucket? Because nothing in it can be worked on until all of it has arrived.
 #
-# In a large model, a single matrix already fills a bucket. If dp still cut every bucket, each rank would hold a part
-# of every matrix and would have to orthogonalize all of them. So for a large model the package cuts *one* long list
-# of all matrices (`zero1(cut="list")`, the default), as Moonshot's paper does, and sends it in several buckets. Then a
-# matrix lies on one rank, or on two. This lesson uses `cut="bucket"`, because small matrices show the ranges better.
+# ## One list in place of many buckets
+#
+# In a large model, a single matrix already fills a bucket. If dp then cut every bucket, each rank would hold a part
+# of every matrix and would have to orthogonalize all of them. So the package, like Moonshot's paper, cuts *one* long
+# list of all matrices by default (`zero1(cut="list")`), and sends the list in several buckets. Then a matrix lies on
+# one rank, or on a few:
+
+# %%
+lesson.draw_cuts(dp, tp)
+
+# %% [markdown]
+# The slices are as equal as before, but now each is one run of the list. (This lesson uses `cut="bucket"` because
+# with small matrices it shows the ranges better.)
 #
 # ## The plan of all ranks
 #
-# Now write the whole master plan. From the matrices' sizes, dp and the limit `most`, return a list for each rank,
-# with `(bucket, global_range, local_range)` for each matrix, even if the rank keeps nothing of it. It takes no
-# message, and there is no tp.
+# Now write the whole master plan, without any message and without tp. From the matrices' sizes, dp and the limit
+# `most`, return a list for each rank, with `(bucket, global_range, local_range)` for every matrix.
 #
 # <details><summary>Hint</summary>
 #
@@ -336,12 +341,16 @@ planned.check(all_ranges)
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - ZeRO-1 cuts momentum by *entry* and not by matrix, so that every rank has an equal share of every bucket.
 # - A rank's part is the intersection of two ranges. Finding it needs no message.
 # - Matrices that straddle a boundary have to be gathered. The momentum stays, while gradients and weights travel.
 # - Fewer and larger buckets mean fewer collectives and less padding, and about the same bytes.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 4 minutes · required*
 
@@ -368,5 +377,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So far all ranks stood in one row. Real jobs cut the matrices as well, and for that ranks stand in a grid, which the
-# next lesson builds.
+# Real jobs cut the matrices as well. For that, ranks stand in a grid, which the next lesson builds.

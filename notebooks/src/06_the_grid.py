@@ -61,9 +61,9 @@ mine = my_muon.so_far("06")
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
 #
-# More ranks help in two ways. Along dp, each rank sees its own share of the data. Along tp, each rank holds its own
-# piece of every matrix. Large models need both, so their ranks stand in a grid: dp goes down, tp goes right, and a
-# rank's **coordinates** say where it stands. Press one of them!
+# Along dp, each rank sees its own share of the data, and along tp, it holds its own piece of every matrix. Large
+# models need both, so their ranks stand in a grid: dp goes down, tp goes right, and a rank's **coordinates** say
+# where it stands. Press one of them!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
@@ -71,8 +71,7 @@ lesson.explore(dp, tp, live=widgets)
 # %% [markdown]
 # A **group** is a set of ranks that call a collective together. Every rank is in two of them:
 #
-# - Its row is its **tp group**, in which only tp changes. These ranks hold different pieces, which together are one
-#   matrix.
+# - Its row is its **tp group**, in which only tp changes. These ranks hold different pieces of one matrix.
 # - Its column is its **dp group**, in which only dp changes. These ranks hold the same piece, and see different data.
 #
 # Now without the buttons: which ranks are in the groups of the *last* rank?
@@ -99,7 +98,7 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Now do it for every rank at once. `dp_groups` lists the ranks of each column, and `tp_groups` those of each row. If
+# Now do it for all ranks at once. `dp_groups` lists the ranks of each column, and `tp_groups` those of each row. If
 # yours go wrong, the check draws them.
 #
 # <details><summary>Hint</summary>
@@ -139,9 +138,8 @@ grouping.check(groups)
 # `dist.all_gather_object(found, rank, group=group)` fills a list `found` with what each member brought.
 #
 # Every rank runs your function, with the list of *all* groups. Make each of them, and in those that contain this
-# rank, find out who is there. Return what you heard, one list for each group of this rank. One thing is easy to get
-# wrong: *making* a group is a call for all ranks, members or not, while *gathering* is for members alone. A rank that
-# waits for others too long gives up.
+# rank, find out who is there. Return what you heard, one list for each group of this rank. Beware: *making* a group
+# is a call for all ranks, members or not, while *gathering* is for members alone.
 #
 # <details><summary>Hint</summary>
 #
@@ -180,8 +178,8 @@ answering.check(who_answers)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, all of them at the same time,
-# with the `ring_all_gather` that is in your `my_muon.py`:
+# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, with the `ring_all_gather` in
+# your `my_muon.py`:
 
 # %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
@@ -189,8 +187,7 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# And here are your groups and your function together, on real ranks (with ours in the place of any that you passed
-# on):
+# And here are your groups and your function together, on real ranks:
 
 # %%
 groups = grouping.accepted_or(lesson.groups)
@@ -200,8 +197,8 @@ answers = launch(who_answers, dp * tp, args=([*dp_groups, *tp_groups],), backend
 print(lesson.say_answers(answers))
 
 # %% [markdown]
-# You will seldom make groups by hand, because PyTorch's **device mesh** makes all groups of a grid at once.
-# `build_mesh` is this package's way to call it. Does it agree with you?
+# You will seldom make groups by hand, because PyTorch's **device mesh** makes all groups of a grid at once. Does it
+# agree with you?
 
 # %%
 def ask_the_mesh(rank):
@@ -213,11 +210,11 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # %% [markdown]
 # ## Predict: which 1?
 #
-# A rank has one number in the world, its **global rank**, and another number in each of its groups, its **group
-# rank**. In the dp group that second number is its coordinate along dp.
+# A rank has one number in the world, its **global rank**, and another in each of its groups, its **group rank**. In
+# the dp group that is its coordinate along dp.
 #
-# Suppose that in each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast`
-# in its dp group with `src=1`. What does the last rank get?
+# In each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast` in its dp
+# group with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -248,8 +245,8 @@ print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
-# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. In a
-# small test on one axis the two are the same, so this bug waits for the larger grid.
+# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. On one
+# axis the two are the same, so this bug waits for the larger grid.
 
 # %%
 def from_group_rank(rank, number):
@@ -263,8 +260,8 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# In the picture at the top, each rank calls its row first and its column second, and passes on everything that it has
-# heard. Now rank 0 leaves out the call in its row and goes straight on to its column. Which ranks return?
+# In the picture at the top, each rank calls its row first and its column second, and passes on what it has heard. Now
+# rank 0 leaves out the call in its row and goes straight on to its column. Which ranks return?
 #
 # <details><summary>Hint</summary>
 #
@@ -309,8 +306,8 @@ print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
 
 # %% [markdown]
-# Look again at who returned. The guilty rank is content! It and its column have heard too little, and no error tells
-# them so. All complaints come from the others. Now play it: let any rank skip its call, or let the columns go first.
+# The guilty rank is content! It and its column have heard too little, and no error tells them so. All complaints come
+# from the others. Now play it: let any rank skip its call, or let the columns go first.
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -318,12 +315,11 @@ lesson.play_calls(dp, tp, live=widgets)
 # %% [markdown]
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that. A group has a number, and each rank finds that number by counting its
-# own calls of `new_group`. Suppose that rank 0 begins with the end of its list. Its first group and everybody else's
-# have the same number and are not the same group, so it waits for ranks that never come, by default for half an hour.
+# Even *making* groups can go wrong like that. A group has a number, and each rank finds it by counting its own calls
+# of `new_group`. If rank 0 begins with the end of its list, its first group and everybody else's have the same number
+# but are not the same group. So it waits for ranks that never come, by default for half an hour.
 #
-# So compare before you make anything. `work.agree` sends every rank's list to all others, which takes one collective,
-# once.
+# So compare before you make anything. `work.agree` sends every rank's list to all others, in one collective, once.
 
 # %%
 def agree_first(rank):
@@ -342,9 +338,8 @@ except RankFailedError as error:
 #
 # ## More axes
 #
-# Big runs have more than two axes. With pp, for example, the model is cut into stages of layers. And some calls go
-# along several axes at once: the norm of a gradient that dp and tp have cut is a sum over both. So write a function
-# that serves all of them.
+# Big runs have more axes: with pp, for example, the model is cut into stages of layers. And some calls go along
+# several at once, such as the norm of a gradient that dp and tp have cut. Write a function that serves all of them.
 #
 # `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`, and the last one counts fastest. `along` lists the
 # axes that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6,
@@ -380,8 +375,8 @@ any_axes.check(groups_along)
 # </details>
 
 # %% [markdown]
-# Why does tp come last? Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and
-# its fastest links. And tp is the axis that talks in every layer.
+# Why does tp come last? Neighbours along the last axis share a machine and its fastest links, and tp is the axis that
+# talks in every layer.
 
 # %%
 groups_along = any_axes.accepted_or(lesson.groups_along)
@@ -393,12 +388,16 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - `rank = dp_rank · tp + tp_rank`, and back again, `rank // tp` and `rank % tp`.
 # - A row is a tp group, with different pieces. A column is a dp group, with the same piece and different data.
 # - All ranks make all groups, in the same order. Compare before you make them.
 # - After one call in the row and one in the column, everybody has heard of everybody.
 # - A rank has a number in the world and one in each group. Ask which of them a call wants.
 # - A rank that skips a call returns without an error. The ranks that wait are witnesses.
+#
+# </details>
 #
 # **Quiz.** You can measure each number with one line.
 #
@@ -425,4 +424,4 @@ quiz.check(measured)
 # </details>
 
 # %% [markdown]
-# The groups stand. The next lesson asks what each of them cuts, because tp cuts a matrix and dp cuts the buffer.
+# The next lesson asks what each group cuts, because tp cuts a matrix and dp cuts the buffer.

@@ -66,8 +66,8 @@ _ = my_muon.so_far("07")
 # - **Row parallel**: each rank takes *some of the inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I,
 #   J_tp]`.
 #
-# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. Everybody mixes
-# this up once. The question that helps is: outputs, or inputs?
+# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. The question that
+# helps is: outputs, or inputs?
 
 # %%
 lesson.explore(dp, tp, live=widgets)
@@ -98,8 +98,8 @@ guess.check(column_parallel, row_parallel)
 # ## Any piece of any Linear
 #
 # tp does not have to divide a size. PyTorch then cuts as `torch.chunk` does: each rank gets n / tp, rounded up, until
-# nothing is left. So the last ranks get less than the others, or even nothing. Your function gets the shape of the
-# whole weight, `"column"` or `"row"`, a coordinate and `tp`. Return the shape of the piece.
+# nothing is left, so the last ranks get less, or even nothing. Your function gets the shape of the whole weight,
+# `"column"` or `"row"`, a coordinate and `tp`. Return the shape of the piece.
 #
 # <details><summary>Hint</summary>
 #
@@ -135,10 +135,10 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Two layers, one message
 #
-# The two cuts fit together. `up`, 10 × 8, is column parallel, so each rank computes some of the hidden features.
-# Those are finished, and relu can be applied at once. `down`, 6 × 10, is row parallel, and a rank's piece of it needs
-# exactly the features that this rank has just computed. So between the layers there is no message at all. Only at the
-# end does each rank have just a part of every sum, `y{U_tp}`: the sum over tp is still to be taken.
+# The two cuts fit together. `up`, 10 × 8, is column parallel, so each rank finishes some of the hidden features and
+# can apply relu at once. `down`, 6 × 10, is row parallel, and a rank's piece of it needs exactly those features. So
+# between the layers there is no message at all. Only at the end does each rank have just a part of every sum,
+# `y{U_tp}`: the sum over tp is still to be taken.
 #
 # Write the forward pass of one rank, with its own pieces. It returns the whole y. Each row of the grid has its own
 # batch x.
@@ -174,8 +174,8 @@ layers.check(both_layers)
 # </details>
 
 # %% [markdown]
-# The check used small whole numbers, which need no rounding. Now take ordinary numbers. Of course the output is that
-# of one process with the whole weights. But is it the same to the last bit?
+# The check used small whole numbers, which need no rounding. With ordinary numbers, is the output that of one process
+# to the last bit?
 #
 # *Easy · 1 minute · required*
 
@@ -212,21 +212,21 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers do agree to the bit, which
-# shows that nothing was lost and nothing was counted twice.
+# The ranks add the same products in another order, and each addition rounds. Whole numbers agree to the bit, which
+# shows that nothing was lost or counted twice.
 #
 # ## What dp cuts
 #
-# dp copies the weights. What it cuts is the momentum, of which copies would be a waste, and it never asks where a
-# matrix begins. So tp cuts a *matrix*, and dp cuts the *buffer*. Every tp rank reserves room for the largest piece,
-# so that offsets are the same on all of them. A smaller piece leaves a gap behind it.
+# dp copies the weights. What it cuts is the momentum, and it never asks where a matrix begins. So tp cuts a *matrix*,
+# and dp cuts the *buffer*. Every tp rank reserves room for the largest piece, so that offsets are the same on all of
+# them, and a smaller piece leaves a gap behind it.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
 
 # %% [markdown]
-# Now say it for any entry: which ranks hold the weight `up[row, column]`, and which one keeps its momentum? In the
-# buffer the piece of `up` comes first, row by row, and each rank keeps `length` entries of it.
+# Now for any entry: which ranks hold the weight `up[row, column]`, and which one keeps its momentum? In the buffer
+# the piece of `up` comes first, row by row, and each rank keeps `length` entries of it.
 #
 # <details><summary>Hint</summary>
 #
@@ -261,8 +261,8 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Is it true? Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes
-# on each piece how it was cut, because Muon must know.
+# Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes on each
+# piece how it was cut, because Muon must know.
 
 # %%
 def train(rank):
@@ -279,8 +279,8 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# A letter stands for the bytes on a rank. Along dp the weights repeat to the bit, although the data were different.
-# The momentum occurs nowhere twice. Look up one entry with your function:
+# Equal letters are equal bytes. Along dp the weights repeat to the bit, although the data were different. The
+# momentum occurs nowhere twice. Look up one entry with your function:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -292,15 +292,15 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# So Muon, which wants whole matrices, needs two gathers. The one over dp joins the slices of a buffer, `m[B_dp]` to
-# `m[B]`. The one over tp joins the pieces of a matrix, such as `M[I, J_tp]` to `M[I, J]`. If you leave out the
-# second, you are in the next lesson.
+# So Muon, which wants whole matrices, needs two gathers. One over dp joins the slices of a buffer, `m[B_dp]` to
+# `m[B]`. One over tp joins the pieces of a matrix, such as `M[I, J_tp]` to `M[I, J]`. Without the second, you are in
+# the next lesson.
 #
 # ## Three matrices in one
 #
-# In many models, attention's weights are stacked, q above k above v, so that one product does for all three. That is
-# a **fused QKV**. Its rows belong to **attention heads**, and to attend, a head needs its rows of q, of k and of v on
-# *one* rank. Ours has 4 heads. Suppose that tp = 2 cuts it like any other weight. How many heads are torn?
+# In many models, attention's weights are stacked, q above k above v, so that one product does for all three: a
+# **fused QKV**. Its rows belong to **attention heads**, and a head needs its rows of q, of k and of v on *one* rank.
+# Ours has 4 heads. If tp = 2 cuts it like any other weight, how many heads are torn?
 #
 # *Easy · 2 minutes · required*
 
@@ -322,13 +322,13 @@ torn = ...  # a number from 0 to 4
 compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
 
 # %% [markdown]
-# Play it! On the left the weight is cut as one matrix. On the right q, k and v are cut one by one. (Here dp is 1.)
+# On the left the weight is cut as one matrix, and on the right q, k and v are cut one by one. (Here dp is 1.)
 
 # %%
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# All along the shapes are right, and no error is raised. And even on the right, some values of tp tear heads.
+# All along the shapes are right, and no error is raised. Even on the right, some values of tp tear heads.
 #
 # <details><summary>This has happened</summary>
 #
@@ -342,8 +342,7 @@ lesson.slide_qkv(live=widgets)
 # ## Keep every head whole
 #
 # Now take tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece, again q above k above v,
-# made of whole heads. No rank should carry more than it must. `join_qkv` gets all pieces in order and restores W. If
-# a cut is wrong, the check draws it.
+# made of whole heads, and no rank should carry more than it must. `join_qkv` gets all pieces in order and restores W.
 #
 # <details><summary>Hint</summary>
 #
@@ -399,13 +398,17 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - Column parallel cuts the rows of W, which are its outputs. Row parallel cuts its columns, which are its inputs.
 # - tp cuts a *matrix*. The first pieces are rounded up, and the last may be a sliver, or nothing.
 # - dp copies the weights and cuts the *buffer* of the momentum, wherever a matrix begins.
 # - A column parallel layer and then a row parallel one need one all_reduce together.
 # - A fused QKV is three matrices. Cut each of them, and by whole heads.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 2 minutes · required*
 
@@ -430,5 +433,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Each rank now has a piece of every matrix. Why not orthogonalize that piece alone, and save the messages? The next
+# Each rank has a piece of every matrix. Why not orthogonalize that piece alone, and save the messages? The next
 # lesson tries it.

@@ -63,9 +63,9 @@ _ = my_muon.so_far("08")
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. So look at an update in these
-# directions: row i, column j of `Uᵀ · update · V` says how strongly the update takes input j to output i. For UVᵀ
-# that is ones on the diagonal and nothing else. Try it:
+# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. In these directions, row i,
+# column j of `Uᵀ · update · V` says how strongly an update takes input j to output i. For UVᵀ that is ones on the
+# diagonal and nothing else:
 
 # %%
 gradient = lesson.gradient()
@@ -75,8 +75,8 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # Now you can read the heat maps. Grey off the diagonal means that an input moves an output which the gradient never
-# paired with it. And to the right of the square are inputs for which the gradient is exactly zero, so nothing should
-# be there.
+# paired with it. To the right of the square are inputs for which the gradient is exactly zero, so nothing should be
+# there.
 #
 # tp can cut the matrix in two ways, `G[I, J_tp]` and `G[I_tp, J]`. The piece that a rank holds is its **shard**:
 
@@ -86,9 +86,8 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns. Each shard is orthogonalized alone, and then has only singular values of 1. Put the results side by
-# side: what is the largest singular value of the whole? And would its spectrum be just as flat if the gradient were
-# pure noise?
+# Cut by columns. Each shard is orthogonalized alone, and then has only singular values of 1. Side by side, what is
+# the largest singular value of the whole? And would its spectrum be just as flat if the gradient were pure noise?
 #
 # *Easy · 2 minutes · required*
 
@@ -113,8 +112,8 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, so you cannot blame
-# Newton–Schulz for what follows.
+# Now on real ranks. `my_piece` cuts out a rank's shard, and `orthogonal` is the exact UVᵀ, so you cannot blame
+# Newton–Schulz.
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -131,8 +130,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 if two matrices point the same way, and 0 if they are at right angles. **Distance** is the size of
-# their difference over the size of UVᵀ. In brackets is the distance after the update was multiplied by the number
-# that suits it best, and it is still a lot.
+# their difference over the size of UVᵀ; in brackets, after the update was multiplied by the number that suits it
+# best.
 #
 # Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
 # identity. So a flat spectrum proves nothing.
@@ -150,13 +149,13 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# That last share of the energy moves weights for inputs about which the gradient said nothing.
+# The last share of the energy moves weights for inputs about which the gradient said nothing.
 #
 # ## Find the harmless one
 #
-# There are two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent
-# entries), and a *power law* (a few loud directions and many quiet ones). That makes six cases, and in one of them
-# the shards alone are nearly right. Bet first, then play.
+# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent entries),
+# and a *power law* (a few loud directions and many quiet ones). In one of these six cases the shards alone are nearly
+# right. Bet first, then play.
 #
 # *Easy · 3 minutes · required*
 
@@ -183,15 +182,15 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# (For a tall matrix, exchange rows and columns.) This is why the mistake can live long: a unit test with
-# `torch.randn` may meet exactly the harmless case, and pass.
+# (For a tall matrix, exchange rows and columns.) So the mistake can live long: a unit test with `torch.randn` may
+# meet exactly the harmless case, and pass.
 #
 # ## Two matrices as one
 #
-# The opposite mistake: an MLP's gate and up are often stored as one weight, gate above up. An optimizer that does not
-# know this orthogonalizes both as one matrix. Let their gradients be Gaussian, 688 × 256 each. How far is the update
-# of the stack from those of gate and up, as a share of its own size? And if gate's gradient is five times larger, how
-# many times is up's update smaller than it should be?
+# The opposite mistake: an MLP's gate and up are often stored as one weight, gate above up, and orthogonalized as one
+# matrix. Let their gradients be Gaussian, 688 × 256 each. How far is the update of the stack from those of gate and
+# up, as a share of its own size? And if gate's gradient is five times larger, how many times is up's update smaller
+# than it should be?
 #
 # *Easy · 3 minutes · optional*
 
@@ -240,14 +239,14 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 #
 # Muon multiplies its update by a factor that depends on the shape m × n. Keller Jordan's is `sqrt(max(1, m/n))`, and
 # that of Moonshot AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Both mean the *whole*
-# matrix. If you take `shard.shape` you get another factor, even after a perfect gather. An example, cut by rows:
+# matrix, so `shard.shape` gives another factor, even after a perfect gather. An example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write that for every shape and cut. Your function returns, for both formulas in this order, the whole matrix's
-# factor divided by the shard's.
+# Write that for every shape and cut: for both formulas in this order, the whole matrix's factor divided by the
+# shard's.
 #
 # <details><summary>Hint</summary>
 #
@@ -287,15 +286,15 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, and it holds a surprise.
-# The shards' update was √tp too large, as its singular values said, and Moonshot's factor of a shard is √tp too
-# small. The two cancel, so a wrong update has entries of just the right size!
+# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, with a surprise: the
+# shards' update was √tp too large, as its singular values said, and Moonshot's factor of a shard is √tp too small.
+# The two cancel, so a wrong update has entries of just the right size!
 #
 # ## Repair it: gather first
 #
-# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the group's shards together
-# again, from `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()`
-# empty tensors with everybody's `tensor`.
+# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the shards together again,
+# from `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty
+# tensors with everybody's `tensor`.
 #
 # <details><summary>Hint</summary>
 #
@@ -311,8 +310,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Real ranks run it, on a matrix whose entries say where they belong. The colours say which rank an entry came from,
-# and a red cross marks the first one in a wrong place.
+# Real ranks run it on a matrix whose entries say where they belong. A red cross marks the first one in a wrong place.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -334,8 +332,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe: gather, orthogonalize, keep your own columns. This time it uses Newton–Schulz, and we compare
-# it with one process that has the whole gradient.
+# Now the whole recipe, with Newton–Schulz: gather, orthogonalize, keep your own columns.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -349,9 +346,8 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# These are the same bits, for any gradient and any cut. What you pay with is messages, and work that every rank of
-# the group repeats. (In what the next cell prints, the last line is a part of the one above it, measured in the same
-# run.)
+# These are the bits of one process, for any gradient and any cut. You pay with messages, and with work that every
+# rank of the group repeats. (Below, the last line is a part of the one above it.)
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -363,16 +359,15 @@ print(lesson.say_cost(costs, tp))
 #
 # ## An update that survives its shards
 #
-# If a matrix is cut by columns, you can even have the exact update without gathering it. Write a function that turns
-# a rank's columns of G into its columns of the *whole* UVᵀ. The budget counts what one rank sends on a ring (lesson
-# 03). You may call `dist.all_gather` and `dist.all_reduce`, and `torch.linalg.eigh` may help.
+# If a matrix is cut by columns, you can have the exact update without gathering it. Write a function that turns a
+# rank's columns of G into its columns of the *whole* UVᵀ. The budget counts what one rank sends on a ring. You may
+# call `dist.all_gather` and `dist.all_reduce`, and `torch.linalg.eigh` may help.
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and on the power law. If it fails, you see the heat map of *your*
-# update.
+# Real ranks try it in float32, on the real gradient and on the power law. If it fails, you see *your* heat map.
 #
 # <details><summary>Hint</summary>
 #
@@ -410,6 +405,8 @@ surviving.check(surviving_update)
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - To orthogonalize the shards is not to orthogonalize the matrix.
 # - If you cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no
 #   shard of a wide matrix is tall, or of a tall one wide. In our case the update then acts where the gradient is
@@ -417,7 +414,9 @@ surviving.check(surviving_update)
 # - If you cut along the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 2 minutes · required*
 

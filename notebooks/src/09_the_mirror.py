@@ -62,15 +62,15 @@ _ = my_muon.so_far("09")
 # ## Read the film
 #
 # The picture shows one real step of one matrix. Each row is a rank, each column is a moment, and each arrow is one of
-# seven **phases**. Colour and number say which rank *brought* that part, and grey means that it is not here. After
-# Newton–Schulz the parts are hatched, because from then on each entry depends on the whole matrix.
+# seven **phases**. Colour and number say which rank *brought* that part. After Newton–Schulz the parts are hatched,
+# because from then on each entry depends on the whole matrix.
 #
 # ## Predict
 #
-# Fold the film at the dashed line. Phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1. The later phase of each pair
-# restores the layout from which the earlier one started. In two of these pairs, one phase really undoes the other. In
-# the third, ranks have lost something for good. Which phase of the way out cannot be taken back? And which phases
-# send nothing? (Along an axis of length 1 there is no other rank to send to.)
+# Fold the film at the dashed line: phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1. The later phase of each pair
+# restores the layout from which the earlier one started. Two of these pairs really undo each other. In the third,
+# ranks have lost something for good. Which phase of the way out cannot be taken back? And which phases send nothing?
+# (Along an axis of length 1 there is no other rank to send to.)
 #
 # *Easy · 3 minutes · required*
 
@@ -113,10 +113,10 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # | 6 dp slice | `y[B]` | `y[B_dp]` |
 # | 7 all_gather | `w[B_dp]` | `w[B]` |
 #
-# `{U_dp}` means *unreduced*: each rank along dp has a summand of the whole shape, and the sum is still to be taken.
-# PyTorch calls that layout `Partial`. Phase 1 takes that sum. Phases 5 and 6 undo 3 and 2, so you can read the lower
-# half of the table upwards. Phase 7 does not undo phase 1, though. It leads back to the same layout, but with weights
-# in place of gradients. The gradient that each rank had on its own is gone, and no rank needs it any more.
+# `{U_dp}` means *unreduced*: each rank along dp has a summand of the whole shape (PyTorch's `Partial`), and phase 1
+# takes the sum. Phases 5 and 6 undo 3 and 2. Phase 7 does not undo phase 1, though: it leads back to the same layout,
+# but with weights in place of gradients. The gradient that each rank had on its own is gone, and no rank needs it any
+# more.
 #
 # Now on your grid:
 
@@ -124,13 +124,12 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# And where is the momentum? Each rank keeps its own range of it, `m[B_dp]` (lesson 05), and updates it between phases
-# 1 and 2.
+# And the momentum? Each rank keeps its own range of it, `m[B_dp]` (lesson 05), and updates it between phases 1 and 2.
 #
 # ## Meet the objects
 #
-# Soon you will write this step yourself, so get to know what you will hold in your hands. These are the matrices in
-# the bucket, with offset and size:
+# Soon you will write this step, so get to know its objects. These are the matrices in the bucket, with offset and
+# size:
 
 # %%
 bucket = plan.buckets[0]
@@ -138,18 +137,17 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# This is an entry of the master plan, as rank 0 reads it. `shape` is its tp piece, `global_shape` the whole matrix,
-# and `global_range` the place of the piece in the bucket:
+# This is an entry of the master plan, as rank 0 reads it. `shape` is its tp piece, and `global_range` the place of
+# the piece in the bucket:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor. `Shard(1)` means cut along dimension 1, `Replicate()` whole on
-# every rank, and `Owned(0)` whole on one. Under `Partial()` each rank holds a summand of the whole shape, and their
-# sum is the tensor. Each hop knows its opposite, and prints both ends in our notation (`@tp=0` is: owned by the rank
-# at place 0):
+# **Hops** change how *one* axis holds a tensor. `Shard(1)` means cut along dimension 1, `Replicate()` whole on every
+# rank, and `Owned(0)` whole on one. Under `Partial()` each rank holds a summand. Each hop knows its opposite, and
+# prints both ends in our notation (`@tp=0` is: owned by the rank at place 0):
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -157,8 +155,8 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# And this is what each hop asks for, tried just now on a pair of ranks. The first three have a way back. The last
-# three add, and after an addition the summands are gone, so only their sum can travel on:
+# This is what each hop asks for, tried just now on a pair of ranks. The first three have a way back. The last three
+# add, and after an addition the summands are gone, so only their sum can travel on:
 
 # %%
 lesson.draw_hops()
@@ -172,9 +170,8 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# The blueprint of this course is a tutorial script by Jen Wei (2025), who published it with a list of its own bugs.
-# Here is one. In a bucket everything is flat, and the script cut out its part with `.view(-1)`, which leaves it flat.
-# Newton–Schulz answers:
+# The blueprint of this course is a tutorial script by Jen Wei (2025), published with a list of its own bugs. Here is
+# one. In a bucket everything is flat, and the script left its part flat with `.view(-1)`. Newton–Schulz answers:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -209,8 +206,8 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # Here is the package's own way out. `take` carries a tensor over one hop, `at` says where this rank stands, and
-# `label` names the request. Read `yield from` as: ask, and wait for the answer. So `x = yield from travel(x, route, at,
-# label)` sends `x` along a route, and afterwards `x` is what this rank holds at the other end.
+# `label` names the request. Read `yield from` as: ask, and wait for the answer. After `x = yield from travel(x,
+# route, at, label)`, `x` is what this rank holds at the other end of the route.
 
 # %%
 print(inspect.getsource(travel))
@@ -255,22 +252,28 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks live in this notebook, and each is a Python generator. A rank that needs something
-# *yields* a request and stands still until somebody answers. That somebody is you.
-#
-# Each button is a group whose members are all waiting. Be unfair! Let one group race ahead while another starves.
-# Finish several runs, and watch the hash of the final weights.
+# *yields* a request and stands still until somebody answers. That somebody is you: each button is a group whose
+# members are all waiting. Let one group race ahead while another starves. Finish several runs, and watch the hash of
+# the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
 # You cannot break it, because a rank sees only the answers of its own groups, and those come in the same order every
-# time. (In phase 3 a rank asks only for the matrices of which its range has a part. A matrix that a boundary cuts is
-# orthogonalized on both sides of it.)
+# time.
+#
+# <details><summary>Which matrices phase 3 asks for</summary>
+#
+# Only those of which the rank's range has a part. A matrix that a boundary cuts is orthogonalized on both sides of
+# it.
+#
+# </details>
 #
 # ## Another trap: the lost line
 #
-# In the blueprint, the second of two loops lacked a line. Since it comes after another loop, that raises no error:
+# In the blueprint, the second of two loops lacked a line, and because it comes after another loop, that raises no
+# error:
 
 # %%
 print(lesson.LOST_LINE)
@@ -302,8 +305,8 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # ## Write the whole step
 #
 # Now write all seven phases, from a blank cell. `job` does the arithmetic, and you do everything that moves. Between
-# phases 5 and 6, collect the pieces in a flat buffer of zeros. The check compares every request of every rank with
-# the package's, and shows the first one that differs.
+# phases 5 and 6, collect the pieces in a flat buffer of zeros. The check shows the first request that differs from
+# the package's.
 #
 # <details><summary>Hint</summary>
 #
@@ -356,7 +359,7 @@ stepped.check(my_step)
 # %% [markdown]
 # ## On real processes, to the bit
 #
-# Now the same function runs on real ranks. For the film, they first send their rank numbers along the routes.
+# Now on real ranks. For the film, they first send their rank numbers along the routes.
 
 # %%
 my_step = stepped.accepted_or(lesson.reference_step)
@@ -368,7 +371,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# Is it right? Give the mean of the gradients to PyTorch's own `torch.optim.Muon`, in one process:
+# Is it right? PyTorch's own `torch.optim.Muon` gets the mean of the gradients, in one process:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -380,6 +383,8 @@ print("entries that differ:", lesson.different_bits(after, alone))
 #
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
 # - The way back is the way out, read backwards: the last hop first, and each the other way. Only a sum has no way
 #   back.
@@ -387,7 +392,9 @@ print("entries that differ:", lesson.different_bits(after, alone))
 # - The order in which groups are answered changes nothing. For the same gradient, all weights have the same bits as
 #   in one process.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 
@@ -415,9 +422,8 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your optimizer takes a step
 #
-# `my_muon.py` now has everything that a step needs. The next cell completes the file in the places that you skipped,
-# takes its optimizer through two steps on four real processes, on each of three grids, and compares the result with
-# `torch.optim.Muon`:
+# `my_muon.py` now has everything that a step needs. The next cell completes the file where you skipped something,
+# takes two steps on four real processes, on each of three grids, and compares with `torch.optim.Muon`:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())

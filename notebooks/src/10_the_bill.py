@@ -55,8 +55,8 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The bars in the picture come from plans alone, so nothing ran for them. Now take the three matrices of lesson 09, in
-# a bucket on your grid:
+# The bars in the picture come from plans alone; nothing ran for them. Now take the three matrices of lesson 09, in a
+# bucket on your grid:
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -95,9 +95,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out yourself. On a ring of D ranks (lesson
-# 03), a reduce_scatter or an all_gather makes each rank send one rank's share, D − 1 times. An all_reduce is both,
-# one after the other.
+# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out yourself. On a ring of D ranks, a
+# reduce_scatter or an all_gather makes each rank send one rank's share, D − 1 times; an all_reduce is both.
 #
 # | phase | from | to | the whole tensor |
 # |---|---|---|---|
@@ -146,8 +145,7 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Does reality agree? Real ranks take a step with each strategy, and a **ledger** notes every request. First rank 0's
-# bytes, then yours:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. First rank 0's bytes, then yours:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -159,23 +157,27 @@ at = plans["zero1"].grid.at(0)
 print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans["zero1"], at), dp, tp))
 
 # %% [markdown]
-# The formulas work for any shape. Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152
-# entries, and a slice is a quarter of that, 524,288. Phase 1 sends 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 sends
-# half of that, because its entries are bfloat16, and phase 7 sends as much as phase 1. Phase 3 sends 2 · 1 ·
-# 2,097,152 bytes, about 4.2 MB. Every slice has a part of the matrix, so all ranks run Newton–Schulz on it.
+# <details><summary>The same for a large matrix</summary>
 #
-# To be fair, we have to add something. All strategies but `zero1` expect gradients that are already averaged. That
-# all_reduce is not in their ledgers, but somebody pays for it. With it included, and beside AdamW:
+# Take one matrix of 1024 × 4096, with dp = 4 and tp = 2. A tp piece has 2,097,152 entries, and a slice is a quarter
+# of that, 524,288. Phase 1 sends 4 · 3 · 524,288 bytes, about 6.3 MB. Phase 2 sends half of that, because its entries
+# are bfloat16, and phase 7 sends as much as phase 1. Phase 3 sends 2 · 1 · 2,097,152 bytes, about 4.2 MB. Every slice
+# has a part of the matrix, so all ranks run Newton–Schulz on it.
+#
+# </details>
+#
+# To be fair, we have to add something. All strategies but `zero1` expect gradients that are already averaged, and
+# somebody pays for that all_reduce. With it included, and beside AdamW:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, which is the bound of Liu et al. (2025).
-# If everything is bfloat16, it is 6 / 4.
+# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, the bound of Liu et al. (2025). If
+# everything is bfloat16, it is 6 / 4.
 #
-# And what about state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either of
-# them by dp:
+# And the state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either of them by
+# dp:
 
 # %%
 for name, found in counted[0].items():
@@ -250,10 +252,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order. Does that matter?
-#
-# To find out, move one entry of the gradient of o by about 10⁻⁷, just over the edge where bfloat16 rounds the other
-# way. How many weights change?
+# and another grid adds in another order. Does that matter? Move one entry of the gradient of o by about 10⁻⁷, just
+# over the edge where bfloat16 rounds the other way. How many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -303,12 +303,16 @@ print(lesson.say_sum(seed, texts=8))
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
 # - Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
 # - Under `zero1` a matrix is worked on wherever a part of it is kept, so boundaries cost bytes and work.
 # - The same gradient gives the same bits. The sum that makes the gradient may not.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 

@@ -58,10 +58,9 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Read the picture from the top. Four colours flow together into one matrix, and then one colour flows back. The
-# layouts differ in which rank brings what, but Muon does not need to know any of that, because it asks a
-# `DistributedConfig`. Here is the whole loop, run on real ranks with three functions for a matrix that is cut by
-# rows:
+# In the picture, four colours flow together into one matrix, and then one colour flows back. Muon does not need to
+# know which rank brings what, because it asks a `DistributedConfig`. Here is the whole loop, run on real ranks with
+# three functions for a matrix that is cut by rows:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -76,9 +75,9 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` was asked once, beforehand, and it returned `owners`. The other two are collectives. `gather_fn` takes a
-# matrix from `M[I_dp, J]` to `M[I, J]@dp=k`, which reads "owned by the rank at place k of dp", and `redistribute_fn`
-# takes the update back. Only the owner gets the matrix, and yet everybody has to call.
+# `assign_fn` was asked once, beforehand, and returned `owners`. The other two are collectives. `gather_fn` takes a
+# matrix from `M[I_dp, J]` to `M[I, J]@dp=k`, "owned by the rank at place k of dp", and `redistribute_fn` takes the
+# update back. Only the owner gets the matrix, and yet everybody has to call.
 #
 # **FSDP2**, which is PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose that the *last* rank is the
 # owner of this matrix:
@@ -114,19 +113,22 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 
 # %% [markdown]
 # So an **empty shard** is nothing special: its rank makes the call, with nothing in hand. Now play the layouts.
-# **HSDP** is FSDP2 within each *replica*, a set of ranks that hold the whole model between them. Some models have
-# many small MLPs side by side, the *experts*, and send each token through a few of them, while all their other
-# matrices are *dense*. Under **expert parallel** (EP), each rank has experts of its own. When do arrows cross to
-# another replica?
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that hold the whole model between them. Under **expert
+# parallel** (EP), each rank has *experts* of its own, small MLPs that get some of the tokens each; all other matrices
+# are *dense*. When do arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
+# Arrows cross only under HSDP, and only on the way back (dashed), because each replica can gather the whole matrix by
+# itself, but one owner updates all of them. An owner in each replica would keep the arrows at home, and do the work
+# once per replica.
+#
 # ## Yours, on real ranks
 #
-# Now write the three functions, for rows. The ranks along dp share their matrices. So that there are several groups,
-# ranks at different places along tp have different matrices here, like experts. Your `state` holds `"group"`, your
+# Now write the three functions, for rows. The ranks along dp share their matrices, and ranks at different places
+# along tp have different ones, like experts, so that there are several groups. Your `state` holds `"group"`, your
 # process group, and `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
 #
 # `assign` has to return the same dict on all ranks of a group. Owners are global ranks, and not places in the group.
@@ -152,9 +154,9 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# Shards are uneven, and one matrix has just a single row, but `dist.gather` wants equal pieces.
-# `dist.all_to_all_single`, however, takes split sizes, and they may be zero. Try it. Here rank r brings r entries,
-# and rank 0 takes all of them:
+# Shards are uneven, one matrix has just a single row, and `dist.gather` wants equal pieces. But
+# `dist.all_to_all_single` takes split sizes, and they may be zero. Here rank r brings r entries, and rank 0 takes all
+# of them:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -169,8 +171,8 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
 # Rank 0 brings nothing, and still makes the call. Now write `gather`. Muon adds `"param_idx"` and this rank's
-# `"local_shape"` to your `state`. And how long are the other ranks' shards? Rows are cut like a column parallel
-# matrix, so your `local_shape` of lesson 07 tells you: `local_shape(shape, "column", place, ranks)`.
+# `"local_shape"` to your `state`. And the other ranks' shards? Rows are cut like a column parallel matrix, so your
+# function of lesson 07 tells you: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -214,8 +216,8 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# And now back, in bfloat16. The check hands all three of your functions to `Muon`, takes some steps beside a single
-# process, and compares bit by bit.
+# And now back, in bfloat16. The check hands all three of your functions to `Muon`, and compares some steps with a
+# single process, bit by bit.
 #
 # <details><summary>Hint</summary>
 #
@@ -252,8 +254,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# All of these run on real ranks, and you can change them as you like. The first: a place in a group is not a rank. In
-# some groups that mistake makes no difference, so a test with only one group does not notice it:
+# All of these run on real ranks, and you can change them. The first: a place in a group is not a rank, which a test
+# with only one group does not notice:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -274,8 +276,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# The third: gather what you are handed, which is the momentum. It stays sharded like the parameter, and the gradient
-# is no substitute for it. In the first step the two are close enough to fool a test:
+# The third: gather what you are handed, the momentum. In the first step the gradient is close enough to it to fool a
+# test:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -285,7 +287,7 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth is `Partial`, our `{U_dp}`. Each rank holds a sum over its own data, in full size, so nothing seems to be
+# The fourth is `Partial`, our `{U_dp}`: each rank holds a sum over its own data, in full size, so nothing seems to be
 # missing. And the fifth: one weight may hold several matrices, as a fused QKV does, or a stack of experts:
 
 # %% tags=["ranks"]
@@ -295,17 +297,16 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# If every rank has a core of its own, a step lasts as long as its busiest owner works, and it is your `assign_fn`
-# that decides who is busy. In this model any rank may own a dense matrix, but an expert can only be owned by a rank
-# of its group:
+# If every rank has a core of its own, a step lasts as long as its busiest owner works, and your `assign_fn` decides
+# who is busy. In this model any rank may own a dense matrix, but an expert can only be owned by a rank of its group:
 
 # %%
 model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# What counts is the busiest rank. `state["shapes"]` are full shapes, `state["holders"]` lists the ranks that may own
-# each parameter, and `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
+# `state["shapes"]` are full shapes, `state["holders"]` lists the ranks that may own each parameter, and
+# `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
 #
 # <details><summary>Hint</summary>
 #
@@ -345,17 +346,20 @@ mine = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
-# For common layouts you do not have to write any of this: `create_dtensor_config()` and its relatives return all
-# three functions.
+# For common layouts `create_dtensor_config()` and its relatives return all three functions.
 #
 # ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Three functions are enough. Nothing else in Muon knows how you cut.
 # - Only the owner gets the matrix, and yet everybody calls, even with nothing in hand.
 # - Owners are global ranks, and all ranks that share a parameter name the same one.
 # - Gather what you are handed, make it whole, and keep several matrices in one weight apart.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 2 minutes · required*
 

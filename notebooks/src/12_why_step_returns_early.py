@@ -74,25 +74,24 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Compare the two times. The call is over long before sixteen megabytes can have travelled. (If the calls look slow,
-# another rank had the core just then.) The call is **asynchronous**: it hands the tensor to another thread and
-# returns. Until your wait returns, the tensor belongs to that thread, so you must not touch it. In
+# The call is over long before sixteen megabytes can have travelled. It is **asynchronous**: it hands the tensor to
+# another thread and returns. Until your wait returns, the tensor belongs to that thread, so you must not touch it. In
 # short, *launch is not execution.*
 #
-# On a GPU *every* operation works like that, while on CPUs only communication does. So `step()` returns when its
-# kernels are launched, and without `torch.cuda.synchronize()` your watch times the launch. There is a second trap in
-# it. A kernel that waits for other ranks spins, so on a GPU waiting looks busy.
+# On a GPU *every* operation works like that, so `step()` returns when its kernels are launched, and without
+# `torch.cuda.synchronize()` your watch times the launch. There is a second trap: a kernel that waits for other ranks
+# spins, so on a GPU waiting looks busy.
 #
 # That is why we draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each
 # bucket of this `zero1` step travels three times under its number, as reduce_scatter, dp gather and all_gather. In
-# the lower half several buckets are in flight, so that one travels while another is computed. That is **overlap**.
-# The part of communication that it cannot hide, the hatched time, is **exposed**.
+# the lower half one bucket travels while another is computed: that is **overlap**. The part of communication that it
+# cannot hide, the hatched time, is **exposed**.
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator that asked and waited in one line. Here it asks in one line and waits in
-# another. On real processes, `yield Start(…)` makes the call with `async_op=True`, the **ticket** that comes back is
-# the `work` from above, and `yield Wait(…)` waits for it.
+# In lesson 09 a rank was a generator that asked and waited in one line. Here it does so in two. On real processes,
+# `yield Start(…)` makes the call with `async_op=True`, the **ticket** that comes back is the `work` from above, and
+# `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -105,8 +104,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? Now imagine a second loop that asks for the next
-# matrix before it works on this one. How long does that one take, with the `quick` times and with the `slow` ones?
+# How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it
+# works on this one. How long does that one take, with the `quick` times and with the `slow` ones?
 #
 # *Easy · 4 minutes · required*
 
@@ -140,8 +139,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # ## Write the loop that asks ahead
 #
 # Asking early is called **prefetch**. The **window** says how many matrices may have been asked for and not yet been
-# done. A window of 1 is the loop above. With 2, the next matrix travels while you work on this one. Each matrix in
-# the window costs memory, so never hold more than it allows.
+# done: 1 is the loop above, and with 2 the next matrix travels while you work on this one. Each matrix in the window
+# costs memory, so never hold more than it allows.
 #
 # <details><summary>Hint</summary>
 #
@@ -189,8 +188,7 @@ for window in (1, 2, 4):
     print(f"window {window}: {timed.milliseconds:g} ms, holds {timed.watch.held}")
 
 # %% [markdown]
-# That is how long it would take. Whether it is *right* you learn from real ranks, with real matrices and
-# Newton–Schulz:
+# Whether it is *right* you learn from real ranks, with real matrices and Newton–Schulz:
 
 # %% tags=["ranks", "volatile"]
 run = lesson.run_loop(prefetch, dp * tp, seed, window=2, backend=backend)
@@ -200,9 +198,9 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# Back to the package's own step. Nothing runs here: these seconds follow from a file that describes a machine. Press
-# play for each link. Which link saves the largest part of its step? From which window on is there nothing left to
-# gain? And what happens on a bare loopback, where both ranks share one core, which also has to send?
+# Back to the package's own step, with seconds from a file that describes a machine. Press play for each link. Which
+# one saves the largest part of its step, and from which window on is nothing left to gain? What happens on a bare
+# loopback, where both ranks share one core, which also has to send?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -213,15 +211,13 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# A link saves most where both lanes are about equally long, almost a third at best. Only the shorter lane can hide
-# behind the longer one.
-#
-# So overlap needs two things that can be busy *at the same time*. With more ranks than cores on a loopback there is
-# only one: while a rank waits, the core computes for another or copies its bytes.
+# A link saves most where both lanes are about equally long, almost a third at best, because only the shorter lane can
+# hide behind the longer one. So overlap needs two things that can be busy *at the same time*. With more ranks than
+# cores on a loopback there is only one: while a rank waits, the core computes for another or copies its bytes.
 #
 # ## Find the missing wait
 #
-# The next program shares its updates as well, through two buffers that it uses in turn. One line is missing from it.
+# The next program shares its updates as well, through two buffers that it uses in turn. One line is missing.
 
 # %%
 print(lesson.say_program())
@@ -229,8 +225,7 @@ lesson.broken_program(dp * tp)
 
 # %% [markdown]
 # `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait for a
-# ticket that is not there yet is skipped.) The check reads each buffer as late as it may, which is when you wait for
-# it.
+# ticket that is not there yet is skipped.) The check reads each buffer as late as it may: when you wait for it.
 #
 # <details><summary>Hint</summary>
 #
@@ -261,7 +256,7 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# How can such a bug live for long? Fast links hide it:
+# Such a bug lives long, because fast links hide it:
 
 # %%
 for share in (1, 8):
@@ -285,8 +280,8 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 # %% [markdown]
 # ## Does reality agree?
 #
-# A notebook cannot slow down its loopback. So here is a recording in which a limit turned the loopback into a
-# **bus**, one slow link that all ranks share.
+# A notebook cannot slow down its loopback. In this recording a limit turned it into a **bus**, one slow link that all
+# ranks share.
 
 # %%
 recording = lesson.recorded()
@@ -297,20 +292,24 @@ expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# On top is what the timed world says for that machine, and below is what happened. And this is what a window of 3
-# saved:
+# On top is what the timed world says for that machine, and below what happened. This is what a window of 3 saved:
 
 # %%
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve. Only the
-# shorter lane can hide behind the longer one, and here the shorter lane is that half second. The column *predicted*
-# says just that: what overlap alone can save.
+# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve, and only
+# that half second can hide. The column *predicted* says just that: what overlap alone can save.
 #
-# In some rows more was *saved* than predicted. There, ranks had been idle between their turns on a core, and a larger
-# window gave them something to do in those gaps. In the timed world turns are perfect, so it knows no gaps. Now your
-# machine, on its bare loopback. If it has fewer cores than ranks, look for a moment in which no rank computes.
+# <details><summary>Why was more saved than predicted in some rows?</summary>
+#
+# There, ranks had been idle between their turns on a core, and a larger window gave them something to do in those
+# gaps. In the timed world turns are perfect, so it knows no gaps.
+#
+# </details>
+#
+# Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment in which no rank
+# computes.
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)
@@ -320,6 +319,8 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - A call that returns has launched something. Only a wait tells you that it is done.
 # - The busier lane sets the pace, and prefetch hides the other one behind it. A larger window holds more buffers,
 #   until all of them are under way.
@@ -327,7 +328,9 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # - All ranks ask in one order.
 # - If ranks and sending share cores, overlap has nothing to hide behind.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 

@@ -57,21 +57,19 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## Three bills, three answers
 #
 # The picture is a **waterfall**, which leads from one number to another, change by change. Bytes, time and memory do
-# not agree in it, so if someone says "cheaper", they have picked one of the three. And this is only *one* case, with
-# one model, one dtype, one batch and one link. In this lesson we check all three bills, and look for what turns each
-# answer round. (The **planner**, which drew this, walks a step without data and charges it by a file that describes a
-# machine.)
+# not agree in it, so if someone says "cheaper", they have picked one of the three, for *one* model, dtype, batch and
+# link. What turns each answer round? (The **planner**, which drew this, walks a step without data and charges it by a
+# file that describes a machine.)
 #
 # ## First bill: bytes
 #
 # To be fair, compare **like for like**. Both optimizers begin with each rank's *raw* gradient, `g[B]{U_dp}`, and end
-# with new weights on all ranks, `w[B]`. `zero1` gathers its momentum in bfloat16 in between. `layerwise` is new here.
-# Under it a matrix *lives* with one owner, where its gradients are summed, so its momentum never moves, and its new
-# weights go out to all.
+# with new weights on all ranks, `w[B]`. `zero1` gathers its momentum in bfloat16 in between. Under `layerwise`, which
+# is new here, a matrix *lives* with one owner, where its gradients are summed, so its momentum never moves, and its
+# new weights go out to all.
 #
-# So far we have counted what one rank sends. Under `layerwise` that differs from rank to rank, because one owner's
-# matrices are larger than another's. So add up what each rank of one dp group sends on a ring. (If all of them send
-# the same, that is dp times the number of lesson 10.)
+# Because one owner's matrices are larger than another's, add up what all ranks of one dp group send on a ring. (If
+# they send the same, that is dp times the number of lesson 10.)
 #
 # *Easy · 4 minutes · required*
 
@@ -98,9 +96,9 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Now let real ranks count. Muon's steps are the package's, and you write AdamW's. On the route `bucket.gradient`,
-# gradients are summed into slices. On `bucket.parameter`, slices of the weights become all of them. In between,
-# `lesson.adamw` does the arithmetic of a slice. Beware: a sum is not a mean.
+# Now let real ranks count. You write AdamW's step. On the route `bucket.gradient`, gradients are summed into slices.
+# On `bucket.parameter`, slices of the weights become all of them. In between, `lesson.adamw` does the arithmetic of a
+# slice. Beware: a sum is not a mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -146,18 +144,16 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# It is one step, and there are so many answers, because each depends on a choice:
+# One step, and so many answers, because each depends on a choice:
 #
 # - *dtype:* the momentum's 2 bytes weigh more if everything else has 2 bytes, too.
 # - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. On it, `layerwise` even beats AdamW.
-# - *raw or averaged:* `owner` looks cheapest in fp32. But it expects averaged gradients, and somebody has to pay for
-#   those.
+# - *raw or averaged:* `owner` looks cheapest in fp32, but somebody has to pay for the average that it expects.
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*. It is the sum of the durations of all events whose names say all-reduce or all-gather,
-# however they spell it. Here is a little trace in the same form, which we made up (in microseconds; a kernel is what
-# the GPU runs):
+# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. Here is
+# a little trace in the same form, which we made up (in microseconds; a kernel is what the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -224,8 +220,7 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now to the real ones. The report published its traces, as few do. This is what we read from them, in milliseconds
-# over five steps:
+# Now to the real ones. The report published its traces. We read from them, in milliseconds over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
@@ -279,27 +274,26 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, and each says something else than it seems to say.
+# Each headline can be reproduced, and says something else than it seems to say.
 #
 # - 1.1 % is the time in which the CPU *calls* the optimizer, that is, puts its kernels into the GPU's queue. The GPU
 #   then works on them for more than half of its span.
 # - Async was *faster*, in one run. It looked slower because a kernel that waits looks busy.
-# - 0.57 counts both runs about twice over, so the ratio hardly moves when you count once.
-#
-# But even then, is it the same work?
+# - 0.57 counts both runs about twice over, so the ratio hardly moves when you count once. But even then, is it the
+#   same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# It is not. In those runs AdamW averaged its gradients, while Muon was handed averaged ones, and ended before any
-# rank had new weights.
+# It is not. AdamW averaged its gradients, while Muon was handed averaged ones, and ended before any rank had new
+# weights.
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So the trace of rank 0 shows waiting as if it were communication, and the
-# report has no other trace of these runs. With *all* ranks on one clock you can tell them apart, because nothing moves
-# before the last rank has asked.
+# A kernel spins until its peers arrive. So the trace of rank 0, the only one that was published, shows waiting as if
+# it were communication. With *all* ranks on one clock you can tell them apart, because nothing moves before the last
+# rank has asked.
 #
 # <details><summary>Hint</summary>
 #
@@ -331,7 +325,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# Try it on your machine. This is a step of `round_robin` in which rank 0 owns by far the largest matrix:
+# Try it on your machine, in a step of `round_robin` in which rank 0 owns by far the largest matrix:
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
@@ -355,9 +349,8 @@ print(lesson.say_steps())
 # %% [markdown]
 # And what does it cost to reach the same *loss*? There AdamW needs more steps: 1.1 × as many at this size, find [Wen
 # et al.](https://arxiv.org/abs/2509.02046), and about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982).
-# Take 1.1, and the batch of the first picture. AdamW is then ahead. Now the links get 64 times slower. With which
-# strategy does Muon overtake: `"zero1"`, `"boundary"` (which gathers at boundaries only) or `"layerwise"` (AdamW's
-# bytes, one owner after the other)?
+# Take 1.1, and the batch of the first picture: AdamW is ahead. Now the links get 64 times slower. With which strategy
+# does Muon overtake: `"zero1"`, `"boundary"` (which gathers at boundaries only) or `"layerwise"`?
 #
 # *Easy · 2 minutes · required*
 
@@ -383,7 +376,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and the winner turns round. Then slow down the links. Even the slowest ones cannot save
+# Press play: the batch grows, and the winner turns round. Then slow down the links. Even the slowest cannot save
 # AdamW at the largest batch. Which other button can?
 
 # %%
@@ -392,18 +385,30 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Where it turns
 #
-# Along the bandwidth there may be a point at which the answer turns, the **break-even**. The seconds of a step are
-# bytes / bandwidth, and a rest that no link can shorten. So if you draw the lead over 1 / bandwidth it is a straight
-# line, and two points are enough to see where it crosses zero:
+# Along the bandwidth there may be a **break-even**, a point at which the answer turns. A step's seconds are bytes /
+# bandwidth and a rest that no link can shorten. So the lead over 1 / bandwidth is a straight line, and two points
+# show where it crosses zero:
 
 # %%
 print(lesson.say_break_evens())
 
 # %% [markdown]
-# Both signs occur! Slow links help Muon if it sends little, and they help AdamW if Muon gathers everything. And step
-# for step, as you saw further up, AdamW stays ahead: the button that saves it is *AdamW's steps*.
+# Both signs occur! Slow links help Muon if it sends little, and AdamW if Muon gathers everything. Step for step AdamW
+# stays ahead, so the button that saves it is *AdamW's steps*.
 #
+# ## All strategies, side by side
+#
+# You have met every strategy of this package: `gram` is lesson 08's last exercise, and `owner_per_replica` is lesson
+# 11's HSDP with an owner in each replica. Which one would you take? (Where averaged gradients are expected, their
+# all_reduce is counted too.)
+
+# %%
+print(lesson.say_strategies(dp=4, tp=2))
+
+# %% [markdown]
 # ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Bytes, time and memory answer differently.
 # - Compare like for like: raw gradients in, new weights out.
@@ -411,7 +416,9 @@ print(lesson.say_break_evens())
 # - Waiting looks like transfer until you have the clocks of all ranks.
 # - Large batches and fewer steps pay for Newton–Schulz.
 #
-# **Quiz.** You can measure each answer with one line.
+# </details>
+#
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 

@@ -56,11 +56,10 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture. The planner of lesson 13 walks a step without data and charges it by a file that
-# describes a machine. The strategy is lesson 13's `layerwise`, and you should know how its owners differ from those
-# of `owner` in lesson 10. There, the owner of a matrix is one rank of the whole grid. Here it is a place along dp,
-# because the matrix *lives* there, cut over tp as `W[I, J_tp]@dp=k`. All tp ranks at that place gather it and repeat
-# its Newton–Schulz, so the number of owners is dp.
+# Nothing ran for that picture: it is the planner's. The strategy is `layerwise`, where a matrix *lives* at one place
+# along dp, cut over tp as `W[I, J_tp]@dp=k`. All tp ranks at that place gather it and repeat its Newton–Schulz, so
+# the number of owners is dp. (In lesson 13's table they share the matrices. Under `owner`, any rank of the grid can
+# own one.)
 #
 # The 70B model in the picture has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again,
 # and predict for the 8B:
@@ -102,12 +101,12 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# Faster links help most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
+# Most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
 #
 # ## Even entries, uneven work
 #
-# As long as there are enough matrices for all owners, the question is how to deal them out fairly. Somebody gave each
-# owner as many *entries* as the next, and on the left it looks perfect:
+# As long as there are enough matrices, the question is how to deal them out fairly. Somebody gave each owner as many
+# *entries* as the next, and on the left it looks perfect:
 
 # %%
 print(lesson.say_shapes())
@@ -115,16 +114,15 @@ lesson.draw_balance()
 
 # %% [markdown]
 # But the largest matrix (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168) and thirty times
-# the work. So weigh each matrix by its Newton–Schulz, and deal out the costliest first, as in lesson 11:
+# the work. So weigh each matrix by its Newton–Schulz, and deal out the costliest first:
 
 # %%
 one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now their work is even, and their entries are not. Let us leave the planner for a moment and take a step with such
-# owners on real processes. (It uses the strategy `owner`, so that every rank of the grid is an owner, and the ranks
-# of a tp group own different matrices.) Do these owners change the result?
+# Now their work is even, and their entries are not. Take a step with such owners on real processes, under `owner`. Do
+# these owners change the result?
 
 # %%
 def step(rank):
@@ -137,8 +135,8 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # ## Inside a node and between nodes
 #
-# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own. If a ring has
-# several members in a node, its traffic leaves the node over all their cards.
+# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own, and a ring
+# with several members in a node leaves it over all their cards.
 #
 # Take dp=64 for the 8B. With tp=1, one ring runs through all ranks, and each rank sends all the gradients. With tp=8
 # there are eight rings with one member in each node, and each rank sends an eighth. Which is done sooner?
@@ -176,10 +174,12 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 print(lesson.say_experts())
 
 # %% [markdown]
-# There are many experts and few owners for each, so the experts balance by themselves. It is the few dense matrices
-# that set the floor.
+# There are many experts and few owners for each, so the experts balance by themselves. The few dense matrices set the
+# floor.
 #
 # ## Recap
+#
+# <details><summary>Say it in your own words first, then compare</summary>
 #
 # - More ranks share out the work until owners run out. Then the costliest matrix is the floor.
 # - The bytes that a rank sends stay as they are, on a ring or a tree, so in the end a step waits for them.
@@ -190,9 +190,11 @@ print(lesson.say_experts())
 # - tp divides the bytes that a rank sends between nodes, but its ring then has as many times fewer cards to send them
 #   over. Nothing is gained.
 #
+# </details>
+#
 # To ask for any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #
-# **Quiz.** You can measure each answer with one line.
+# **Quiz.** One line measures each answer.
 #
 # *Easy · 3 minutes · required*
 
@@ -217,5 +219,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# At that size something is always broken. The next lesson teaches you to find out on which rank it is and in which
-# line, and to repair it.
+# At that size something is always broken. The next lesson teaches you to find the rank and the line, and to repair
+# it.

@@ -21,7 +21,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
+# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
 # in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record and the
 # file.
@@ -58,24 +58,24 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # The picture shows a real training run that stands still. Each arrow leads from a rank that waits to the rank it
 # waits for. The red ones end at rank 2, whose data ran out a step before everybody else's, so it left the loop
-# without a word. All the error messages came from the others, and that is typical: the rank at fault is often the
-# only one that is content.
+# without a word. All the error messages came from the others: the rank at fault is often the only one that is
+# content.
 #
-# In this lesson you get such runs as you would at work: a log, a stack, PyTorch's own record of the calls, and the
-# file. You find the line, repair it, and run the file again on real ranks. This is the loop that we break. Its
-# matrices have owners along dp, as in lesson 04: the owner orthogonalizes a matrix and shares its new rows.
+# You get such runs as you would at work: a log, a stack, PyTorch's own record of the calls, and the file. You find
+# the line, repair it, and run the file again on real ranks. In the loop that we break, matrices have owners along dp,
+# as in lesson 04: the owner orthogonalizes a matrix and shares its new rows.
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# In five of these phases ranks call each other. In the order of the program they are load, average, gather, share and
-# log. (`gather` is inside `update`, because an owner first gathers its whole matrices over tp.)
+# In five of these phases ranks call each other, in this order: load, average, gather, share and log. (`gather` is
+# inside `update`, because an owner first gathers its whole matrices over tp.)
 #
-# Here is a second broken run, and this one does not hang. From step 2 on, rank 1 works with another learning rate.
-# Where in step 2 does that show first: in gradient, average, momentum, input, update or share? We call each of these
-# results a *rung*. And when the run ends, do all copies of the weights agree to the last bit?
+# A second broken run does not hang. From step 2 on, rank 1 works with another learning rate. Where in step 2 does
+# that show first: in gradient, average, momentum, input, update or share? (We call each of these results a *rung*.)
+# And when the run ends, do all copies of the weights agree to the last bit?
 #
 # *Easy · 2 minutes · required*
 
@@ -105,8 +105,8 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# So agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner, which
-# means that if the owner is wrong, they are all wrong in the same way.
+# So agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner, and if the
+# owner is wrong, they are all wrong in the same way.
 #
 # ## If it hangs: compare the calls
 #
@@ -116,15 +116,15 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# The rank that complains first has only been waiting longest, so its message says where it stood and little more.
-# Here is the stack of one of those that waited, rank 3, with the lines of the file:
+# The rank that complains first has only been waiting longest. Here is the stack of one of those that waited, rank 3,
+# with the lines of the file:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# In a run of your own you can ask for the same from outside while it stands still, with `py-spy dump --pid …`. This
-# one was recorded; read it from the bottom up.
+# In a run of your own, `py-spy dump --pid …` shows the same from outside while it stands still. Read this recorded
+# one from the bottom up.
 
 # %%
 print(lesson.recorded_dump())
@@ -146,15 +146,15 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also keeps a notebook of its own, with a line for each call. Put side by side, these are the calls of step
-# 3. A call that ends in "…" has not returned:
+# Our loop also notes each of its calls. Side by side, these are the calls of step 3. One that ends in "…" has not
+# returned:
 
 # %%
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# Go through the program in its order (load, average, and so on) and stop at the first call that some rank should have
-# made and did not. Rank 2 has made no call in step 3 at all, not even `load`. So open the file where the steps begin:
+# Go through the program in its order and stop at the first call that some rank should have made and did not. Rank 2
+# has made no call in step 3 at all, not even `load`. So open the file where the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
@@ -170,25 +170,29 @@ clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
 # ## If it lies: a ladder, and an oracle to hold it against
 #
 # A run that lies makes all its calls, so comparing calls finds nothing. Instead you compare its numbers with an
-# **oracle**: the same training in one process, without a single call, so it has nothing to get out of step with. At
-# its simplest that is `torch.equal` on one result of one rank:
+# **oracle**: the same training in one process, which has nothing to get out of step with. At its simplest that is
+# `torch.equal` on one result of one rank:
 
 # %%
 mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
 print({name: torch.equal(mine[name], right[name]) for name in right})
 
 # %% [markdown]
-# The ladder in your last repair does this for every rung of every rank, and so does this one, for `lie`. The letters
-# are a hash of all bits.
+# A ladder does this for every rung of every rank. The letters are a hash of all bits.
 
 # %% tags=["volatile"]
 lesson.draw_ladder(lie)
 
 # %% [markdown]
 # Read it from the top. Only the *first* red rung counts, because everything below it has inherited the mistake, and a
-# green rung below a red one repairs nothing. (It can happen because Newton–Schulz works in bfloat16, which may round
-# a wrong last bit away.) Compare the hashes with each other too. Equal hashes mean equal entries, and
-# that is wrong where ranks should hold different parts.
+# green rung below a red one repairs nothing. Equal hashes mean equal entries, and that is wrong where ranks should
+# hold different parts.
+#
+# <details><summary>How can a rung below a red one be green?</summary>
+#
+# Newton–Schulz works in bfloat16, which may round a wrong last bit away.
+#
+# </details>
 #
 # Here the updates are right and the weights after `share` are wrong, so the fault is where updates are applied. How
 # wrong are they?
@@ -219,16 +223,16 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Here are seven more files. In each of A to F one line or a few are wrong, or perhaps none at all. You get the log,
-# and from there on you choose your tools:
+# Here are seven more files. In A to F one line or a few are wrong, or perhaps none at all. You get the log, and from
+# there on you choose your tools:
 #
 # > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
 # > `lesson.say_flight(run, rank)`.<br>
 # > *It lies:* `lesson.draw_ladder(run)`, `lesson.say_numbers(run, step, rung)`.<br>
 # > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
 #
-# Answer with a repair, such as `{12: "the new line"}`. If you come to the conclusion that nothing is wrong, answer
-# `"nothing"`. A failed repair costs you a few seconds, and its ladder shows what is left.
+# Answer with a repair, such as `{12: "the new line"}`, or with `"nothing"` if nothing is wrong. A failed repair costs
+# you a few seconds, and its ladder shows what is left.
 #
 # ### File A
 #
@@ -454,8 +458,8 @@ clinic.check("F", repair_f)
 # %% [markdown]
 # ## Two at once
 #
-# In file G one mistake hides another. Repair the first, look at the ladder of your repaired run, and find the second
-# below it. Your answer holds both.
+# In file G one mistake hides another. Repair the first, find the second below it in the ladder of your repaired run,
+# and answer with both.
 #
 # <details><summary>Hint</summary>
 #
@@ -501,11 +505,15 @@ clinic.check("G", repair_g)
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
 # - In a hang, look for the first call that is missing. The rank that complains is a witness.
 # - In a lie, the first rung that differs names the method, and size and cosine say what kind of mistake it is.
 # - A sum in another order is no bug.
 # - Repair one thing, then run again, because one mistake may hide another.
+#
+# </details>
 #
 # **Quiz.** Answer with numbers. One line measures each.
 #
@@ -536,5 +544,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# You can find the line that stops a run, and repair it. The last lesson builds a run that survives a rank's death,
-# with the optimizer that you have written.
+# The last lesson builds a run that survives a rank's death, with the optimizer that you have written.

@@ -92,8 +92,8 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Somebody swaps lines 1 and 2, so that the optimizer is made first and the model is cut afterwards. How many of the
-# model's six parameters move in a step?
+# Somebody swaps lines 1 and 2: the optimizer is made first, and the model is cut afterwards. How many of the model's
+# six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -125,8 +125,7 @@ print(lesson.say_too_early(plain))
 # %% [markdown]
 # ## Port it
 #
-# `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass. Real
-# ranks try both.
+# `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -218,15 +217,14 @@ clipped.check(clip)
 # ## Survive
 #
 # A **checkpoint** has everything that a run needs to go on: the model, the optimizer's state, and what the loop
-# remembers. The plain loop saves much less than that:
+# remembers. The plain loop saves much less:
 
 # %%
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
 # So every rank has to write its part. `CheckpointManager` keeps checkpoints, each of them complete or not there at
-# all. The loop calls your `save` after `step` steps. It calls your `load` before its first step, in a new run as
-# well.
+# all. The loop calls your `save` after `step` steps, and your `load` before its first step, in a new run as well.
 #
 # <details><summary>Hint</summary>
 #
@@ -275,8 +273,8 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Press play. Lanes are ranks, ticks are steps, and diamonds are checkpoints. The thin line is the loss of a run that
-# was not disturbed.
+# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints, and the thin line is the loss of an
+# undisturbed run.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -287,16 +285,19 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # The steps after the checkpoint are lost, and done again. The new ranks cut every matrix differently, and still they
 # go on along the same line.
 #
-# How do they find their parts? A checkpoint says of every piece which **box** of which matrix it is: rows from here
-# to there, columns from here to there. A new rank works out the boxes that it holds on the new grid. Then it reads
-# from each file what its boxes have in common with those in the file. That works for `zero1` too, although its slices
-# `m[B_dp]` begin and end anywhere in a matrix, because the run of entries that a slice holds consists of at most
-# three boxes: the rest of a row, whole rows, and the beginning of a row. So no rank ever has to put the old buffer
-# together again.
+# <details><summary>How do the new ranks find their parts?</summary>
+#
+# A checkpoint says of every piece which **box** of which matrix it is: rows from here to there, columns from here to
+# there. A new rank works out its boxes on the new grid, and reads from each file what they have in common with the
+# boxes in it. So no rank ever has to put the old buffer together again. That works for `zero1` too, although its
+# slices begin and end anywhere in a matrix, because the run of entries that a slice `m[B_dp]` holds consists of at
+# most three boxes: the rest of a row, whole rows, and the beginning of a row.
+#
+# </details>
 #
 # ## Predict: the same bits?
 #
-# They go on along the same line, but is it the same to the last bit? Compare the old grid with the new one.
+# They go on along the same line, but to the last bit? Compare the old grid with the new one.
 #
 # <details><summary>Hint</summary>
 #
@@ -330,8 +331,8 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 
 # %% [markdown]
 # Copies are exact. A step is the same as well, because a matrix is whole when it is orthogonalized, regardless of
-# which rank held which part. But the gradient is a sum over ranks. Another grid adds it up in another order, so its
-# last bits move, and the runs drift apart from there. On the *same* grid:
+# which rank held which part. But the gradient is a sum over ranks, another grid adds it up in another order, and the
+# runs drift apart from there. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -343,11 +344,14 @@ print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(
 print(lesson.say_traps(seed))
 
 # %% [markdown]
-# The first line shows how far a matrix moves at the same `lr`. As Keller Jordan published it, and by default, Muon
-# multiplies `lr` by sqrt(max(1, rows / columns)), which is sqrt(64 / 16) here. With `adjust_lr_fn="match_rms_adamw"`
-# it multiplies by 0.2 · sqrt(max(rows, columns)), which is 0.2 · sqrt(64) here. Then the update's entries are about
-# as large as AdamW's, and you can keep AdamW's `lr`. Neither choice is wrong, but a learning rate that was found for
-# one of them does not suit the other.
+# <details><summary>Why does a matrix move further in the first line, at the same <code>lr</code>?</summary>
+#
+# By default, as Keller Jordan published it, Muon multiplies `lr` by sqrt(max(1, rows / columns)), here sqrt(64 / 16).
+# With `adjust_lr_fn="match_rms_adamw"` it multiplies by 0.2 · sqrt(max(rows, columns)), here 0.2 · sqrt(64). Then the
+# update's entries are about as large as AdamW's, and you can keep AdamW's `lr`. Neither choice is wrong, but a
+# learning rate found for one does not suit the other.
+#
+# </details>
 #
 # <details><summary>What to do about the last three</summary>
 #
@@ -359,8 +363,8 @@ print(lesson.say_traps(seed))
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM have the same ideas under other names. These are the places, and what each of them does.
-# In torchtitan every rank keeps the momentum of its shard, as in this course. In Megatron-LM the owner keeps it.
+# torchtitan and Megatron-LM have the same ideas under other names. In torchtitan every rank keeps the momentum of its
+# shard, as in this course. In Megatron-LM the owner keeps it.
 
 # %%
 print(lesson.say_published())
@@ -368,9 +372,13 @@ print(lesson.say_published())
 # %% [markdown]
 # ## Recap
 #
+# <details><summary>Say it in your own words first, then compare</summary>
+#
 # - Cut first, then make the optimizer. Clip by the norm of the whole gradient.
 # - A checkpoint is the model, the optimizer, the scheduler and the place in the data. All ranks save.
 # - Loading and stepping give the same bits on any grid. Sums over ranks do not.
+#
+# </details>
 #
 # **Quiz.** Answer with numbers. You can measure each with one line.
 #
@@ -399,9 +407,9 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# Since lesson 02 your answers have gone into `my_muon.py`. Now they train. A small GPT runs on four real processes,
-# on each of three grids, from `my_muon_complete.py`, which is your file with the reference in the places that you
-# skipped. Beside it, `torch.optim.Muon` gets the same full gradients in this one process.
+# Since lesson 02 your answers have gone into `my_muon.py`. Now they train a small GPT on four real processes, on each
+# of three grids, with the reference in the places that you skipped. Beside it, `torch.optim.Muon` gets the same full
+# gradients in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
@@ -416,7 +424,7 @@ print(my_muon.scorecard(finale))
 
 # %% [markdown]
 # Each place along dp reads text of its own, so 4 × 1 has seen four times as much text as 1 × 4. Compare its loss with
-# that of AdamW, which has read the same. The bytes are those that your bill of lesson 10 said.
+# AdamW's, which has read the same. The bytes are those of your bill in lesson 10.
 #
 # Last, let us leave the notebook. **torchrun** starts one process for each rank, and starts all of them again if one
 # dies, up to `--max-restarts` times:
@@ -433,9 +441,13 @@ print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torch
 print(my_muon.say_yours())
 
 # %% [markdown]
-# Nothing in this course has been run on several machines. If you have some, start the same command on each of them,
-# with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare
-# the first steps with one process, as you have just done.
+# <details><summary>On several machines</summary>
+#
+# Nothing in this course has been run on several. If you have some, start the same command on each of them, with
+# `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare the
+# first steps with one process, as you have just done.
+#
+# </details>
 #
 # <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
 #

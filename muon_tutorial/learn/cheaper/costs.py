@@ -7,21 +7,24 @@ with hidden matrices, at the rate of bf16 products; gradients are sent after the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import torch
 
-from ... import Grid, Matrix, zero1
+from ... import Grid, Matrix, Plan, zero1
 from ...plan.exchange import LocalShards
+from ...plan.strategies import STRATEGIES as ALL
 from ...plan.strategies import Builder, layerwise
 from ...timing.commands import find_machine
 from ...timing.machine import Machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.step_cost import StepEstimate, estimate, estimate_adamw
-from ..bill.costs import DTYPES
+from ..bill.costs import BOUNDARY, DTYPES, bill_of, gpt_matrices
 
 MODEL, MACHINE, RANKS = "llama-3.2-1b", "h100-infiniband", 8
 ROUND_BYTES = 400_000_000
@@ -256,3 +259,57 @@ def settings_tried() -> list[Setting]:
 def say_bandwidth(part: float) -> str:
     """A fraction of the file's bandwidth, in GB/s."""
     return f"{part * machine().inside.bandwidth / 1e9:.3g} GB/s"
+
+
+_TRAVELS = {
+    "gradients": "^gradient",
+    "momentum": "^(dp |tp )?gather|^Gram",
+    "updates": "^update|scatter from",
+    "weights": "^parameter",
+}
+"""What travels in a step, in order, and a pattern for the phases in which it does."""
+CUT_BUCKETS = 'zero1, cut="bucket"'
+BUILDERS: Mapping[str, Builder] = {
+    **ALL,
+    BOUNDARY: partial(zero1, gather="boundary"),
+    CUT_BUCKETS: partial(zero1, cut="bucket"),
+}
+CHOICES = {
+    "replicated": "Momentum lies as the weights do; every rank works. For small models, or to compare with.",
+    "round_robin": "Momentum lies as the weights do; place i % dp works. For DDP, if memory is no worry.",
+    "zero1": "Each place keeps a slice and works on what it touches. As published; equal memory on all.",
+    BOUNDARY: "The same, but over dp only what straddles travels. Better, as long as few matrices straddle.",
+    CUT_BUCKETS: "The same, but each bucket is cut. For buckets of many small matrices.",
+    "layerwise": "The owner, a place along dp, keeps and works. For more matrices than places.",
+    "gram": "As layerwise, but tp ranks work on shards. For very long matrices; a bound, not bits.",
+    "owner": "Momentum lies as the weights do; one rank of the grid works. For FSDP2, and any other cut.",
+    "owner_per_replica": "The same in each replica. For HSDP with slow links between replicas.",
+}
+"""Who keeps the momentum of a matrix and who orthogonalizes it, by strategy, and when to take it."""
+
+
+def say_strategies(dp: int, tp: int) -> str:
+    """All strategies side by side: momentum and work from their plans, and bytes, for lesson 10's GPT."""
+    grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
+    lines = [
+        f"Lesson 10's GPT on {grid}: MB that one rank sends on a ring, the mean of all ranks",
+        f"{'':21}{'momentum':>10}{'at work':>9}     before Newton–Schulz     after it",
+        f"{'':21}{'copies':>10}{'ranks':>9}{''.join(f'{what:>12}' for what in (*_TRAVELS, 'together'))}",
+    ]
+    for name, words in CHOICES.items():
+        plan = BUILDERS[name](all_matrices, grid)
+        lines += [f"{name:21}{_facts_of(plan, all_matrices)}", f"    {words}"]
+    return "\n".join(lines)
+
+
+def _facts_of(plan: Plan, all_matrices: Sequence[Matrix]) -> str:
+    """Copies of each entry of momentum, ranks that work on a matrix, and bytes by what travels."""
+    bills = [bill_of("", plan, rank) for rank in plan.grid.ranks]
+    kept = sum(matrix.numel * matrix.dtype.itemsize for matrix in all_matrices)
+    work = sum(len(plan.workers(matrix.index)) for matrix in all_matrices) / len(all_matrices)
+    sent = Counter[str]()
+    for phase, number in (item for bill in bills for item in bill.sent.items()):
+        sent[next(what for what, names in _TRAVELS.items() if re.search(names, phase))] += number
+    shown = (f"{sent[what] / len(bills) / 1e6:12.1f}" if sent[what] else f"{'–':>12}" for what in _TRAVELS)
+    copies = sum(bill.state for bill in bills) / kept
+    return f"{copies:10.1f}{work:9.1f}{''.join(shown)}{sum(sent.values()) / len(bills) / 1e6:12.1f}"

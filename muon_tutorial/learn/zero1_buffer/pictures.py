@@ -23,6 +23,7 @@ from ..widgets.shell import Shell, choice, play, show, slider
 from .on_ranks import BucketCost, bytes_of
 from .ranges import (
     BUCKETS,
+    CUTS,
     SHAPES,
     EntryPlace,
     kept_of,
@@ -230,6 +231,27 @@ def draw_straddling(plan: Plan) -> Picture:
             f"Of {name}, {', '.join(f'rank {r} keeps {s} and sends {others * s}' for r, s in kept.items())}."
         )
     return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([title, *said]))
+
+
+def draw_cuts(dp: int, tp: int) -> Picture:
+    """The matrices in the colours of the ranks that keep them: each a bucket of its own, and in one list."""
+    figure, axes = blank(_WIDTH, 204)
+    said = []
+    for row, cut in enumerate(CUTS):
+        plan, x, top = plan_of(dp, tp, 1, cut=cut), 20.0, 38 + 98 * row
+        kept = {name: kept_of(plan, name) for name in SHAPES}
+        runs = sum(map(len, kept.values())) / dp
+        title = f'cut="{cut}": a rank works on {runs:.1f} of {len(kept)} matrices, on average'
+        write(axes, 20, top - 18, title, 12, weight="bold")
+        scale = (_WIDTH - 44) / sum(rows * columns for rows, columns in SHAPES.values()) * tp
+        for name, ranks in sorted(kept.items(), key=lambda item: (list(item[1]), item[0])):
+            centred(axes, x + sum(ranks.values()) * scale / 2, top + _HIGH + 12, name, weight="bold")
+            rectangle(axes, x, top, sum(ranks.values()) * scale, _HIGH, "none", linewidth=3.4, zorder=9)
+            for rank, size in ranks.items():
+                _bar(axes, x, top, size * scale, rank_colour(rank), f"rank {rank}", f"{rank}")
+                x += size * scale
+        said.append(f"{title}: " + "; ".join(f"{name} on {list(ranks)}" for name, ranks in kept.items()))
+    return finish(figure, "zero1_buffer-cuts", ". ".join(said) + ".")
 
 
 def draw_step(plan: Plan, rank: int) -> Picture:

@@ -15,6 +15,8 @@ from ..my_muon.reference import local_range as local_range
 
 SHAPES = {"A": (12, 10), "B": (6, 8), "C": (15, 11), "D": (5, 7), "E": (10, 13), "F": (9, 6), "G": (3, 11)}
 BUCKETS = (100, 200, 400, 1000)
+Cut = Literal["bucket", "list"]
+CUTS: tuple[Cut, ...] = ("bucket", "list")
 ITEM = 4
 
 Range = tuple[int, Interval, Interval]
@@ -23,12 +25,14 @@ AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
 LocalRange = Callable[[Interval, int, int], Interval]
 
 
-def plan_of(dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all") -> Plan:
+def plan_of(
+    dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all", cut: Cut = "bucket"
+) -> Plan:
     """The plan of the seven matrices; a bucket holds at most ``bucket`` entries, or one larger matrix."""
     matrices = [
         Matrix(index, name, shape, (("tp", Shard(0)),)) for index, (name, shape) in enumerate(SHAPES.items())
     ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp), cut="bucket", round_bytes=bucket * ITEM, gather=gather)
+    return zero1(matrices, Grid.of(dp=dp, tp=tp), cut=cut, round_bytes=bucket * ITEM, gather=gather)
 
 
 def starts_of(plan: Plan) -> list[int]:
