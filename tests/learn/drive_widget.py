@@ -11,7 +11,6 @@ from html.parser import HTMLParser
 from typing import Any
 from xml.etree import ElementTree as ET
 
-from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import ERROR_MARK, Shell, stops
 
 MOST = 300
@@ -19,7 +18,7 @@ FEW = 8
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 
-def positions(shell: Shell | Reveal, most: int = MOST) -> Iterator[dict[str, Any]]:
+def positions(shell: Shell, most: int = MOST) -> Iterator[dict[str, Any]]:
     """All combinations of the controls' values. If they are too many, each control moves alone, with the
     others at their first and at their last value, through all values or as many as ``most`` allows."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
@@ -39,7 +38,7 @@ def _spread(values: list[Any], most: int) -> list[Any]:
     return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
 
 
-def move(shell: Shell | Reveal, position: Mapping[str, Any]) -> str:
+def move(shell: Shell, position: Mapping[str, Any]) -> str:
     """Set the controls as a reader would; returns the widget's HTML then."""
     for name, value in position.items():
         shell.controls[name].value = value
@@ -83,12 +82,3 @@ def drive_shell(
         assert len(alt) > 40
         assert says(position) in alt
         assert said.setdefault(alt, position) == position, f"{position} says what {said[alt]} said"
-
-
-def drive_question(question: Reveal) -> None:
-    """The picture stays hidden until the button is pressed; then it is the same for all predictions."""
-    assert {move(question, position) for position in positions(question)} == {""}
-    question.button.click()
-    pages = [move(question, position) for position in positions(question)]
-    assert {alt_of_sound_picture(page) for page in pages} == {question.answer.alt}
-    assert len({page.partition("<img")[0] for page in pages}) > 1

@@ -8,15 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import launch
+from muon_tutorial import Grid, launch
 from muon_tutorial.engine.collective import Label
 from muon_tutorial.engine.travel import all_reduce, travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.traces.profiler_trace import TraceEvent
 from muon_tutorial.evidence.traces.time_split import Flight, RankTimes, Timeline, split
 from muon_tutorial.learn import cheaper as lesson
+from muon_tutorial.learn.bill.costs import bill_of, gpt_matrices
 from muon_tutorial.learn.cheaper import costs, exercises, late_rank, on_ranks, trace_events
 from muon_tutorial.learn.cheaper.costs import Setting
+from muon_tutorial.plan.strategies import STRATEGIES
 from scripts.lab.report_001 import check_report
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
@@ -246,6 +248,19 @@ def test_a_waterfall_ends_at_muons_number() -> None:
         assert memory.last == pytest.approx(at.muon.memory)
         assert [fall.first for fall in (sent, memory)] == [at.adamw.sent, at.adamw.memory]
         assert seconds.first == at.adamw_seconds
+
+
+def test_the_table_has_every_strategy_and_its_sums_are_the_bills() -> None:
+    assert {name.partition(",")[0] for name in costs.CHOICES} == set(STRATEGIES)
+    lines = lesson.say_strategies(dp=3, tp=2).splitlines()
+    for name, words in costs.CHOICES.items():
+        row = lines[lines.index(f"    {words}") - 1]
+        plan = costs.BUILDERS[name](gpt_matrices(), Grid.of(dp=3, tp=2))
+        copies, ranks, *sent, together = row.removeprefix(name).replace("–", "0").split()
+        assert float(copies) == (1 if plan.expects == "local" else 3)
+        assert float(ranks) == round(sum(len(plan.workers(index)) for index in range(16)) / 16, 1)
+        mean = sum(bill_of("", plan, rank).total for rank in plan.grid.ranks) / 6e6
+        assert float(together) == round(mean, 1) == pytest.approx(sum(map(float, sent)), abs=0.2)
 
 
 def test_settings_turn_both_ways_and_some_do_not() -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from muon_tutorial.learn.pictures.picture import blank, finish
-from muon_tutorial.learn.widgets.reveal import Reveal
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts.notebooks import read_text, sources
 from scripts.shells import displayed, widget_cells
 
 from ..exhaustive import left_out
-from .drive_widget import FEW, MOST, alt_of_sound_picture, drive_question, drive_shell
+from .drive_widget import FEW, MOST, alt_of_sound_picture, drive_shell
 
 SLOW = {"11-a-grid-you-have-not-seen"}
 """Widgets that plan another grid at each position. A usual run leaves them to ``test_many_ranks.py``."""
@@ -35,11 +34,8 @@ def test_every_position_is_a_picture_with_words_of_its_own(
     notebook = read_text(source.read_text(encoding="utf-8"))
     cells = [cell for cell in widget_cells(notebook) if most == MOST or cell.id not in SLOW]
     for cell, shown in zip(cells, displayed(notebook, cells, parameters), strict=True):
-        if isinstance(shown, Reveal):
-            drive_question(shown)
-        else:
-            assert isinstance(shown, Shell), cell.id
-            drive_shell(shown, most=most)
+        assert isinstance(shown, Shell), cell.id
+        drive_shell(shown, most=most)
 
 
 @pytest.mark.parametrize(

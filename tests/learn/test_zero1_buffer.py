@@ -189,3 +189,15 @@ def test_parts_taken_with_local_range_make_the_matrix(dp: int, tp: int) -> None:
             for place, kept in enumerate(slices)
         ]
         assert torch.equal(torch.cat(parts), lesson.whole_matrix(plan, meta, 0))
+
+
+@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (3, 2), (1, 1)])
+def test_in_one_list_matrices_lie_on_fewer_ranks_and_all_entries_are_kept_once(dp: int, tp: int) -> None:
+    said = lesson.draw_cuts(dp, tp).alt
+    plans = {cut: lesson.plan_of(dp, tp, 1, cut=cut) for cut in lesson.CUTS}
+    runs = {cut: [len(lesson.keepers(plan, name)) for name in lesson.SHAPES] for cut, plan in plans.items()}
+    assert sum(runs["list"]) <= len(lesson.SHAPES) + dp - 1 <= sum(runs["bucket"])
+    for cut, plan in plans.items():
+        assert f'cut="{cut}": a rank works on {sum(runs[cut]) / dp:.1f} of 7 matrices' in said
+        for meta in plan.dist_meta(plan.grid.at(0)):
+            assert sum(lesson.kept_of(plan, meta.name).values()) == math.prod(meta.shape)

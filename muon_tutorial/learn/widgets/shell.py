@@ -54,30 +54,19 @@ class Shell:
         return self._draw(**values)
 
     def _redraw(self, change: object = None) -> None:
-        show_in(self.canvas, self._page)
-
-    def _page(self) -> str:
-        self.picture = self._draw(**{name: control.value for name, control in self.controls.items()})
-        return self.picture.html
+        try:
+            self.picture = self._draw(**{name: control.value for name, control in self.controls.items()})
+            self.canvas.value = self.picture.html
+        except Exception:
+            said = f"This picture could not be drawn.\n{html.escape(traceback.format_exc())}"
+            self.canvas.value = f'<pre title="{ERROR_MARK}">{said}</pre>'  # marked, so that checks find it
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """What a notebook displays: the controls in a kernel, a picture or its alt text without one."""
         still = self.still or self.picture
-        return mime_bundle(self.box, repr(still), still.html if still else self.canvas.value)
-
-
-def show_in(canvas: ipywidgets.HTML, page: Callable[[], str]) -> None:
-    """Show a page; if making it raises, show the error, marked so that the checks find it."""
-    try:
-        canvas.value = page()
-    except Exception:
-        said = f"This picture could not be drawn.\n{html.escape(traceback.format_exc())}"
-        canvas.value = f'<pre title="{ERROR_MARK}">{said}</pre>'
-
-
-def mime_bundle(box: ipywidgets.Box, text: str, page: str) -> dict[str, Any]:
-    """What a notebook displays: the controls in a kernel, a page or a text without one."""
-    view = {"version_major": 2, "version_minor": 0, "model_id": box.model_id}
-    return {"text/plain": text, "text/html": page, VIEW: view}
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.box.model_id}
+        page = still.html if still else self.canvas.value
+        return {"text/plain": repr(still), "text/html": page, VIEW: view}
 
 
 def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **controls: Any) -> Shell | Picture:
