@@ -375,8 +375,8 @@ any_axes.check(groups_along)
 # </details>
 
 # %% [markdown]
-# Why does tp come last? Neighbours along the last axis share a machine and its fastest links, and tp is the axis that
-# talks in every layer.
+# Why does tp come last? Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and
+# its fastest links, and tp is the axis that talks in every layer.
 
 # %%
 groups_along = any_axes.accepted_or(lesson.groups_along)

@@ -62,8 +62,8 @@ _ = my_muon.so_far("09")
 # ## Read the film
 #
 # The picture shows one real step of one matrix. Each row is a rank, each column is a moment, and each arrow is one of
-# seven **phases**. Colour and number say which rank *brought* that part. After Newton–Schulz the parts are hatched,
-# because from then on each entry depends on the whole matrix.
+# seven **phases**. Colour and number say which rank *brought* that part, and grey parts are not here. After
+# Newton–Schulz the parts are hatched, because from then on each entry depends on the whole matrix.
 #
 # ## Predict
 #

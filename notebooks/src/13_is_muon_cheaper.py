@@ -399,8 +399,8 @@ print(lesson.say_break_evens())
 # ## All strategies, side by side
 #
 # You have met every strategy of this package: `gram` is lesson 08's last exercise, and `owner_per_replica` is lesson
-# 11's HSDP with an owner in each replica. Which one would you take? (Where averaged gradients are expected, their
-# all_reduce is counted too.)
+# 11's HSDP with an owner in each replica. Which one would you take? (Where a strategy expects averaged gradients,
+# their all_reduce is counted, too.)
 
 # %%
 print(lesson.say_strategies(dp=4, tp=2))

@@ -101,7 +101,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# Most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
+# They help most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
 #
 # ## Even entries, uneven work
 #

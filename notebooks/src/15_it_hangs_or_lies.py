@@ -21,10 +21,10 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at fault
-# in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
-# difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record and the
-# file.
+# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at
+# fault in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say
+# when a difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record
+# and the file.
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
