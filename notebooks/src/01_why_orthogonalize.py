@@ -281,7 +281,7 @@ whole.check(muon_step)
 # </details>
 
 # %% [markdown]
-# Now let your function train a model, beside PyTorch's own:
+# Your function trains a model, beside PyTorch's own:
 
 # %% tags=["volatile"]
 mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)

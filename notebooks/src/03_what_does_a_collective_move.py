@@ -202,9 +202,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # %% [markdown]
 # ## Write an all_gather
 #
-# That was one round, and you write all of them. Your function runs on every rank, with this rank's piece, and returns
-# the list of all pieces in the order of ranks. It may send to the next rank only. If your messages go wrong, the
-# check draws them.
+# Now write all rounds. Your function runs on every rank, with this rank's piece, and returns the list of all pieces
+# in the order of ranks. It may send to the next rank only. If your messages go wrong, the check draws them.
 #
 # In your optimizer a ring may hold only some ranks, a *group* (lesson 06), and `rank` then is a place in it. So name
 # the other end by its place, too: `isend(…, group=group, group_dst=…)` and `recv(…, group=group, group_src=…)`. If

@@ -130,7 +130,7 @@ early = lesson.run_share(early_share, dp, backend, seed)
 print(lesson.say_outcome(early))
 
 # %% [markdown]
-# These are the bits of one process that does everything. Time to break it.
+# These are the bits of one process that does everything.
 #
 # ## One gradient is missing
 #

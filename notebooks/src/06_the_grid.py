@@ -187,7 +187,7 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# And here are your groups and your function together, on real ranks:
+# Your groups and your function together, on real ranks:
 
 # %%
 groups = grouping.accepted_or(lesson.groups)

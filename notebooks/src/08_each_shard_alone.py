@@ -347,7 +347,7 @@ print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradien
 
 # %% [markdown]
 # These are the bits of one process, for any gradient and any cut. You pay with messages, and with work that every
-# rank of the group repeats. (Below, the last line is a part of the one above it.)
+# rank of the group repeats. (Below, the last line is part of the one above.)
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)

@@ -166,8 +166,8 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# To be fair, we have to add something. All strategies here but `zero1` expect gradients that are already averaged,
-# and somebody pays for that all_reduce. With it included, and beside AdamW:
+# To be fair to `zero1`: all other strategies here expect gradients that are already averaged, and somebody pays for
+# that all_reduce. With it, and beside AdamW:
 
 # %%
 lesson.draw_small_bills(dp, tp)

@@ -306,7 +306,7 @@ print(lesson.say_model(model))
 
 # %% [markdown]
 # `state["shapes"]` are full shapes, `state["holders"]` lists the ranks that may own each parameter, and
-# `lesson.cost_of(shape)` is in GFLOP. Par is the package's own choice. It can be beaten!
+# `lesson.cost_of(shape)` is in GFLOP. Par, the package's own choice, can be beaten!
 #
 # <details><summary>Hint</summary>
 #

@@ -59,7 +59,7 @@ _ = my_muon.so_far("12")
 # %% [markdown]
 # ## The call returns, the work does not
 #
-# Here is an all_reduce of sixteen megabytes on real ranks, with a stopwatch around the call.
+# Here is an all_reduce of sixteen megabytes, with a stopwatch around the call.
 
 # %% tags=["ranks", "volatile"]
 def stopwatch(rank):
@@ -263,7 +263,7 @@ for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# There is a second trap. Suppose each rank asks in the order that suits it:
+# A second trap: suppose that each rank asks in the order that suits it.
 
 # %%
 def as_i_please(rank):

@@ -110,7 +110,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 #
 # ## If it hangs: compare the calls
 #
-# `hang` is the run from the picture, made again on your machine. Start with the log:
+# `hang` is the run from the picture, on your machine. Start with the log:
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))

@@ -283,7 +283,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
 # The steps after the checkpoint are lost, and done again. The new ranks cut every matrix differently, and still they
-# go on along the same line.
+# go on along the same line, because each of them reads from the files just those rows and columns that it now holds.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
