@@ -6,6 +6,7 @@ The momentum follows if it can; if not, an error says what happened.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -209,6 +210,29 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
                     f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
                     f"{FLATTENED if hasattr(param, '_fsdp_flattened') else remedy}"
                 )
+
+
+def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
+    """Refuse moments that AdamW cannot have made. It reads all of them, so it is called when they are new.
+
+    Raises:
+        UsageError: one is not finite, or is negative where squares are averaged or steps counted.
+    """
+    for number, group in enumerate(groups):
+        for name, param in named_params(group, number):
+            entry = state.get(param, {})
+            for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
+                held = local_part(torch.as_tensor(entry.get(key, 0.0)))
+                numbers = torch.view_as_real(held) if held.is_complex() else held
+                if numbers.is_meta or not numbers.numel():
+                    continue
+                least, most = (float(end) for end in numbers.aminmax())
+                if not (math.isfinite(least) and most < math.inf and (least >= 0 or key == "exp_avg")):
+                    must = "must be finite" if key == "exp_avg" else "must be finite and not negative"
+                    raise UsageError(
+                        f"AdamW's {key} of {name} {must}, but its elements go from {least:g} to {most:g}; "
+                        "nothing was changed"
+                    )
 
 
 def _say(tensor: Tensor) -> str:

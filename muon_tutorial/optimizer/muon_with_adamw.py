@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
-from ..guard.changes import check_moments, has_moved
+from ..guard.changes import check_moment_values, check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED
 from ..parameters.mesh_parameters import same_tensors
@@ -203,6 +203,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     @state.setter
     def state(self, state: Mapping[Any, Any]) -> None:
         """Give each optimizer its own entries."""
+        check_moment_values(self.adamw.param_groups, state)
         entries = list(state.items())
         self.muon.state = defaultdict(dict, [it for it in entries if not self._is_adamws(it[0])])
         self.adamw.state = defaultdict(dict, [it for it in entries if self._is_adamws(it[0])])
@@ -372,6 +373,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         """Load what ``state_dict()`` returned; a state that does not fit changes neither of the two.
 
         It also reads the state of an earlier version, ``{"muon": …, "adamw": …}``.
+
+        Raises:
+            UsageError: other groups or parameters were saved, or moments that AdamW cannot have made.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -386,6 +390,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon.load_state_dict(states["muon"])
         try:
             self.adamw.load_state_dict(follow_names(self.adamw, states["adamw"]))
+            check_moment_values(self.adamw.param_groups, self.adamw.state)
         except Exception:
             self.muon.restore(*muon_before)
             self.adamw.state, self.adamw.param_groups = adamw_before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from dataclasses import replace
@@ -14,7 +15,7 @@ from torch import nn
 
 from muon_tutorial import launch
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, loading, save_checkpoint
-from muon_tutorial.errors import CheckpointError
+from muon_tutorial.errors import CheckpointError, UsageError
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 
@@ -46,6 +47,23 @@ def test_two_tensors_of_one_name_are_refused_by_save_and_load(tmp_path: Path) ->
     save_checkpoint(tmp_path / "saved", model, both)
     with pytest.raises(CheckpointError, match="rename= must give them different names"):
         load_checkpoint(tmp_path / "saved", model, both, rename=lambda name: "one")
+
+
+@pytest.mark.parametrize(("key", "value"), [("exp_avg", math.nan), ("exp_avg_sq", -1.0), ("step", -2.0)])
+def test_moments_that_adamw_cannot_have_made_are_refused_and_change_nothing(
+    key: str, value: float, tmp_path: Path
+) -> None:
+    model, both = trained(1)
+    both.state[model.get_parameter("bias")][key].fill_(value)
+    save_checkpoint(tmp_path / "saved", model, both)
+    model, both = trained(2)
+    before = bits(model, both)
+    with pytest.raises(UsageError, match=f"AdamW's {key} of bias must be finite"):
+        load_checkpoint(tmp_path / "saved", model, both)
+    assert same(before, bits(model, both))
+    with pytest.raises(UsageError, match=f"AdamW's {key} of bias must be finite"):
+        both.state = {model.get_parameter("bias"): {key: torch.tensor([0.0, value])}}
+    assert same(before, bits(model, both))
 
 
 def test_a_modules_own_state_is_warned_of(tmp_path: Path) -> None:

@@ -132,6 +132,13 @@ def one_more(state: dict, group: int) -> None:
     state["param_groups"][group]["params"].append(99)
 
 
+def moment_of(key: str, value: float) -> Callable:
+    def spoil(state: dict) -> None:
+        state["state"][2][key].view(-1)[-1] = value
+
+    return spoil
+
+
 def moment_of_no_type(state: dict) -> None:
     state["state"][2] = [1]  # AdamW's own load_state_dict fails on this
 
@@ -144,8 +151,14 @@ def moment_of_no_type(state: dict) -> None:
         (lambda state: one_more(state, 0), "the saved muon has groups of"),
         (lambda state: one_more(state, 1), "the saved adamw has groups of"),
         (moment_of_no_type, "."),
+        (moment_of("exp_avg", math.nan), "exp_avg of 0.weight must be finite, but"),
+        (moment_of("exp_avg", -math.inf), "exp_avg of 0.weight must be finite, but"),
+        (moment_of("exp_avg_sq", -1.0), "exp_avg_sq of 0.weight must be .* not negative, but .* from -1 to"),
+        (moment_of("exp_avg_sq", math.nan), "exp_avg_sq of 0.weight must be"),
+        (moment_of("exp_avg_sq", math.inf), "exp_avg_sq of 0.weight must be"),
+        (moment_of("step", -1.0), "step of 0.weight must be"),
     ],
-    ids=["keys", "groups", "muon", "adamw", "moments"],
+    ids=["keys", "groups", "muon", "adamw", "moments", "nan", "inf", "negative", "nan_sq", "inf_sq", "step"],
 )
 def test_a_state_that_does_not_fit_changes_neither(
     model: nn.Sequential, both: MuonWithAdamW, spoil: Callable, complaint: str
