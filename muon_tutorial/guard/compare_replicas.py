@@ -12,7 +12,7 @@ import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from ..errors import GradientError, MismatchError
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..plan.layout import Hop, Owned, Replicate, Route
-from ..step.agreement import HASHES, checksum, say_outliers
+from ..step.agreement import HASHES, checksum, say_outliers, say_ranks
 from ..step.momentum import MomentumShard
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
@@ -32,6 +32,7 @@ from ..worlds.live import LiveWorld, gather_objects, sum_counts
 from ..worlds.local import LocalMesh
 from .current_steps import MeshStep
 
+T = TypeVar("T")
 Axes = frozenset[str]
 Named = Sequence[tuple[str, Tensor]]
 """Names and parameters."""
@@ -67,10 +68,10 @@ class Replica:
         return total
 
     @property
-    def name_hash(self) -> Tensor:
-        """One hash of the user's name, if there is one, and of the parts' shapes, [], int64."""
-        looks = str([tuple(part.shape) for part in self.parts])
-        return torch.tensor(zlib.crc32((f"{self.name} " * self.named + looks).encode()) % HASHES)
+    def looks(self) -> str:
+        """The user's name, if there is one, and the parts' shapes."""
+        shapes = ", ".join(str(tuple(part.shape)) for part in self.parts)
+        return f"{self.name} of shape {shapes}" if self.named else f"shape {shapes}"
 
 
 def compare_replicas(
@@ -313,12 +314,20 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> set[in
     Raises:
         MismatchError: on all ranks.
     """
-    others = _differing(world, replicas, [replica.name_hash for replica in replicas])
+    hashes = [torch.tensor(zlib.crc32(replica.looks.encode()) % HASHES) for replica in replicas]
+    others = _differing(world, replicas, hashes)
     wrong = [index for index in others if not replicas[index].only_warns]
     if wrong:
+        found = _from_all_ranks(world, replicas[wrong[0]], replicas[wrong[0]].looks)
+        held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
+        differing = _first_that_differ(found)
+        # Ranks that are no copies may show which of two copies is right: most pieces have one shape.
+        alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
-            f"{replicas[wrong[0]].name} on this rank is another parameter on other ranks: all ranks must "
-            "name the optimizer's parameters the same, in the same order; nothing was changed"
+            f"{replicas[wrong[0]].name} is another parameter on other ranks, or has another shape: "
+            f"{say_outliers(*zip(*alike, strict=True))} "
+            f"({'; '.join(f'{looks} on {say_ranks(ranks)}' for looks, ranks in held.items())}): all ranks "
+            "must list the same parameters in the same order; nothing was changed"
         )
     return {*range(len(replicas))} - {*others}
 
@@ -350,13 +359,24 @@ def _differing(
 
 def _who_differs(world: LiveWorld, replica: Replica) -> str:
     """Text that says which ranks differ from the rest. All ranks of the mesh must call."""
+    found = _first_that_differ(_from_all_ranks(world, replica, int(replica.hash)))
+    return say_outliers([*found.values()], [*found])
+
+
+def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[tuple[int, ...], int, T]]:
+    """What each rank holds: its place along the axes that cut the replica, its number, and ``held``."""
     cut = tuple(world.at[axis] for axis in world.grid.axes if axis not in replica.axes)
-    found = [(cut, world.at.rank, int(replica.hash))]
+    found = [(cut, world.at.rank, held)]
     for axis in reversed(world.grid.axes):
         if world.grid.size(axis) > 1:
             found = [told for some in gather_objects(found, world.group((axis,))) for told in some]
+    return found
+
+
+def _first_that_differ(found: Sequence[tuple[tuple[int, ...], int, T]]) -> dict[int, T]:
+    """What the ranks at the first place hold where not all hold the same, by rank."""
     for place in dict.fromkeys(place for place, _, _ in found):
-        ranks, hashes = zip(*((rank, held) for its, rank, held in found if its == place), strict=True)
-        if len(set(hashes)) > 1:
-            return say_outliers(hashes, ranks)
+        at_place = {rank: held for its, rank, held in found if its == place}
+        if len(set(at_place.values())) > 1:
+            return at_place
     raise AssertionError("hashes differed in their sums, and do not one by one")

@@ -183,7 +183,7 @@ def _ranks_where(here: bool, ranks: Ranks) -> Walk:
     """Text that says on which ranks ``here`` is true. All ranks must run it."""
     column = (yield from rank_table([float(here)], ranks))[:, 0]
     guilty = [rank for rank, found in enumerate(column.tolist()) if found]
-    return f"on {len(guilty)} of {ranks.size} ranks ({_say_ranks(guilty)})"
+    return f"on {len(guilty)} of {ranks.size} ranks ({say_ranks(guilty)})"
 
 
 def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
@@ -207,7 +207,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str
     guilty = [rank for rank, found in enumerate(columns.pop(_ERROR)) if found != _hash("")]
     if guilty:
         raise MismatchError(
-            f"{_say_ranks(guilty)} cannot take this step, and raised an error that says why; nothing "
+            f"{say_ranks(guilty)} cannot take this step, and raised an error that says why; nothing "
             "was changed on any rank"
         )
     found = [
@@ -234,12 +234,13 @@ def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -
     value, times = Counter(values).most_common(1)[0]
     others = [rank for rank, held in zip(ranks, values, strict=True) if held != value]
     if 2 * times > len(values):
-        return f"{_say_ranks(others)} differ{'s' if len(others) == 1 else ''} from the others"
+        return f"{say_ranks(others)} differ{'s' if len(others) == 1 else ''} from the others"
     first = next(rank for rank, held in zip(ranks, values, strict=True) if held == value)
     return f"ranks {first} and {others[0]} differ"
 
 
-def _say_ranks(ranks: Sequence[int]) -> str:
+def say_ranks(ranks: Sequence[int]) -> str:
+    """Text that names ranks, eight at most."""
     shown = ", ".join(str(rank) for rank in ranks[:8]) + (", …" if len(ranks) > 8 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 

@@ -40,7 +40,7 @@ def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None
 
 def turn_one_sign(tensor: Tensor) -> None:
     """Flip the highest bit of one element: its weight is 0 modulo every power of two below it."""
-    tensor.view(-1)[-2] *= -1
+    tensor.view(-1)[-2:][0] *= -1
 
 
 def heard_in_a_step(model: nn.Module, both: MuonWithAdamW) -> str:
@@ -77,6 +77,14 @@ def unnamed_and_swapped(rank: int) -> str:
     return heard_in_a_step(nn.Sequential(up, down), both)
 
 
+def other_length(rank: int) -> str:
+    """A rank's error if rank 2's head has 9 outputs, and the others' have 7."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(6, 8, bias=False), nn.Linear(8, 9 if rank == 2 else 7, bias=False)
+    muon = Muon([("body", body.weight)], strategy="zero1", mesh=build_mesh({"dp": 2, "tp": 2}), tp_dim=None)
+    return ": ".join(error_of(lambda: MuonWithAdamW(muon, torch.optim.AdamW([("head", head.weight)]))))
+
+
 def drifted(rank: int, layout: str, what: str) -> list[str]:
     """A rank's errors in six steps, of which the fourth leaves the last rank with one sign flipped."""
     model = network()
@@ -108,6 +116,7 @@ DRIFTED = {
     ("owner", "2.weight/momentum_buffer"): "the momentum of 2.weight",
     ("replicated", "0.weight/momentum_buffer"): "the momentum of 0.weight",
     ("zero1", "2.bias/exp_avg"): "the optimizer state of 2.bias",
+    ("zero1", "2.bias/step"): "the optimizer state of 2.bias",
     ("hsdp", "0.weight"): "0.weight",
 }
 """The layout and the tensor with another sign on one rank, and its name in the error."""
@@ -119,7 +128,7 @@ def everything(rank: int) -> dict[str, dict[Any, Any]]:
         "compared": {case: compared(rank, *case) for case in (*OTHER_BEGINNINGS, *ALIKE)},
         "begun": {layout: begun(rank, layout) for layout in SEEDED},
         "drifted": {case: drifted(rank, *case) for case in DRIFTED},
-        "unnamed": {"swapped": unnamed_and_swapped(rank)},
+        "unnamed": {"swapped": unnamed_and_swapped(rank), "other length": other_length(rank)},
     }
 
 
@@ -164,6 +173,14 @@ def test_what_has_no_name_is_compared_and_never_overwritten(results: Results) ->
         heard = of_rank["unnamed"]["swapped"]
         assert "group 0, parameter 0 is not the same on all ranks" in heard
         assert "rank 1 differs from the others" in heard
+
+
+def test_a_parameter_of_another_length_is_named_with_its_rank_and_both_shapes(results: Results) -> None:
+    for of_rank in results:
+        heard = of_rank["unnamed"]["other length"]
+        assert heard.startswith("MismatchError: head is another parameter on other ranks, or has another s")
+        assert "rank 2 differs from the others" in heard
+        assert "head of shape (7, 8) on ranks 0, 1, 3; head of shape (9, 8) on rank 2" in heard
 
 
 @pytest.mark.parametrize(("layout", "what"), DRIFTED)
