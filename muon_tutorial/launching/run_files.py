@@ -14,9 +14,11 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ..errors import LaunchError
 from .phase import SLOT
 
 _NAMES = ("spec", "store", "phases")
+_OPEN_FILES = "/proc/self/fd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class RunFiles:
     @classmethod
     def behind(cls, descriptors: tuple[int, ...]) -> RunFiles:
         """Return the files behind three descriptors of this process."""
-        spec, store, phases = (f"/proc/self/fd/{descriptor}" for descriptor in descriptors)
+        spec, store, phases = (f"{_OPEN_FILES}/{descriptor}" for descriptor in descriptors)
         return cls(spec, store, phases, descriptors)
 
     def discard(self) -> None:
@@ -44,8 +46,14 @@ class RunFiles:
 
 @contextlib.contextmanager
 def run_files(spec: bytes, world_size: int) -> Iterator[RunFiles]:
-    """Make the files of one launch, with the spec written and every phase empty; they are gone on exit."""
+    """Make the files of one launch, with the spec written and every phase empty; they are gone on exit.
+
+    Raises:
+        LaunchError: this is Linux without /proc, through which ranks open the files.
+    """
     if sys.platform == "linux":
+        if not os.path.isdir(_OPEN_FILES):
+            raise LaunchError("/proc is hidden or not mounted, and ranks need it: mount -t proc proc /proc")
         files = RunFiles.behind(tuple(os.memfd_create(f"muon-{name}") for name in _NAMES))
     else:
         folder = tempfile.mkdtemp(prefix="muon-launch-")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from muon_tutorial.errors import LaunchError, RankFailedError, UsageError
+from muon_tutorial.launching import run_files
 from muon_tutorial.launching.fork_server import warm_server
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.phase import report_phase
@@ -203,6 +204,13 @@ def test_too_few_descriptors_are_told() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert launch(ranks.total, 2) == [1.0, 1.0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_a_machine_that_hides_proc_is_told_what_to_do(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(run_files, "_OPEN_FILES", str(tmp_path / "proc/self/fd"))
+    with pytest.raises(LaunchError, match="/proc is hidden or not mounted, and ranks need it: mount -t proc"):
+        launch(ranks.total, 1)
 
 
 def test_what_cannot_be_sent_is_named() -> None:
