@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from muon_tutorial import cli
+from muon_tutorial.checkpoint.loading import damage_of
 from muon_tutorial.training.run_folder import RunFolder
 from muon_tutorial.training.settings import TrainSettings
 from muon_tutorial.training.stopping import ECHO
@@ -207,14 +208,19 @@ def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(
 @pytest.mark.parametrize("whom", ["the group", "every process", "one rank"])
 def test_sigterm_saves_whichever_processes_it_reaches(whom: str, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with running(folder) as (process, ranks):
+    options = [] if whom == "every process" else ["--save-every", "5"]
+    with running(folder, *options) as (process, ranks):
         if whom == "the group":
             os.killpg(process.pid, signal.SIGTERM)
         for each in {"every process": [process, *ranks], "one rank": ranks[-1:]}.get(whom, []):
             each.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == 143
-        assert re.fullmatch(("terminated" + SAVED).format(re.escape(str(folder))), spoken(err)[-1])
+        *_, last = spoken(err)
+        assert re.fullmatch(("terminated" + SAVED).format(re.escape(str(folder))), last)
+        newest = (folder / "checkpoints" / "latest").read_text()
+        assert int(newest.partition("-")[2]) == int(last.partition("after step ")[2].split()[0])
+        assert damage_of(folder / "checkpoints" / newest.strip()) is None
         wait_until(lambda: not any(map(is_alive, ranks)))
 
 
@@ -247,6 +253,8 @@ def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_
 ) -> None:
     folder = tmp_path / "run"
     with running(folder, *options) as (process, ranks):
+        process.send_signal(signal.SIGUSR1)
+        wait_until(lambda: (folder / "checkpoints" / "latest").exists())
         ranks[-1].suspend()  # no step can end now
         process.send_signal(sent or signal.SIGTERM)
         wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
@@ -257,6 +265,8 @@ def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_
         assert process.returncode == code
         assert spoken(err) == [cli.STOPPING, says.format(folder)]
         assert (folder / "stop").exists() == (sent is None)  # the next run removes it
+        (older,) = (folder / "checkpoints").glob("step-*")
+        assert damage_of(older) is None
         wait_until(lambda: not any(map(is_alive, ranks)))
 
 
@@ -350,12 +360,17 @@ def test_an_interrupt_before_the_imports_are_done_is_one_line(started: list[str]
         ),
         ("mkdir gone; cd gone; rmdir ../gone; exec {} train", cli.BAD_INPUT, "error: the working directory"),
         ("ulimit -n 16; exec {} train --dp 2 --tp 1", cli.FAILED, "error: 2 ranks need more files"),
+        (
+            f"exec {{}} train {' '.join(TINY)} --dp 1 --tp 1 --no-check --json --out run >/dev/full",
+            cli.FAILED,
+            "error: No space left on device",
+        ),
     ],
 )
 def test_a_place_that_cannot_run_is_one_line(shell: str, code: int, says: str, tmp_path: Path) -> None:
     done = in_shell(shell, tmp_path)
     assert done.returncode == code
-    (line,) = done.stderr.splitlines()
+    (line,) = spoken(done.stderr)
     assert line.startswith(says)
 
 

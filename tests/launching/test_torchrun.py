@@ -72,6 +72,33 @@ def test_restarted_ranks_meet_with_a_timeout_and_a_killed_one_was_named_in_one_l
     assert "Traceback" not in said
 
 
+def test_a_killed_rank_of_a_static_rendezvous_ends_both_agents_in_one_line_each() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [sys.executable, "-m", "muon_tutorial", "torchrun", "--nnodes=2", "--nproc-per-node=1"]
+    start += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    agents = [
+        subprocess.Popen(
+            [*start, f"--node-rank={node}", SCRIPT, "kill", "20"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        )
+        for node in range(2)
+    ]
+    try:
+        first, second = (agent.communicate(timeout=100)[0] for agent in agents)
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert [agent.returncode for agent in agents] == [1, 128 + signal.SIGKILL], first + second
+    assert "error: rank 0 ended with exit code 1; it was the first to fail" in first.splitlines()
+    assert "error: rank 1 was killed by SIGKILL; it was the first to fail" in second.splitlines()
+    assert "Traceback" not in first + second
+
+
 def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
     with started("stop", 1.0) as agent:
         pids = pids_of(agent)
