@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import CheckpointError
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from ..parameters.describe_matrices import describe_matrices, named_params
+from ..parameters.describe_matrices import all_named, describe_matrices
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
 from ..plan.bucket import parameter_boxes
@@ -244,9 +244,8 @@ def _stepped_parameters(
     places: Mapping[Tensor, list[HeldBoxes]],
 ) -> Iterator[SteppedParameter]:
     for kind, optimizer in parts.items():
-        for number, group in enumerate(optimizer.param_groups):
-            for label, param in named_params(group, number):
-                if param not in names:
-                    raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
-                state = optimizer.state.get(param, {})
-                yield SteppedParameter(names[param], kind, param, group, state, *places[param])
+        for label, param, group in all_named(optimizer.param_groups):
+            if param not in names:
+                raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
+            state = optimizer.state.get(param, {})
+            yield SteppedParameter(names[param], kind, param, group, state, *places[param])

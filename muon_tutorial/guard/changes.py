@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from ..errors import UsageError
-from ..parameters.describe_matrices import FLATTENED, named_params
+from ..parameters.describe_matrices import FLATTENED, all_named
 from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..step.agreement import checksum
@@ -142,8 +142,7 @@ def follow_changes(
     Raises:
         UsageError: a parameter has another shape than its momentum began with.
     """
-    named = [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]
-    for (name, param, group), made in zip(named, before.each, strict=True):
+    for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
@@ -167,8 +166,7 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
     Raises:
         UsageError: it names one, and the libraries that flatten parameters.
     """
-    named = [pair for number, group in enumerate(groups) for pair in named_params(group, number)]
-    for (name, param), made in zip(named, before.each, strict=False):
+    for (name, param, _), made in zip(all_named(groups), before.each, strict=False):
         if param.ndim != len(made.kind[2]) and (param is made.param or param.ndim < 2):
             raise UsageError(
                 f"{name} had shape {made.kind[2]} when this optimizer was made, and has {tuple(param.shape)} "
@@ -182,17 +180,15 @@ def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, A
     Raises:
         UsageError: it names the parameter.
     """
-    for number, group in enumerate(groups):
-        for name, param in named_params(group, number):
-            entry = state.get(param, {})
-            momentum = entry.get("momentum_buffer")
-            if momentum is not None and momentum.shape != param.shape:
-                whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
-                raise UsageError(
-                    f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
-                    f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from "
-                    "any grid"
-                )
+    for name, param, _ in all_named(groups):
+        entry = state.get(param, {})
+        momentum = entry.get("momentum_buffer")
+        if momentum is not None and momentum.shape != param.shape:
+            whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
+            raise UsageError(
+                f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
+                f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from any grid"
+            )
 
 
 def check_moments(adamw: torch.optim.AdamW) -> None:
@@ -201,15 +197,14 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
     Raises:
         UsageError: a parameter has another dtype, device or shape than its moments.
     """
-    for number, group in enumerate(adamw.param_groups):
-        for name, param in named_params(group, number):
-            moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
-            if moment is not None and tensor_kind(moment) != tensor_kind(param):
-                remedy = "construct a new optimizer after model.to(…), and load the state_dict()"
-                raise UsageError(
-                    f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
-                    f"{FLATTENED if hasattr(param, '_fsdp_flattened') else remedy}"
-                )
+    for name, param, _ in all_named(adamw.param_groups):
+        moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
+        if moment is not None and tensor_kind(moment) != tensor_kind(param):
+            remedy = "construct a new optimizer after model.to(…), and load the state_dict()"
+            raise UsageError(
+                f"{name} is {_say(param)} now, and AdamW's moments of it are {_say(moment)}: "
+                f"{FLATTENED if hasattr(param, '_fsdp_flattened') else remedy}"
+            )
 
 
 def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
@@ -218,21 +213,20 @@ def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any,
     Raises:
         UsageError: one is not finite, or is negative where squares are averaged or steps counted.
     """
-    for number, group in enumerate(groups):
-        for name, param in named_params(group, number):
-            entry = state.get(param, {})
-            for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
-                held = local_part(torch.as_tensor(entry.get(key, 0.0)))
-                numbers = torch.view_as_real(held) if held.is_complex() else held
-                if numbers.is_meta or not numbers.numel():
-                    continue
-                least, most = (float(end) for end in numbers.aminmax())
-                if not (math.isfinite(least) and most < math.inf and (least >= 0 or key == "exp_avg")):
-                    must = "must be finite" if key == "exp_avg" else "must be finite and not negative"
-                    raise UsageError(
-                        f"AdamW's {key} of {name} {must}, but its elements go from {least:g} to {most:g}; "
-                        "nothing was changed"
-                    )
+    for name, param, _ in all_named(groups):
+        entry = state.get(param, {})
+        for key in ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step"):
+            held = local_part(torch.as_tensor(entry.get(key, 0.0)))
+            numbers = torch.view_as_real(held) if held.is_complex() else held
+            if numbers.is_meta or not numbers.numel():
+                continue
+            least, most = (float(end) for end in numbers.aminmax())
+            if not (math.isfinite(least) and most < math.inf and (least >= 0 or key == "exp_avg")):
+                must = "must be finite" if key == "exp_avg" else "must be finite and not negative"
+                raise UsageError(
+                    f"AdamW's {key} of {name} {must}, but its elements go from {least:g} to {most:g}; "
+                    "nothing was changed"
+                )
 
 
 def _say(tensor: Tensor) -> str:

@@ -20,7 +20,7 @@ from ..callbacks.create_configs import INDEPENDENT
 from ..engine.collective import Walk
 from ..errors import TutorialError
 from ..guard.current_steps import Groups, MeshStep, State
-from ..parameters.describe_matrices import named_params
+from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Plan, one_by_one, owner
@@ -165,4 +165,4 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
 
 
 def _names(groups: Groups) -> list[str]:
-    return [name for number, group in enumerate(groups) for name, _ in named_params(group, number)]
+    return [name for name, *_ in all_named(groups)]

@@ -18,7 +18,7 @@ from ..errors import StrategyError
 from ..guard.changes import check_momentum
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
-from ..parameters.describe_matrices import describe_matrices, named_params
+from ..parameters.describe_matrices import describe_matrices, all_named
 from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, find_builder, fingerprint
 from ..step.parameter_state import ParameterState, local_part
@@ -149,15 +149,14 @@ def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
 def _check_own_memory(strategy: str, groups: Groups) -> None:
     """Refuse two parameters that share memory, such as a transposed view: one update would be lost."""
     first: dict[int, str] = {}
-    for number, group in enumerate(groups):
-        for name, param in named_params(group, number):
-            local = local_part(param.detach())
-            other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
-            if other != name:
-                raise StrategyError(
-                    f"{name} and {other} share memory, so strategy {strategy!r} would lose one of the two "
-                    "updates: give each its own memory, or make them one parameter"
-                )
+    for name, param, _ in all_named(groups):
+        local = local_part(param.detach())
+        other = first.setdefault(local.data_ptr(), name) if local.numel() and not local.is_meta else name
+        if other != name:
+            raise StrategyError(
+                f"{name} and {other} share memory, so strategy {strategy!r} would lose one of the two "
+                "updates: give each its own memory, or make them one parameter"
+            )
 
 
 def _check_no_ddp(strategy: str, groups: Groups) -> None:
@@ -171,13 +170,12 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
     kinds = _subclasses(DistributedDataParallel)
     modules = [thing for thing in gc.get_objects() if type(thing) in kinds]
     wrapped = {id(param) for module in modules for param in module.parameters()}
-    for number, group in enumerate(groups):
-        for name, param in named_params(group, number):
-            if id(param) in wrapped:
-                raise StrategyError(
-                    f"{name} belongs to a DistributedDataParallel module, which averages its gradient; "
-                    f"strategy {strategy!r} would average it again: leave DDP out, or take 'round_robin'"
-                )
+    for name, param, _ in all_named(groups):
+        if id(param) in wrapped:
+            raise StrategyError(
+                f"{name} belongs to a DistributedDataParallel module, which averages its gradient; "
+                f"strategy {strategy!r} would average it again: leave DDP out, or take 'round_robin'"
+            )
 
 
 def _subclasses(kind: type) -> set[type]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ..errors import UsageError
 from ..guard.changes import check_moment_values, check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
-from ..parameters.describe_matrices import FLATTENED
+from ..parameters.describe_matrices import FLATTENED, all_named
 from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..plan.strategies import Builder
@@ -457,15 +457,9 @@ def _class_of(value: object) -> str:
 
 
 def _check_disjoint(muon: Muon, adamw: torch.optim.AdamW) -> None:
-    in_muon = {param for param, _ in _named(muon)}
-    shared = [name for param, name in _named(adamw) if param in in_muon]
+    in_muon = {param for group in muon.param_groups for param in group["params"]}
+    shared = [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]
     if shared:
         raise UsageError(
             f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
         )
-
-
-def _named(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, str]]:
-    for group in optimizer.param_groups:
-        shapes = [f"shape {tuple(param.shape)}" for param in group["params"]]
-        yield from zip(group["params"], group.get("param_names", shapes), strict=True)

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ..errors import UsageError
-from ..parameters.describe_matrices import named_params
+from ..parameters.describe_matrices import all_named
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
 
@@ -84,11 +84,13 @@ def load_momentum(
         UsageError: an entry matches no parameter of this optimizer, or has another shape; nothing is changed.
     """
     format_of = _format(package)
-    own = {name: (param, group) for name, param, group in _own(optimizer)}
+    own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
     entries = dict(_entries(saved if isinstance(saved, Sequence) else [saved], names))
     taken = {name: _taken(name, entry, own, format_of) for name, entry in entries.items()}
     state = optimizer.state_dict()
-    numbers = dict(zip((name for name, *_ in _own(optimizer)), range(len(own)), strict=True))
+    numbers = dict(
+        zip((name for name, *_ in all_named(optimizer.param_groups)), range(len(own)), strict=True)
+    )
     for name, entry in taken.items():
         state["state"][numbers[name]] = entry
     optimizer.load_state_dict(state)
@@ -109,18 +111,15 @@ def momentum_for(
     Raises:
         UsageError: ranks keep slices of the momentum: load the checkpoint in one process first.
     """
-    format_of, own = _format(package), {name: (param, group) for name, param, group in _own(optimizer)}
+    format_of, own = (
+        _format(package),
+        {name: (param, group) for name, param, group in all_named(optimizer.param_groups)},
+    )
     order = list(own) if names is None else list(names)
     if unknown := sorted(set(order) - set(own)):
         raise UsageError(f"this optimizer does not step {', '.join(unknown)}")
     made = {i: dict(_given(name, *own[name], optimizer, format_of)) for i, name in enumerate(order)}
     return {"state": {i: entry for i, entry in made.items() if entry}}
-
-
-def _own(optimizer: Muon | MuonWithAdamW) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    for number, group in enumerate(optimizer.param_groups):
-        for name, param in named_params(group, number):
-            yield name, param, group
 
 
 def _format(package: str) -> Format:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -14,6 +14,8 @@ from ..plan.matrix import Matrix, split_parts
 from ..step.parameter_state import gradient_dtype, group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
 from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
+
+Group = TypeVar("Group", bound=Mapping[str, Any])
 
 FLATTENED = (
     "FSDP1 (FullyShardedDataParallel) and DeepSpeed's ZeRO flatten parameters, and a part of a flat one "
@@ -63,3 +65,8 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
         number = f"{len(names)} names, {names[0]} first, and {len(group['params'])} parameters"
         raise UsageError(f"a group has {number} now: {FLATTENED}")
     return list(zip(names, group["params"], strict=True))
+
+
+def all_named(groups: Sequence[Group]) -> list[tuple[str, Tensor, Group]]:
+    """The parameters of all groups, each with its name, as in ``named_params``, and with its group."""
+    return [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]
