@@ -43,14 +43,6 @@ def fsdp2_adamw(D: int, N: int, g: int, p: int) -> Fraction:
     return rho(D) * N * (g + 2 * p)
 
 
-def round_robin_updates(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
-    """On top of 2ρNg: an all_reduce of buffers that are zero wherever a rank is not the owner, 2ρNb.
-
-    An all_gather would halve it if the owners' segments had equal lengths; it pads them to the longest.
-    """
-    return 2 * rho(D) * N * b
-
-
 def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
     """Moonshot's ZeRO-1, whole buckets gathered: ρN(g+p+b), before the tensor-parallel gathers."""
     return rho(D) * N * (g + p + b)
@@ -64,11 +56,6 @@ def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:
 def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
     """Received with ``gather="boundary"``: b·(elements − own piece) for each matrix in ``straddled``."""
     return sum(b * (whole - own) for whole, own in wholes_and_own)
-
-
-def owner_both_ways(D: int, N: int, b: int = WIRE_BYTES) -> Fraction:
-    """To the owners and back, with parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
-    return 2 * rho(D) * Fraction(N, D) * b
 
 
 def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..engine.collective import Collective, Start, Walk
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
 from ..step.parameter_state import local_part
@@ -126,33 +125,6 @@ def tensors_in(*values: Any) -> Iterator[Tensor]:
             yield from tensors_in(*value)
         elif isinstance(value, dict):
             yield from tensors_in(*value.values())
-
-
-AFTER = "after the last request"
-
-
-def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
-    """Pass ``walk`` on, and note the peak between each request and the one before it.
-
-    ``peaks`` is keyed by the request's phase; the peak after the last request is under ``AFTER``. Must be
-    walked instead of ``walk``, while ``seen`` is entered.
-    """
-    answers: list[Any] = [None]
-    phase = ""
-    while phase != AFTER:
-        try:
-            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when to free it
-        except StopIteration:
-            turn, phase = None, AFTER
-        request = turn.request if isinstance(turn, Start) else turn
-        if isinstance(request, Collective):
-            phase = request.label.phase
-        if isinstance(request, Collective) or turn is None:
-            peaks[phase] = max(peaks.get(phase, 0), seen.lap())
-        del request
-        if turn is not None:
-            answers.append((yield turn))
-        del turn
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from muon_tutorial import Grid, Matrix, Shard, launch
-from muon_tutorial.evidence.memory import AFTER, PeakMemory, plan_memory, tensor_bytes
-from scripts.lab.benchmarks.measured import VARIANTS, read_peaks
+from muon_tutorial.evidence.memory import PeakMemory, plan_memory, tensor_bytes
+from scripts.lab.benchmarks.measured import AFTER, VARIANTS, read_peaks
 
 MATRICES = [Matrix(i, f"m{i}", (64, 128), (("tp", Shard(i % 2)),)) for i in range(6)]
 ELEMENTS = 6 * 64 * 128

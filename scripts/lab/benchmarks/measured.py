@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
-from muon_tutorial.engine.collective import Walk
+from muon_tutorial.engine.collective import Collective, Start, Walk
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
-from muon_tutorial.evidence.memory import PeakMemory, note_phases, plan_memory
+from muon_tutorial.evidence.memory import PeakMemory, plan_memory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow, fitted_overhead, median_and_spread
 from muon_tutorial.launching.launch import launch
@@ -229,6 +230,8 @@ def _state_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
 # Memory of the strategies: predicted by the plan, and measured
 
 
+AFTER = "after the last request"
+
 VARIANTS: dict[str, Builder] = {
     **{name: STRATEGIES[name] for name in ("replicated", "round_robin")},
     "zero1, gather all": zero1,
@@ -253,6 +256,30 @@ class Peak:
     def measured(self) -> int:
         """Of the whole step."""
         return max(self.measured_by_phase.values())
+
+
+def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
+    """Pass ``walk`` on, and note the peak between each request and the one before it.
+
+    ``peaks`` is keyed by the request's phase; the peak after the last request is under ``AFTER``. Must be
+    walked instead of ``walk``, while ``seen`` is entered.
+    """
+    answers: list[Any] = [None]
+    phase = ""
+    while phase != AFTER:
+        try:
+            turn = walk.send(answers.pop())  # kept nowhere else: the walk decides when to free it
+        except StopIteration:
+            turn, phase = None, AFTER
+        request = turn.request if isinstance(turn, Start) else turn
+        if isinstance(request, Collective):
+            phase = request.label.phase
+        if isinstance(request, Collective) or turn is None:
+            peaks[phase] = max(peaks.get(phase, 0), seen.lap())
+        del request
+        if turn is not None:
+            answers.append((yield turn))
+        del turn
 
 
 def _peaks(plan: Plan, at: Coordinate, device: str, run: Callable[[Walk], object]) -> dict[str, int]:

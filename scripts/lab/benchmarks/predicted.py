@@ -121,10 +121,23 @@ def _strategies_of(
     straddling = zero + Fraction(_straddling(D, g, p))
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
     yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
-    shared = formulas.round_robin_updates(D, N)
+    shared = _round_robin_updates(D, N)
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
-    owned, sharded = formulas.owner_both_ways(D, N), (("dp", Shard(0)),)
+    owned, sharded = _owner_both_ways(D, N), (("dp", Shard(0)),)
     yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
+
+
+def _round_robin_updates(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
+    """On top of 2ρNg: an all_reduce of buffers that are zero wherever a rank is not the owner, 2ρNb.
+
+    An all_gather would halve it if the owners' segments had equal lengths; it pads them to the longest.
+    """
+    return 2 * formulas.rho(D) * N * b
+
+
+def _owner_both_ways(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
+    """To the owners and back, with parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
+    return 2 * formulas.rho(D) * Fraction(N, D) * b
 
 
 def _even(g: int = 4, p: int = 4, cuts: tuple = ()) -> list[Matrix]:
