@@ -58,7 +58,7 @@ class ConfigSteps:
     def _callback_step(
         self, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
     ) -> MeshStep:
-        names = _names(groups)
+        names = [name for name, *_ in all_named(groups)]
 
         def lines(assignments: dict[int, int]) -> list[str]:
             said = []
@@ -77,7 +77,8 @@ class ConfigSteps:
     def _planned_step(
         self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
     ) -> MeshStep:
-        names, parameters = _names(groups), parameter_states(groups, state)
+        names = [name for name, *_ in all_named(groups)]
+        parameters = parameter_states(groups, state)
         numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
         members = list(mesh.matrices)
 
@@ -162,7 +163,3 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
         return Assigned(params, state, meshes, checked_assignments(config, params, state))
     except TutorialError as error:
         return Assigned(params, state, meshes, error)
-
-
-def _names(groups: Groups) -> list[str]:
-    return [name for name, *_ in all_named(groups)]

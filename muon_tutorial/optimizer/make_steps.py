@@ -18,7 +18,7 @@ from ..errors import StrategyError
 from ..guard.changes import check_momentum
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
-from ..parameters.describe_matrices import describe_matrices, all_named
+from ..parameters.describe_matrices import all_named, describe_matrices
 from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, find_builder, fingerprint
 from ..step.parameter_state import ParameterState, local_part

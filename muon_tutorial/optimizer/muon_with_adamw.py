@@ -82,7 +82,12 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model, in transformers' "
                 "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
             )
-        _check_disjoint(muon, adamw)
+        in_muon = {param for group in muon.param_groups for param in group["params"]}
+        shared = [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]
+        if shared:
+            raise UsageError(
+                f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
+            )
         # The base class's unpickling path: it sets up hooks, and leaves the groups to the two optimizers.
         # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
@@ -454,12 +459,3 @@ def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[An
 
 def _class_of(value: object) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _check_disjoint(muon: Muon, adamw: torch.optim.AdamW) -> None:
-    in_muon = {param for group in muon.param_groups for param in group["params"]}
-    shared = [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]
-    if shared:
-        raise UsageError(
-            f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
-        )
