@@ -70,7 +70,7 @@ class Replica:
     @property
     def looks(self) -> str:
         """The user's name, if there is one, and the parts' shapes."""
-        shapes = ", ".join(str(tuple(part.shape)) for part in self.parts)
+        shapes = ", ".join(str(tuple(part.shape)) for part in self.parts) or "none"
         return f"{self.name} of shape {shapes}" if self.named else f"shape {shapes}"
 
 

@@ -83,14 +83,12 @@ def load_momentum(
     Raises:
         UsageError: an entry matches no parameter of this optimizer, or has another shape; nothing is changed.
     """
-    format_of = _format(package)
-    own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
+    format_of, named = _format(package), all_named(optimizer.param_groups)
+    own = {name: (param, group) for name, param, group in named}
     entries = dict(_entries(saved if isinstance(saved, Sequence) else [saved], names))
     taken = {name: _taken(name, entry, own, format_of) for name, entry in entries.items()}
     state = optimizer.state_dict()
-    numbers = dict(
-        zip((name for name, *_ in all_named(optimizer.param_groups)), range(len(own)), strict=True)
-    )
+    numbers = dict(zip((name for name, *_ in named), range(len(own)), strict=True))
     for name, entry in taken.items():
         state["state"][numbers[name]] = entry
     optimizer.load_state_dict(state)
@@ -111,10 +109,8 @@ def momentum_for(
     Raises:
         UsageError: ranks keep slices of the momentum: load the checkpoint in one process first.
     """
-    format_of, own = (
-        _format(package),
-        {name: (param, group) for name, param, group in all_named(optimizer.param_groups)},
-    )
+    format_of = _format(package)
+    own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
     order = list(own) if names is None else list(names)
     if unknown := sorted(set(order) - set(own)):
         raise UsageError(f"this optimizer does not step {', '.join(unknown)}")
