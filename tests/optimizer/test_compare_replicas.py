@@ -96,6 +96,17 @@ def drifted(rank: int, layout: str, what: str) -> list[str]:
     return heard
 
 
+def other_step_loaded(rank: int) -> str:
+    """A rank's error in the step after a load, if AdamW took another number of steps in rank 1's file."""
+    model = network()
+    both = pair_on(model, "zero1")
+    heard_in_a_step(model, both)
+    state = both.state_dict()
+    state["state"][2]["step"].add_(float(rank == 1))
+    both.load_state_dict(state)
+    return heard_in_a_step(model, both)
+
+
 def _held(model: nn.Module, both: MuonWithAdamW, what: str) -> Tensor:
     name, _, entry = what.partition("/")
     param = dict(model.named_parameters())[name]
@@ -129,6 +140,7 @@ def everything(rank: int) -> dict[str, dict[Any, Any]]:
         "begun": {layout: begun(rank, layout) for layout in SEEDED},
         "drifted": {case: drifted(rank, *case) for case in DRIFTED},
         "unnamed": {"swapped": unnamed_and_swapped(rank), "other length": other_length(rank)},
+        "loaded": {"other step": other_step_loaded(rank)},
     }
 
 
@@ -194,6 +206,13 @@ def test_a_bit_that_turns_on_the_way_is_named_at_the_next_comparison(
         assert f"after 4 steps {named} is not the same on all ranks" in heard[4]
         assert "rank" in heard[4]
         assert "3 differ" in heard[4]
+
+
+def test_another_step_count_that_one_rank_loaded_is_named_in_the_next_step(results: Results) -> None:
+    for of_rank in results:
+        heard = of_rank["loaded"]["other step"]
+        assert "before the first step the optimizer state of 0.bias is not the same on all ranks" in heard
+        assert "1 and 3 differ" in heard
 
 
 def test_a_checksum_knows_every_bit_and_its_place() -> None:
