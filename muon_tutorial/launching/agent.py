@@ -12,7 +12,8 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from .command import FAILED, said_of, say
+from .command import BAD_INPUT, FAILED, said_of, say
+from .echo import in_one_line
 
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
@@ -23,6 +24,7 @@ def run_agent(words: Sequence[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
     options = run.parse_args(list(words))
     if options.nnodes not in ("1", "1:1"):
@@ -31,6 +33,7 @@ def run_agent(words: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: _pass_on(number))
     try:
         run.run(options)
+        return 0
     except SignalException as ended:
         return say(f"{said_of(ended.sigval.name)}; its ranks on this machine have ended", 128 + ended.sigval)
     except ChildFailedError as error:
@@ -39,7 +42,13 @@ def run_agent(words: Sequence[str]) -> int:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = f"error: rank {rank} {how}; it was the first to fail"
         return say(said, 128 - code if code < 0 else code or FAILED)
-    return 0
+    except RendezvousClosedError:
+        return say("error: another agent has ended the job, so this one cannot start its ranks", FAILED)
+    except RendezvousConnectionError:
+        return say("error: the agent at --rdzv-endpoint does not answer", FAILED)
+    except Exception as error:  # whatever torch raises, such as for a wrong option
+        said = f"error: torchrun's agent ended: {type(error).__name__}: {in_one_line(str(error))}"
+        return say(said, BAD_INPUT if isinstance(error, ValueError) else FAILED)
 
 
 def _pass_on(number: int) -> None:

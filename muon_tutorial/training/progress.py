@@ -39,9 +39,7 @@ def _plain(console: Console, title: str, steps: int) -> Show:
     def show(record: StepRecord) -> None:
         done = record.step + 1
         if done == 1 or done == steps or done % every == 0:
-            console.print(
-                f"{title}: step {done}/{steps}, loss {record.loss:.3f}, {record.seconds:.2f} s",
-                highlight=False,
-            )
+            line = f"{title}: step {done}/{steps}, loss {record.loss:.3f}, {record.seconds:.2f} s"
+            console.print(line, highlight=False)
 
     return show

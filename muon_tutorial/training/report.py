@@ -67,14 +67,11 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
             f"single-process optimizers', by up to {verdict.largest_difference:.2g}; "
             f"the reduced gradient's error is {verdict.gradient_error:.2g} of its bound{_of_cut(verdict)}"
         )
-    reduction = (
-        ""
-        if dp == 1
-        else f"; the reduced gradient is within {verdict.gradient_error:.2f} of its rounding bound"
-    )
+    reduction = f"; the reduced gradient is within {verdict.gradient_error:.2f} of its rounding bound"
     return (
         f"passed at step {verdict.step + 1}: all {verdict.elements:,} parameters bitwise equal to "
-        f"torch.optim.Muon's and AdamW's from the same gradients{_of_cut(verdict)}{reduction}"
+        f"torch.optim.Muon's and AdamW's from the same gradients{_of_cut(verdict)}"
+        f"{reduction if dp > 1 else ''}"
     )
 
 

@@ -56,13 +56,10 @@ class TrainSettings:
 
 def check_numbers(options: object) -> None:
     """Refuse settings or command-line options that are out of range by themselves; None is allowed."""
-    for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads"):
-        count = getattr(options, name)
+    for name in ("dp", "tp", "steps", "batch", "context", "layers", "width", "heads", "save_every"):
+        count = getattr(options, name, None)
         if count is not None and count < 1:
-            raise UsageError(f"--{name} must be at least 1, got {count}")
-    save_every = getattr(options, "save_every", None)
-    if save_every is not None and save_every < 1:
-        raise UsageError(f"--save-every must be at least 1, got {save_every}")
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1, got {count}")
     lr, timeout = (getattr(options, name) for name in ("lr", "timeout"))
     if not (math.isfinite(lr) and lr > 0):
         raise UsageError(f"--lr must be a positive number, got {lr}")
