@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -45,12 +46,13 @@ from .launching.command import (
 from .launching.signals import exit_by
 from .launching.torchrun import (
     TorchrunEnvironment,
-    is_this_run,
+    agent_name,
+    is_of_this_job,
     join_torchrun,
     joined_by_torchrun,
     leave_torchrun,
+    names_of_job,
     restarted_by_torchrun,
-    torchrun_run_id,
 )
 from .plan.strategies import STRATEGIES
 from .timing.commands import add_calibrate, add_plan
@@ -60,8 +62,8 @@ from .training.checkpoints import RUN, TIME, Saving, StoppedRun
 from .training.records import RunResult
 from .training.report import describe_verdict, summary_table, traffic_table
 from .training.resume import (
+    JOB,
     NEWEST,
-    RUN_ID,
     RUNS,
     SAVE_EVERY,
     find_restarted,
@@ -151,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("--json prints to standard output, which is closed")
         if options.command != "train":
             return int(options.run(options))
-        options.given = _given(words)
+        options.given, options.agents = _given(words), []
         check_numbers(options)
         options.acts = acts_by(options.on_signal)
         if options.text is not None:  # the run may be resumed from another folder
@@ -274,6 +276,7 @@ def _agree_on_run(
         CompleteRunError: the run was complete before torchrun restarted these ranks.
     """
     mine: Any = None
+    options.agents = gather_objects(agent_name())
     if seat.rank == 0:
         try:
             mine = _place_run_under_torchrun(options, seat.world_size)
@@ -290,19 +293,19 @@ def _place_run_under_torchrun(
     options: argparse.Namespace, started: int
 ) -> tuple[TrainSettings, RunFolder, Saving]:
     """Like ``_place_run``; ranks that torchrun has restarted resume their run, if it has saved."""
-    folder = options.out
-    if options.resume is None and restarted_by_torchrun():
-        run_id = torchrun_run_id()
-        folder = folder or find_restarted(run_id)
-        if folder is None and run_id is None:
+    if options.resume is None:
+        is_ours = partial(is_of_this_job, agents=options.agents)
+        folder = options.out or find_restarted(is_ours)
+        if folder is None and restarted_by_torchrun() and not names_of_job(options.agents):
             print(NOT_FOUND_AGAIN, file=sys.stderr)
         if folder is not None and (folder / "settings.json").exists():
             known, said = RunFolder.reopen(folder)
-            if not is_this_run(said.get(RUN_ID)):
+            if not is_ours(said.get(JOB)):
                 raise in_use(folder)
             _fit_grid(options, said, started)
             settings = resumed_settings(said, vars(options), {*options.given} - {"out"})
             saving = _going_on(known, said, options)
+            known.write("settings.json", {**said, JOB: names_of_job([*options.agents, *said[JOB]])})
             if (saving.begin or 0) >= settings.steps and (folder / RESULT).exists():
                 raise CompleteRunError(f"the run in {folder} is complete: nothing is left to do")
             return settings, known, saving
@@ -440,7 +443,7 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
 
 def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str) -> RunFolder:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN: run, RUN_ID: torchrun_run_id()}
+    beside = {SAVE_EVERY: options.save_every, RUN: run, JOB: names_of_job(options.agents)}
     return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
 
 

@@ -78,7 +78,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
         )
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_ino == _inode(path):
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
                 with contextlib.suppress(OSError):  # a full disk: then only the holder's name is missing
                     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
                 return descriptor
@@ -87,18 +87,13 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
             if time.monotonic() > deadline:
                 os.close(descriptor)
                 raise CheckpointError(f"{holder or 'another process'} is {does}") from None
+        except FileNotFoundError:
+            pass  # its holder has removed the file
         except OSError:
             os.close(descriptor)
             raise
         os.close(descriptor)  # open it again: its holder may remove the file in between
         time.sleep(_TICK)
-
-
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except FileNotFoundError:
-        return None
 
 
 def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) -> Path:
@@ -117,11 +112,10 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
                 f"{target} is not an empty folder: choose another one, or pass "
                 'existing="replace" to replace an older checkpoint'
             )
-        if existing == "put aside":
-            if not (target / manifest).is_file():
-                put_aside(target, save_id)
-        elif not (target / manifest).is_file():
-            raise CheckpointError(f"{target} is not a checkpoint in this format, so it is not replaced")
+        if not (target / manifest).is_file():
+            if existing != "put aside":
+                raise CheckpointError(f"{target} is not a checkpoint in this format, so it is not replaced")
+            put_aside(target, save_id)
     draft = target.with_name(f".{target.name}.draft-{save_id}")
     draft.mkdir()
     return draft

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -91,27 +91,36 @@ def joined_by_torchrun() -> bool:
     return all(name in os.environ for name in TORCHRUN_NEEDS)
 
 
-def torchrun_run_id() -> str | None:
-    """Return a name of torchrun's run, which restarts keep and other runs do not have; None if unknown.
-
-    On one machine this is the folder that the agent made for its logs. torchrun's own name is no help: it is
-    "none" without ``--standalone`` or ``--rdzv-id``, and two runs may get the same ``--rdzv-id``.
-    """
-    run_id = os.environ.get("TORCHELASTIC_RUN_ID")
-    own_id = None if run_id == "none" else run_id
-    if run_id is None or (own_id and not _on_one_machine()):
-        return own_id
+def agent_name() -> str | None:
+    """Return a name that only this process's agent has, its folder of logs; without it, ``--rdzv-id``."""
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
-    return folders[-1] if folders else own_id
+    return folders[-1] if folders else os.environ.get("TORCHELASTIC_RUN_ID")
 
 
-def is_this_run(name: object) -> bool:
-    """Return whether a name from before a restart, perhaps with other nodes, is this run's."""
-    return name not in (None, "none") and name in (torchrun_run_id(), os.environ.get("TORCHELASTIC_RUN_ID"))
+def names_of_job(agents: Iterable[object]) -> list[str]:
+    """Return the names by which later ranks recognize this job: its agents', and on several machines its id.
+
+    On one machine the id proves nothing, because two jobs may get the same ``--rdzv-id``.
+    """
+    return _names(agents, with_id=not _on_one_machine())
+
+
+def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
+    """Return whether earlier ranks with these names were of the same job: it still has one of their agents.
+
+    If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
+    """
+    own = _names(agents, with_id=restarted_by_torchrun())
+    return isinstance(names, list) and any(name in names for name in own)
+
+
+def _names(agents: Iterable[object], with_id: bool) -> list[str]:
+    names = (*agents, os.environ.get("TORCHELASTIC_RUN_ID") if with_id else None)
+    return sorted({name for name in names if isinstance(name, str) and name != "none"})
 
 
 def restarted_by_torchrun() -> bool:
-    """Return whether earlier ranks of this run failed, and torchrun started this process to replace one."""
+    """Return whether this agent's ranks have failed before; False if only other agents' have."""
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, replace
@@ -20,7 +21,7 @@ NEWEST = Path()
 MAY_CHANGE = ("dp", "tp", "strategy", "backend", "timeout", "check")
 """Settings that may change when a run resumes; any other change would make it another run."""
 
-SAVE_EVERY, RUN_ID = "save_every", "torchrun_run_id"
+SAVE_EVERY, JOB = "save_every", "torchrun_job"
 """Keys that ``settings.json`` has besides the settings."""
 
 
@@ -36,16 +37,13 @@ def find_run(folder: Path) -> Path:
     return pointers[-1].parents[1]
 
 
-def find_restarted(run_id: str | None) -> Path | None:
-    """The newest folder under ``runs/`` of a run that torchrun started with this id."""
+def find_restarted(is_ours: Callable[[object], bool]) -> Path | None:
+    """The newest folder under ``runs/`` whose run torchrun started in this job, by the job's names in it."""
     found = []
     for path in RUNS.glob("*/settings.json"):
-        try:
-            _, said = RunFolder.reopen(path.parent)
-        except RunFolderError:
-            continue
-        if run_id is not None and said.get(RUN_ID) == run_id:
-            found.append(path.parent)
+        with contextlib.suppress(RunFolderError):
+            if is_ours(RunFolder.reopen(path.parent)[1].get(JOB)):
+                found.append(path.parent)
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 

@@ -12,13 +12,14 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..checkpoint.folders import locked, read_file
+from ..checkpoint.folders import locked, read_file, replace_file
 from ..errors import RunFolderError
 
 if TYPE_CHECKING:  # matplotlib takes a while
@@ -87,11 +88,10 @@ class RunFolder:
         return [record for line in text.split("\n")[:-1] if (record := _as_record(line)) is not None]
 
     def write(self, name: str, content: Mapping[str, Any] | str) -> None:
-        """Write a file, completely or not at all; data is written as JSON."""
+        """Write a file, completely or not at all, and sync it; data is written as JSON."""
         with _unwritable(self.path):
-            draft = self.path / f".{name}"
-            draft.write_text(content if isinstance(content, str) else _as_json(content), encoding="utf-8")
-            os.replace(draft, self.path / name)
+            text = content if isinstance(content, str) else _as_json(content)
+            replace_file(self.path / name, text.encode(), uuid.uuid4().hex)
 
     def draw(self, name: str, figure: Figure) -> None:
         """Save a figure."""
@@ -106,10 +106,8 @@ def in_use(path: Path) -> RunFolderError:
 
 def unused(path: Path) -> Path:
     """The path, or the first of path-2, path-3, … that does not exist."""
-    candidates = (
-        path if number == 1 else path.with_name(f"{path.name}-{number}") for number in itertools.count(1)
-    )
-    return next(candidate for candidate in candidates if not candidate.exists())
+    others = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(candidate for candidate in itertools.chain([path], others) if not candidate.exists())
 
 
 def _as_record(line: str) -> dict[str, Any] | None:

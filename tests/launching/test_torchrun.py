@@ -173,35 +173,29 @@ def test_what_is_no_timeout_is_refused(timeout) -> None:
         torchrun.join_torchrun(timeout=timeout)
 
 
+LOGS = "/t/7_b/attempt_1/0/error.json"
+TWO_MACHINES = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
+
+
 @pytest.mark.parametrize(
-    ("said", "run_id"),
+    ("said", "names"),
     [
-        ({}, None),
-        ({"TORCHELASTIC_RUN_ID": "7"}, "7"),
-        ({"TORCHELASTIC_RUN_ID": "none"}, None),
-        (
-            {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/t/none_a/attempt_0/1/error.json"},
-            "none_a",
-        ),
-        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": "/t/7_b/attempt_1/0/error.json"}, "7_b"),
-        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": ""}, "7"),
-        (
-            {
-                "TORCHELASTIC_RUN_ID": "7",
-                "TORCHELASTIC_ERROR_FILE": "/t/7_b/attempt_1/0/error.json",
-                "LOCAL_WORLD_SIZE": "1",
-                "WORLD_SIZE": "2",
-            },
-            "7",
-        ),
+        ({}, []),
+        ({"TORCHELASTIC_RUN_ID": "7"}, ["7"]),
+        ({"TORCHELASTIC_RUN_ID": "none"}, []),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": LOGS}, ["7_b"]),
+        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": LOGS}, ["7_b"]),
+        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": ""}, ["7"]),
+        ({"TORCHELASTIC_RUN_ID": "7", "TORCHELASTIC_ERROR_FILE": LOGS, **TWO_MACHINES}, ["7", "7_b"]),
+        ({"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": LOGS, **TWO_MACHINES}, ["7_b"]),
     ],
 )
-def test_a_run_is_named_by_what_outlives_its_ranks_and_no_other_run_shares(said, run_id, monkeypatch) -> None:
+def test_a_job_is_named_by_what_outlives_its_ranks_and_no_other_job_shares(said, names, monkeypatch) -> None:
     for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "LOCAL_WORLD_SIZE", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    assert torchrun.torchrun_run_id() == run_id
+    assert torchrun.names_of_job([torchrun.agent_name()]) == names
 
 
 def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, monkeypatch) -> None:

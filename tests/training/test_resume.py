@@ -103,13 +103,13 @@ def test_the_newest_run_with_a_checkpoint_is_found(tmp_path: Path, monkeypatch: 
     assert resume.find_run(Path("runs/c")) == Path("runs/c")
 
 
-def test_a_restarted_run_is_found_by_torchruns_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_run_is_found_by_its_jobs_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, run_id in (("a", "one"), ("b", "two"), ("c", None)):
-        RunFolder.create(Path("runs") / name, {**asdict(SETTINGS), resume.RUN_ID: run_id})
+    for name, names in (("a", ["one"]), ("b", ["two"]), ("c", None)):
+        RunFolder.create(Path("runs") / name, {**asdict(SETTINGS), resume.JOB: names})
     (Path("runs") / "c" / "settings.json").write_text("no JSON")
-    assert resume.find_restarted("one") == Path("runs/a")
-    assert resume.find_restarted("three") is None
+    assert resume.find_restarted(lambda names: names == ["one"]) == Path("runs/a")
+    assert resume.find_restarted(lambda names: names == ["three"]) is None
 
 
 def test_a_run_goes_on_with_its_own_settings_but_for_the_grid() -> None:
@@ -175,16 +175,19 @@ def test_a_setting_of_another_type_is_one_clear_line(name: str, value: object) -
 
 @pytest.fixture
 def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Namespace:
-    """The options of ranks that torchrun has restarted, with a run folder given."""
+    """The options of ranks that torchrun has restarted on two machines, with a run folder given."""
     logs = "/tmp/torchelastic_1/none_own/attempt_1/0/error.json"
-    for name, value in {"RUN_ID": "none", "RESTART_COUNT": "1", "ERROR_FILE": logs}.items():
+    for name, value in {"RUN_ID": "7", "RESTART_COUNT": "1", "ERROR_FILE": logs}.items():
         monkeypatch.setenv(f"TORCHELASTIC_{name}", value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     options = {
         **asdict(SETTINGS),
         "out": tmp_path / "run",
         "resume": None,
         "save_every": None,
         "given": set(),
+        "agents": ["7_a", "7_b"],
         "acts": {},
         "max_seconds": None,
         "hold": lambda held: None,
@@ -192,19 +195,46 @@ def restarted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> argparse.Names
     return argparse.Namespace(**options)
 
 
-@pytest.mark.parametrize("run_id", [None, "none", "none_other"])
-def test_restarted_ranks_leave_another_runs_folder_alone(
-    restarted: argparse.Namespace, run_id: str | None
-) -> None:
-    RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: run_id})
+@pytest.mark.parametrize("names", [None, "7_a", [], ["none", "7_c"], [["7_a"], 7]])
+def test_ranks_leave_another_jobs_folder_alone(restarted: argparse.Namespace, names: object) -> None:
+    RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: names})
     with pytest.raises(RunFolderError, match="already in use"):
         cli._place_run_under_torchrun(restarted, 2)
+
+
+def test_a_new_job_with_an_earlier_jobs_id_leaves_its_folder_alone(
+    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a restart, the id is not enough; with one, it is, because all agents may have been replaced."""
+    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7", "7_c"]})
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    with pytest.raises(RunFolderError, match="already in use"):
+        cli._place_run_under_torchrun(restarted, 2)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert cli._place_run_under_torchrun(restarted, 2)[1] == own
+
+
+def test_ranks_go_on_while_their_job_keeps_one_agent_from_each_restart_to_the_next(
+    restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node, then two, then the other one, then two: no agent has counted a restart."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["none_a"]})
+    for restarted.agents in (["none_a", "none_b"], ["none_b"], ["none_c", "none_b"]):
+        restarted.dp, ranks = None, len(restarted.agents)
+        settings, folder, _ = cli._place_run_under_torchrun(restarted, ranks)
+        assert (settings.dp, folder) == (ranks, own)
+    assert RunFolder.reopen(own.path)[1][resume.JOB] == ["none_a", "none_b", "none_c"]
+    restarted.agents = ["none_d"]
+    with pytest.raises(RunFolderError, match="already in use"):
+        cli._place_run_under_torchrun(restarted, 1)
 
 
 def test_restarted_ranks_go_on_with_their_own_run_unless_it_is_complete(
     restarted: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.RUN_ID: "none_own"})
+    own = RunFolder.create(restarted.out, {**asdict(SETTINGS), resume.JOB: ["7_a"]})
     monkeypatch.setattr(Saving, "whole_step", lambda saving, say: SETTINGS.steps)
     assert cli._place_run_under_torchrun(restarted, 2) == (SETTINGS, own, Saving(own.path, begin=5))
     own.write("result.json", {})
@@ -219,8 +249,8 @@ def test_ranks_that_torchrun_cannot_name_begin_anew_and_say_so(
     capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    restarted.out = None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    restarted.out, restarted.agents = None, ["none", "none"]
     _, folder, saving = cli._place_run_under_torchrun(restarted, 2)
     assert (saving.begin, folder.path.parent) == (None, Path("runs"))
     assert capsys.readouterr().err.splitlines() == [cli.NOT_FOUND_AGAIN]

@@ -1,0 +1,95 @@
+"""Two of torchrun's agents on loopback: a job whose ranks restart on both nodes goes on in its run folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, alone, final_bits, losses, wait_for_a_step
+
+PATIENCE = 150.0
+
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.live,
+    pytest.mark.skipif(sys.platform != "linux", reason="addresses of the loopback network"),
+]
+
+
+@dataclass(slots=True)
+class Agents:
+    """Agents with one rank each, started in a folder; the first one has the store where they meet."""
+
+    folder: Path
+    port: int
+    ended: ExitStack
+
+    def start(self, number: int, nodes: str, *options: str) -> subprocess.Popen:
+        """Start an agent. Rank 0 is on the lowest address, which is the latest agent's."""
+        command = [sys.executable, "-m", *OURS.split(), f"--nnodes={nodes}", "--nproc-per-node=1"]
+        is_host = str(number == 0).lower()
+        meeting = [f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-backend=c10d", "--rdzv-id=one"]
+        patience = [f"--rdzv-conf=is_host={is_host},last_call_timeout=1", "--max-restarts=1"]
+        own = [f"--local-addr=127.0.0.{9 - number}", SCRIPT, *MODEL, "--out", "run", *options]
+        words = [*command, *meeting, *patience, *own]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        with open(self.folder / f"{number}.log", "w") as said:
+            agent = subprocess.Popen(words, cwd=self.folder, env=environment, stdout=said, stderr=said)
+        self.ended.callback(agent.wait)
+        self.ended.callback(agent.kill)
+        return agent
+
+    def said(self) -> str:
+        """What all agents and their ranks have printed."""
+        return "".join(log.read_text() for log in sorted(self.folder.glob("*.log")))
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Agents]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ExitStack() as ended:
+        yield Agents(tmp_path, port, ended)
+
+
+def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
+    agents: Agents, tmp_path: Path
+) -> None:
+    """One agent restarts its dead rank; the other only follows, and does not count this as a restart."""
+    both = [agents.start(number, "2", "--steps", "12", "--save-every", "2") for number in range(2)]
+    wait_for_a_step(tmp_path / "run", both, 3)
+    (victim,) = (it for it in psutil.Process(both[0].pid).children() if SCRIPT in it.cmdline())
+    victim.kill()
+    assert [agent.wait(PATIENCE) for agent in both] == [0, 0], agents.said()
+    whole = alone(tmp_path, 12)
+    assert losses(tmp_path / "run") == losses(whole)
+    assert final_bits(tmp_path / "run", 12) == final_bits(whole, 12)
+
+
+def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents, tmp_path: Path) -> None:
+    options = ("--steps", "1000000")
+    first = agents.start(0, "1:2", *options)
+    wait_for_a_step(tmp_path / "run", [first], 1)
+    seen = losses(tmp_path / "run")
+    both = [first, agents.start(1, "1:2", *options)]
+    records = tmp_path / "run" / "metrics.jsonl"
+    before = records.stat().st_ino
+    while records.stat().st_ino == before:  # resumed ranks write a new file
+        wait_for_a_step(tmp_path / "run", both, len(losses(tmp_path / "run")) + 1)
+    wait_for_a_step(tmp_path / "run", both, len(losses(tmp_path / "run")) + 2)
+    for agent in both:
+        agent.send_signal(signal.SIGTERM)
+    assert [agent.wait(PATIENCE) for agent in both] == [143, 143], agents.said()
+    assert losses(tmp_path / "run")[: len(seen)] == seen
+    assert "saved after step" in (tmp_path / "1.log").read_text()  # rank 0 was the new node's
