@@ -39,8 +39,8 @@ from .muon_with_adamw import MuonWithAdamW
 from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
-ELEMENTS = 8_000_000
-"""Most elements to look at, besides one parameter of each kind: more would take over a second."""
+ELEMENTS = 1_000_000
+"""Most elements to look at, besides one parameter of each kind: on a slow CPU, more take over a second."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -60,10 +60,12 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The findings of all ranks. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made
-    and planned; None if the optimizer's calls are not counted. ``left_out`` matrices were not looked at."""
+    and planned; None if the optimizer's calls are not counted. ``by_rank`` are those that each rank made.
+    ``left_out`` matrices were not looked at."""
 
     findings: tuple[Finding, ...]
     calls: Mapping[tuple[int, int], tuple[int, int]] | None
+    by_rank: tuple[int, ...]
     left_out: int
 
     @property
@@ -82,6 +84,11 @@ class AuditReport:
         ]
 
     @property
+    def is_muon(self) -> bool:
+        """Whether no fault was found."""
+        return not (self.wrong or self.miscounted)
+
+    @property
     def line(self) -> str:
         """The outcome in one line."""
         seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"
@@ -91,8 +98,9 @@ class AuditReport:
             return f"this is not Muon: the update of {name} is {wrong} (wrong in {many} checked parameters)"
         if self.miscounted:
             return f"this is not Muon: {self.miscounted[0]}"
-        calls = sum(made for made, _ in self.calls.values()) if self.calls else 0
-        counted = f"; {calls} Newton–Schulz calls, as planned" if self.calls else ""
+        made = [f"rank {rank}: {calls}" for rank, calls in enumerate(self.by_rank)]
+        ranks = f" ({', '.join([*made[:8], *(['…'] if made[8:] else [])])})" if len(made) > 1 else ""
+        counted = f"; {sum(self.by_rank)} Newton–Schulz calls, as planned{ranks}" if self.calls else ""
         return f"this is Muon: {seen} moved by their orthogonalized momentum{counted}"
 
     def __str__(self) -> str:
@@ -188,7 +196,8 @@ class Audit:
             mine[name] = _found(name, [own, *held] if own is not None and own.is_whole else held)
         found = {name: it for its in _on_all_ranks(mine) for name, it in its.items()}
         order = dict.fromkeys([*self._held, *names])
-        return AuditReport(tuple(found[name] for name in order), _counted(everybody), self.left_out)
+        by_rank = tuple(calls.total() for *_, calls, _ in everybody)
+        return AuditReport(tuple(found[name] for name in order), _counted(everybody), by_rank, self.left_out)
 
     def _look(self, *_: Any) -> None:
         """Before a step: copy parameters, gradients and momenta."""

@@ -51,7 +51,7 @@ class CheckVerdict:
     ``gradient_error``: the largest error of a reduced gradient's element, compared with the float64 mean, in
     units of its bound. Matrices that strategy ``gram`` leaves cut are not in ``differing``: ``cut_error`` is
     the largest distance of such a matrix from what a single process computes in the Gram form, in units of
-    its bound.
+    its bound. ``audit`` is the line of the step's audit, and ``is_muon`` its outcome.
     """
 
     step: int
@@ -60,11 +60,14 @@ class CheckVerdict:
     largest_difference: float
     gradient_error: float
     cut_error: float = 0.0
+    audit: str = ""
+    is_muon: bool = True
 
     @property
     def passed(self) -> bool:
-        """Whether all parameters are bitwise equal or within their bound, and all gradients within theirs."""
-        return self.differing == 0 and self.gradient_error <= 1 and self.cut_error <= 1
+        """Whether all parameters are bitwise equal or within their bound, all gradients within theirs, and
+        the audit found no fault."""
+        return self.differing == 0 and self.gradient_error <= 1 and self.cut_error <= 1 and self.is_muon
 
 
 @dataclass(frozen=True, slots=True)

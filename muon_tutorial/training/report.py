@@ -36,6 +36,8 @@ def summary_table(result: RunResult, beside: OneProcessRun | None) -> Table:
     table.add_row("step time", spent)
     table.add_row("optimizer state", _state(result))
     table.add_row("check", describe_verdict(result.check, s.dp) if result.records else NO_STEP)
+    if result.check is not None and result.check.audit:
+        table.add_row("audit", result.check.audit, style=None if result.check.is_muon else "red")
     return table
 
 
@@ -61,6 +63,8 @@ def describe_verdict(verdict: CheckVerdict | None, dp: int) -> str:
     """The check's outcome in one sentence."""
     if verdict is None:
         return "not asked for"
+    if not verdict.is_muon:
+        return f"FAILED at step {verdict.step + 1}: {verdict.audit}"
     if not verdict.passed:
         return (
             f"FAILED at step {verdict.step + 1}: {verdict.differing:,} parameter elements differ from the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muon_tutorial.launching.launch import launch
+from muon_tutorial.optimizer import update_verdict
+from muon_tutorial.step import orthogonalize
 from muon_tutorial.step.parameter_state import local_part
 from muon_tutorial.training.check import Sums, gradient_error
 from muon_tutorial.training.loop import Trainer, build_trainer, train_step
@@ -45,12 +48,14 @@ def test_a_sum_that_lost_a_rank_is_far_outside_the_bound() -> None:
     assert gradient_error(sum(gradients[:3], torch.zeros(64)) / 4, exact(gradients), 4) > 1e3
 
 
-def checked_steps(rank: int, options: dict, planted: bool = False) -> list[CheckVerdict | None]:
-    """Two checked steps; with ``planted``, a fault on rank 1 in the second."""
+def checked_steps(
+    rank: int, options: dict, plant: Callable[[Trainer], None] | None = None
+) -> list[CheckVerdict | None]:
+    """Two checked steps; ``plant`` plants a fault on rank 1 in the second."""
     trainer = build_trainer(TrainSettings(**{**TINY, **options}))
     verdicts = [train_step(trainer, 0, checked=True)[1]]
-    if planted and rank == 1:
-        flip_one_bit_after_the_step(trainer)
+    if plant is not None and rank == 1:
+        plant(trainer)
     return [*verdicts, train_step(trainer, 1, checked=True)[1]]
 
 
@@ -65,6 +70,11 @@ def flip_one_bit_after_the_step(trainer: Trainer) -> None:
     object.__setattr__(trainer.optimizer, "step", wrong_step)
 
 
+def orthogonalize_nothing(trainer: Trainer) -> None:
+    """Rank 1 returns its matrices as they are, and its Newton–Schulz calls are not counted."""
+    orthogonalize.newton_schulz_update = lambda whole, *_: whole
+
+
 @pytest.mark.live
 @pytest.mark.parametrize("strategy", ["zero1", "replicated"])
 @pytest.mark.parametrize("grid", [(1, 1), (2, 2)])
@@ -74,6 +84,43 @@ def test_every_strategy_passes_on_every_grid(strategy: str, grid: tuple[int, int
     assert all(each == verdicts[0] for each in verdicts)
     assert all(verdict.passed for verdict in verdicts[0])
     assert verdicts[0][1].largest_difference == 0
+    said = verdicts[0][1].audit
+    assert said.startswith("this is Muon: 6 of 6 parameters moved by their orthogonalized momentum; ")
+    counted = {"zero1": "12", "replicated": "24"}[strategy] if grid == (2, 2) else "6"
+    assert said.partition("; ")[2].startswith(f"{counted} Newton–Schulz calls, as planned")
+    assert (", rank 3: " in said) == (grid == (2, 2))
+
+
+@pytest.mark.live
+def test_a_rank_that_does_not_orthogonalize_is_found_by_the_audit() -> None:
+    options = {"dp": 2, "tp": 1, "strategy": "owner"}
+    verdicts = launch(checked_steps, 2, args=(options, orthogonalize_nothing), output="quiet")
+    for first, second in verdicts:
+        assert first.is_muon
+        assert not second.is_muon
+        assert not second.passed
+        assert update_verdict.SGD in second.audit
+        assert describe_verdict(second, 2) == f"FAILED at step 2: {second.audit}"
+
+
+@pytest.mark.live
+def test_only_a_checked_step_is_audited() -> None:
+    assert launch(hooks_in_steps, 1, output="quiet") == [[(0, 0), (2, 6)]]
+
+
+def hooks_in_steps(rank: int) -> list[tuple[int, int]]:
+    """For a step without a check and one with: the optimizer's hooks, and how many parameters have some."""
+    trainer, found = build_trainer(TrainSettings(**{**TINY, "dp": 1, "tp": 1})), []
+    pair = trainer.optimizer
+
+    def count(*_: object) -> None:
+        hooked = sum(bool(param._post_accumulate_grad_hooks) for param in trainer.model.parameters())
+        found.append((len(pair._optimizer_step_pre_hooks) + len(pair._optimizer_step_post_hooks), hooked))
+
+    trainer.model.register_forward_hook(count)
+    for step, checked in enumerate((False, True)):
+        train_step(trainer, step, checked)
+    return found
 
 
 @pytest.mark.live
@@ -90,7 +137,9 @@ def test_gram_is_held_to_its_bound_where_tensor_parallelism_cuts() -> None:
 
 @pytest.mark.live
 def test_one_wrong_bit_on_one_rank_fails_the_check_on_all() -> None:
-    verdicts = launch(checked_steps, 2, args=({"dp": 2, "tp": 1}, True), output="quiet")
+    verdicts = launch(
+        checked_steps, 2, args=({"dp": 2, "tp": 1}, flip_one_bit_after_the_step), output="quiet"
+    )
     for first, second in verdicts:
         assert first.passed
         assert not second.passed

@@ -76,6 +76,22 @@ def test_a_failed_check_says_by_how_much_and_a_gradient_outside_its_bound_fails_
     assert not CheckVerdict(2, 100, 0, 0.0, 1.5).passed
 
 
+def test_an_audit_that_finds_no_muon_fails_the_check_in_red() -> None:
+    line = "this is not Muon: the update of w is the gradient itself"
+    assert RESULT.check is not None
+    verdict = replace(RESULT.check, audit=line, is_muon=False)
+    assert not verdict.passed
+    assert describe_verdict(verdict, 2) == f"FAILED at step 3: {line}"
+    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="standard")
+    console.print(summary_table(replace(RESULT, check=verdict), None))
+    (row,) = [it for it in console.file.getvalue().splitlines() if "audit" in it]  # type: ignore[attr-defined]
+    assert "\x1b[31m" in row
+    assert line in row
+    assert "\x1b[31m" not in printed(
+        summary_table(replace(RESULT, check=replace(verdict, is_muon=True)), None)
+    )
+
+
 def test_the_result_is_plain_data_without_the_steps() -> None:
     data = describe_result(RESULT, None)
     assert data["check"]["passed"] is True
