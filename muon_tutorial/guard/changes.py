@@ -140,10 +140,19 @@ def follow_changes(
     ``before`` describes the same parameters, in order, when steps were last made.
 
     Raises:
-        UsageError: a parameter has another shape than its momentum began with.
+        UsageError: a parameter has another shape than its momentum began with, and either has moved, or was
+            reshaped.
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
+        reshaped = was[2] != tuple(param.shape) and param.numel() == math.prod(was[2])
+        if reshaped or (
+            was[2] != tuple(param.shape) and has_moved(entry)
+        ):  # a cut may precede the first step
+            raise UsageError(
+                f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
+                "construct a new optimizer over the current parameters"
+            )
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
@@ -151,13 +160,8 @@ def follow_changes(
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}
-        elif was[2] == tuple(param.shape):
-            entry["momentum_buffer"] = widened(entry["momentum_buffer"], param)
         else:
-            raise UsageError(
-                f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
-                "construct a new optimizer over the current parameters"
-            )
+            entry["momentum_buffer"] = widened(entry["momentum_buffer"], param)
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:

@@ -192,6 +192,23 @@ def test_a_matrix_that_was_flattened_is_refused(strategy: str | None, stepped: b
         muon.step()
 
 
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize("strategy", [None, "zero1", "owner"])
+def test_a_matrix_that_became_another_is_refused(strategy: str | None, stepped: bool) -> None:
+    param = square()
+    muon = muon_of(param, strategy=strategy)
+    if stepped:
+        muon.step()
+    param.grad = None
+    param.data = param.data.reshape(2, 8)
+    param.grad, before = torch.ones(2, 8), param.detach().clone()
+    with pytest.raises(
+        UsageError, match=r"w0 had shape \(4, 4\) when its momentum began, and has \(2, 8\) now"
+    ):
+        muon.step()
+    assert torch.equal(param, before)
+
+
 def test_a_first_step_without_gradients_warns_after_a_load_too() -> None:
     """Accelerate's wrapper loads a state immediately."""
     param = square()
