@@ -10,7 +10,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import default_collate
 
-from muon_tutorial import Muon, MuonWithAdamW, split_parameters  # Muon
+from muon_tutorial import MuonWithAdamW  # Muon
 
 args = arguments(__doc__)
 rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -18,13 +18,9 @@ if world_size > 1:
     init_process_group("gloo")
 torch.manual_seed(0)
 raw_model = TinyGPT(tied=True)
-hidden, others = split_parameters(raw_model)  # Muon
-groups = [
-    {"params": [named for named in others if named[1].dim() >= 2], "weight_decay": 0.1},
-    {"params": [named for named in others if named[1].dim() < 2], "weight_decay": 0.0},
-]
-optimizer = torch.optim.AdamW(groups, lr=3e-3, betas=(0.9, 0.95))
-optimizer = MuonWithAdamW(Muon(hidden, lr=3e-3, adjust_lr_fn="match_rms_adamw"), optimizer)  # Muon
+learning_rate, weight_decay, beta1, beta2 = 3e-3, 0.1, 0.9, 0.95
+options = {"weight_decay": weight_decay, "betas": (beta1, beta2), "decay_vectors": False}
+optimizer = MuonWithAdamW.from_model(raw_model, lr=learning_rate, **options)  # Muon
 scaler = torch.amp.GradScaler("cpu", enabled=False)  # as in nanoGPT; fp16 would need it
 first = 0
 if args.resume:
