@@ -1,7 +1,6 @@
 """accelerate launch --use_fsdp --fsdp_version 2 --num_processes 2 scripts/recipes/accelerate_fsdp2.py
 
-The optimizer is made before ``prepare``, which puts FSDP2's parameters into it. Accelerate shards only on
-GPUs: on CPUs it silently uses DDP.
+The optimizer is made before ``prepare``, which puts FSDP2's parameters into it.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ def main() -> None:
     scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
     loader = DataLoader(args.sequences(), batch_size=args.batch)
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    accelerator.print("FSDP2" if accelerator.is_fsdp2 else "no GPU: Accelerate uses DDP, not FSDP2")
     first = 0
     if args.resume:
         accelerator.load_state(args.resume)
