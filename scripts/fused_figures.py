@@ -48,6 +48,16 @@ def shards(seed: int) -> float:
     return float((found - due).norm() / due.norm())
 
 
+ROWS: dict[str, Callable[[int], float]] = {
+    "gate and up of (688 + 688) × 256 as one matrix: "
+    "distance from the correct update, over its own norm": lambda it: gate_and_up(it)[0],
+    "the same: norm of the correct update over its norm": lambda it: gate_and_up(it)[1],
+    "gate's gradient 5 times larger: up's norm over its correct norm": lambda it: gate_and_up(it, 5.0)[2],
+    "256 × 256, each half of the rows orthogonalized alone (tp = 2): relative distance": shards,
+}
+"""What each row of the table says, and its figure for a seed."""
+
+
 def said(figures: Callable[[int], float]) -> str:
     """The smallest and the largest value over the seeds."""
     found = [figures(seed) for seed in range(SEEDS)]
@@ -56,14 +66,7 @@ def said(figures: Callable[[int], float]) -> str:
 
 def table() -> str:
     """The table of docs/evidence.md."""
-    rows = {
-        "gate and up of (688 + 688) × 256 as one matrix: "
-        "distance from the correct update, over its own norm": lambda it: gate_and_up(it)[0],
-        "the same: norm of the correct update over its norm": lambda it: gate_and_up(it)[1],
-        "gate's gradient 5 times larger: up's norm over its correct norm": lambda it: gate_and_up(it, 5.0)[2],
-        "256 × 256, each half of the rows orthogonalized alone (tp = 2): relative distance": shards,
-    }
-    lines = (f"| {what} | {said(figures)} |" for what, figures in rows.items())
+    lines = (f"| {what} | {said(figures)} |" for what, figures in ROWS.items())
     return "\n".join([f"| Gaussian gradients, {SEEDS} seeds | least to largest |", "|---|---|", *lines])
 
 

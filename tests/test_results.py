@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from muon_tutorial.orthogonalizers.named import RECIPES
-from scripts import step_benchmark
+from scripts import fused_figures, step_benchmark
 from scripts.lab.benchmarks.contenders import CONTENDERS
 from scripts.lab.benchmarks.newton_schulz_times import summary
 from scripts.lab.benchmarks.steps_over_ranks import OWNER, RANKS
@@ -35,6 +37,17 @@ def said() -> dict[str, list[str]]:
         [cell.strip() for cell in line.strip("|").split("|")] for line in rows[1].strip().splitlines()[2:]
     ]
     return {name: numbers for name, *numbers in cells}
+
+
+@pytest.mark.parametrize("what", fused_figures.ROWS)
+def test_the_figures_of_fused_and_sharded_updates_are_todays(what: str) -> None:
+    """The first of the script's seeds; another CPU's products may round differently."""
+    row = re.search(
+        rf"^\| {re.escape(what)} \| (\S+) to (\S+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert row is not None
+    least, largest = map(float, row.groups())
+    assert least - 0.003 <= fused_figures.ROWS[what](0) <= largest + 0.003
 
 
 def test_the_page_quotes_the_results() -> None:
