@@ -384,3 +384,65 @@ def test_without_the_lambda_that_the_trainer_wants_one_line_says_so() -> None:
     """Trainer calls the first of ``optimizer_cls_and_kwargs`` without arguments."""
     with pytest.raises(UsageError, match="wrap it in a lambda"):
         MuonWithAdamW.from_model()
+
+
+class FirstStage(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.up = nn.Embedding(6, 4), nn.Linear(4, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.up(self.tokens(ids)).tanh()
+
+
+class LastStage(nn.Module):
+    """Holds its own copy of the tied embedding, under one of the names that frameworks give it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.down, self.name = nn.Linear(4, 4), name
+        copy = nn.Embedding(6, 4) if "embedding" in name else nn.Linear(4, 6, bias=False)
+        self.add_module(name, copy)
+
+    @property
+    def tied(self) -> nn.Parameter:
+        return getattr(self, self.name).weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(x).tanh() @ self.tied.T
+
+
+@pytest.mark.parametrize("name", ["lm_head", "head", "output", "output_layer", "word_embeddings"])
+@pytest.mark.parametrize("summed", [True, False])
+def test_copies_of_an_embedding_on_two_pipeline_stages_are_adamws_and_need_the_summed_gradient(
+    name: str, summed: bool
+) -> None:
+    """As in Megatron-LM 4641, where Muon stepped the last stage's copy, and AdamW the first's."""
+    torch.manual_seed(0)
+    stages = FirstStage(), LastStage(name)
+    stages[1].tied.data.copy_(stages[0].tokens.weight)
+    whole = nn.Sequential(*copy.deepcopy(stages))
+    whole[1].get_submodule(name).weight = whole[0].get_parameter("tokens.weight")
+    pairs = [MuonWithAdamW.from_model(stage, lr=0.1) for stage in stages]
+    alone = MuonWithAdamW.from_model(whole, lr=0.1)
+    copies = stages[0].tokens.weight, stages[1].tied
+    assert [pair.verdicts[param].who for pair, param in zip(pairs, copies, strict=True)] == ["AdamW"] * 2
+    for step in range(3):
+        ids, due = torch.arange(8) % 6, torch.arange(step, step + 8) % 6
+        for optimizer in (*pairs, alone):
+            optimizer.zero_grad()
+        nn.functional.cross_entropy(whole(ids), due).backward()
+        sent = stages[0](ids)
+        received = sent.detach().requires_grad_()
+        nn.functional.cross_entropy(stages[1](received), due).backward()
+        sent.backward(received.grad)
+        if summed:
+            total = torch.stack([param.grad for param in copies if param.grad is not None]).sum(0)
+            for param in copies:
+                param.grad = total.clone()
+        for optimizer in (*pairs, alone):
+            optimizer.step()
+    assert torch.equal(*copies) == summed
+    if summed:
+        ours, theirs = nn.Sequential(*stages).state_dict(), whole.state_dict()
+        assert {key for key, it in ours.items() if not torch.equal(it, theirs[key])} == set()
