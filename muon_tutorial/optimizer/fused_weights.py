@@ -25,14 +25,17 @@ GROUP_BY_GROUP = re.compile(
 """Attention classes that fuse head by head, or group by group: the q of all heads that share one k and v,
 then that k, then that v."""
 
-KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.")
+KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.", "litgpt.")
 """In these libraries, layers named like ``qkv`` hold q, k and v in this order, except ``GROUP_BY_GROUP``."""
 
 ALTERNATING = re.compile("GptOss|OpenAIPrivacyFilter")
 """Expert classes whose gate and up alternate line by line."""
 
 QKV = ("c_attn", "qkv", "qkv_proj", "Wqkv", "wqkv", "att_proj", "query_key_value", "linear_qkv", "to_qkv")
-GATED = ("gate_up_proj", "gate_and_up_proj", "up_gate_proj", "Wi", "input_linear", "w12", "linear_fc1", "fc1")
+GATED = (
+    *("gate_up_proj", "gate_and_up_proj", "up_gate_proj", "Wi", "input_linear", "linear_fc1", "fc1"),
+    *("w12", "w13"),
+)
 PAIRS = ("kv_proj", "to_kv", "kv", "Wkv", "c_attn", "qk")
 HEADS = ("num_heads", "heads", "num_attention_heads", "n_head", "n_heads", "num_q_heads")
 GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_query_groups", "kv_heads")
@@ -182,7 +185,7 @@ def _state_space(it: FusedWeight) -> Fused | None:
         return None
     heads, groups = it.size("num_heads", "nheads"), it.size("n_groups", "ngroups")
     if it.lines == 2 * inner:
-        return Fused("x, z", (inner, inner))
+        return Fused("x, z", ("interleaved", 1, 1) if it.owner.startswith("ZambaMamba") else (inner, inner))
     sizes = (inner, inner, groups * state, groups * state, heads)
     fits = sum(sizes) == it.lines and 0 not in sizes
     return Fused("z, x, B, C, dt", sizes if fits else None, certain=fits)
@@ -223,7 +226,8 @@ def _by_class(it: FusedWeight) -> Fused | None:
 def _named_as_fused(it: FusedWeight) -> Fused | None:
     """Weights that are fused by their name, in modules without matching sizes."""
     named = re.search(r"qkv|kvz?$|^qk$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
-    return Fused("matrices", None, certain=False) if named else None
+    rows = (it.size(*HEADS) + 2 * it.size(*GROUPS)) * it.head_dim  # litgpt's attn: group by group, or not
+    return Fused("matrices", None, certain=False) if named or (it.name, it.lines) == ("attn", rows) else None
 
 
 RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (

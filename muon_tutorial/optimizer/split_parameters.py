@@ -430,6 +430,9 @@ def _fused_weight(it: _Holding) -> FusedWeight:
         modules = [module for module in it.modules[place + 1 :] if not _is_wrapper(module)] or modules
     elif layer in INNER and len(words) > 2 and len(modules) > 1:
         layer, modules = words[-3], modules[1:]
+    elif added := [word.removesuffix("_adapter_list") for word in words if word.endswith("_adapter_list")]:
+        around = [it for it in modules if getattr(getattr(it, added[0], None), "out_features", 0) == lines]
+        layer, modules = (added[0], around) if around else (layer, modules)  # as Zamba 2 does to its MLP
     library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
     return FusedWeight(layer, lines, inputs, [*modules], library)
 

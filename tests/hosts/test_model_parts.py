@@ -6,6 +6,7 @@ show which rows belong together (``operands``). A weight that is not fused must 
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import Any
 
@@ -81,16 +82,51 @@ MODELS: dict[str, dict[str, Any]] = {
         *("gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid", "granitemoeshared", "helium"),
         *("hunyuan_v1_moe", "jamba", "jetmoe", "llama", "llama4_text", "mamba"),
         *("minimax", "mistral", "mixtral", "modernbert", "modernbert-decoder", "moonshine", "mpt"),
-        *("nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "openai-gpt", "opt", "persimmon"),
+        *(
+            "nanochat",
+            "nemotron",
+            "nemotron_h",
+            "olmo",
+            "olmo2",
+            "olmo3",
+            "olmoe",
+            "openai-gpt",
+            "opt",
+            "persimmon",
+        ),
         *("phi", "phi3", "phimoe", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "seed_oss"),
         *("siglip_vision_model", "smollm3", "stablelm", "starcoder2", "t5", "vit"),
     )
 } | {
     "bamba": {"mamba_expand": 2},
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_heads": 2,
+        "linear_head_dim": 8,
+        "q_lora_rank": None,
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba2": {"num_heads": 8},
+    "mllama_text_model": {"cross_attention_layers": [1]},
+    "rwkv": {"attention_hidden_size": 32},
     "whisper": {"num_mel_bins": 8, "max_source_positions": 16},
     "qwen3_next": {"layer_types": ["linear_attention", "full_attention"]},
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
+        "mamba_dt_rank": 2,
+        "n_mamba_heads": 1,  # it runs several in turn, which would look like heads apart
+        "attention_hidden_size": 64,
+        "head_dim": 16,
+        "num_key_value_heads": 4,
+    },
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"],
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 8,
+        "num_key_value_heads": 4,
+        "chunk_size": 8,
+    },
 }
 """Types of models, and their configs' settings in addition to ``TINY``."""
 
@@ -114,7 +150,12 @@ def build(name: str, **sizes: Any) -> nn.Module:
     if name == "falcon":
         del fits["head_dim"]  # derived from the others
     config = kind(**{**fits, **sizes})
-    model = transformers.AutoModel.from_config(config, attn_implementation="eager").double().eval()
+    made = (
+        transformers.MllamaTextModel._from_config
+        if name == "mllama_text_model"
+        else transformers.AutoModel.from_config
+    )
+    model = made(config, attn_implementation="eager").double().eval()
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")
     torch.manual_seed(0)
@@ -139,7 +180,9 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
             "decoder_input_ids": ids,
         }
     ids = torch.randint(3, 96, (2, 16), generator=made)
-    both = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    both: dict[str, Tensor] = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    if "cross_attention_states" in inspect.signature(model.forward).parameters:
+        both = {"cross_attention_states": torch.randn(2, 16, 32, generator=made).double()}
     return {"input_ids": ids, **both}
 
 

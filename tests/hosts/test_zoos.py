@@ -1,15 +1,17 @@
-"""Parts of fused weights in timm, torchvision and nanoGPT are those that their layers use.
+"""Parts of fused weights in timm, torchvision, torch and nanoGPT are those that their layers use.
 
-As in ``test_model_parts``, no layout is written down: each attention, or gated layer, runs forward.
+As in ``test_model_parts``, no layout is written down: each attention, or gated layer, runs forward. Layers of
+nanoGPT, litgpt, nanochat and torchtitan stand here again, in short, with the names that they have there.
 """
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +39,8 @@ class Layer:
         """The layer, with weights that let every activation pass its input on."""
         module, name = self.path.rsplit(".", 1)
         if module == __name__:
-            made: nn.Module = globals()[name](*self.arguments)
+            recurrent = {"bias": False, "batch_first": True} if name in ("LSTM", "GRU") else {}
+            made: nn.Module = globals()[name](*self.arguments, **recurrent)
         else:
             pytest.importorskip(module.split(".")[0])
             made = getattr(importlib.import_module(module), name)(*self.arguments, **self.options)
@@ -73,6 +76,107 @@ class CausalSelfAttention(nn.Module):
         )
         made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.c_proj(made.transpose(1, 2).flatten(2))
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, heads: int, groups: int) -> Tensor:
+    """Causal attention of [batch, tokens, heads · size], with fewer keys and values than queries."""
+    q, k, v = (
+        it.unflatten(-1, (own, -1)).transpose(1, 2) for it, own in ((q, heads), (k, groups), (v, groups))
+    )
+    k, v = (it.repeat_interleave(heads // groups, dim=1) for it in (k, v))
+    made = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return made.transpose(1, 2).flatten(2)
+
+
+class LitGPT(nn.Module):
+    """litgpt's ``CausalSelfAttention`` (litgpt/model.py), with weights ``attn.qkv`` and ``attn.proj``."""
+
+    def __init__(self, width: int, heads: int, layer: str = "qkv") -> None:
+        super().__init__()
+        self.config = SimpleNamespace(n_embd=width, n_head=heads, n_query_groups=2, head_size=width // heads)
+        self.layer, self.proj = layer, nn.Linear(width, width)
+        self.add_module(layer, nn.Linear(width, (heads + 4) * self.config.head_size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = [its * self.config.head_size for its in (self.config.n_head, 2, 2)]
+        q, k, v = self.get_submodule(self.layer)(x).split(sizes, dim=-1)
+        return self.proj(attended(q, k, v, self.config.n_head, 2))
+
+
+LitGPT.__module__ = "litgpt.model"
+
+
+class LSTM(nn.LSTM):
+    """torch's, in the formulas of its documentation."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        h = c = x.new_zeros(len(x), self.hidden_size)
+        for token in x.unbind(1):
+            i, f, g, o = self.gates(token, h)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h
+
+    def gates(self, x: Tensor, h: Tensor) -> Any:
+        both = x @ self.get_parameter("weight_ih_l0").T + h @ self.get_parameter("weight_hh_l0").T
+        return both.chunk(4, -1)
+
+
+class GRU(nn.GRU):
+    """torch's, in the formulas of its documentation."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        h = x.new_ones(len(x), self.hidden_size)
+        for token in x.unbind(1):
+            r, z, n = (token @ self.get_parameter("weight_ih_l0").T).chunk(3, -1)
+            r_h, z_h, n_h = (h @ self.get_parameter("weight_hh_l0").T).chunk(3, -1)
+            z = (z + z_h).sigmoid()
+            h = (1 - z) * (n + (r + r_h).sigmoid() * n_h).tanh() + z * h
+        return h
+
+
+class NanoChat(nn.Module):
+    """nanochat's attention and MLP (nanochat/gpt.py)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.n_head, self.n_kv_head, self.n_embd, self.head_dim = heads, 2, width, width // heads
+        self.c_q = nn.Linear(width, width, bias=False)
+        self.c_k, self.c_v = (nn.Linear(width, 2 * self.head_dim, bias=False) for _ in range(2))
+        self.c_proj = nn.Linear(width, width, bias=False)
+        self.c_fc, self.mlp_c_proj = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.c_proj(attended(self.c_q(x), self.c_k(x), self.c_v(x), self.n_head, 2))
+        return self.mlp_c_proj(nn.functional.softplus(self.c_fc(x)).square())
+
+
+class Titan(nn.Module):
+    """torchtitan's attention and feed-forward layer (torchtitan/models/llama3/model/model.py)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.n_heads, self.n_kv_heads, self.head_dim = heads, 2, width // heads
+        self.wq, self.wo = nn.Linear(width, width), nn.Linear(width, width)
+        self.wk, self.wv = (nn.Linear(width, 2 * self.head_dim, bias=False) for _ in range(2))
+        self.w1, self.w3 = nn.Linear(width, 2 * width), nn.Linear(width, 2 * width)
+        self.w2 = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.wo(attended(self.wq(x), self.wk(x), self.wv(x), self.n_heads, 2))
+        return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))
+
+
+class TitanFused(nn.Module):
+    """The same with gate and up in one weight."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.w13, self.w2 = nn.Linear(width, 2 * hidden), nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.w13(x).chunk(2, -1)
+        return self.w2(nn.functional.silu(gate) * up)
 
 
 IMAGE, CHANNELS, SIZE = (2, 4, 4, 32), (2, 32, 4, 4), ((4, 4),)
@@ -117,7 +221,15 @@ OTHERS: dict[str, Layer] = {
         "torchvision.models.maxvit.RelativePositionalMultiHeadAttention", (32, 8, 16), {}, (2, 2, 16, 32)
     ),
     "nanoGPT": Layer(f"{__name__}.CausalSelfAttention"),
+    "litgpt": Layer(f"{__name__}.LitGPT"),
+    "torchtitan, fused": Layer(f"{__name__}.TitanFused", (32, 48)),
+    "torch, LSTM": Layer(f"{__name__}.LSTM", (32, 16)),
+    "torch, GRU": Layer(f"{__name__}.GRU", (32, 16)),
 }
+SEPARATE = {"nanochat": Layer(f"{__name__}.NanoChat"), "torchtitan": Layer(f"{__name__}.Titan")}
+"""Layers without a fused weight."""
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "parts.md"
 LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 
@@ -127,15 +239,15 @@ def hidden(name: str, model: nn.Module) -> list[Verdict]:
         return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", [*LAYERS, *SEPARATE])
 def test_parts_are_those_that_the_layer_uses(name: str) -> None:
-    layer = LAYERS[name]
+    layer = {**LAYERS, **SEPARATE}[name]
     model = layer.build()
     its = hidden(name, model)
     x = torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)).double()
     params: list[Tensor] = [it.param for it in its]
     used = lines_used_together(model, params, [-2] * len(its), {"x": x})
-    assert any(it.parts for it in its)
+    assert any(it.parts for it in its) == (name in LAYERS)
     wrong = {
         it.name: (used_parts, mine)
         for it, stack in zip(its, used, strict=True)
@@ -145,19 +257,68 @@ def test_parts_are_those_that_the_layer_uses(name: str) -> None:
     assert wrong == {}
 
 
+@pytest.mark.parametrize(("stand_in", "known"), [(LSTM, nn.LSTM), (GRU, nn.GRU)])
+def test_a_recurrent_layer_stands_for_torchs(stand_in: type[nn.Module], known: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"bias": False, "batch_first": True, "dtype": torch.float64}
+    theirs = known(4, 3, **options)
+    ours = stand_in(4, 3, **options)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    first = torch.ones(1, 2, 3, dtype=torch.float64)
+    _, last = theirs(x, first) if known is nn.GRU else theirs(x)
+    torch.testing.assert_close(ours(x), (last if known is nn.GRU else last[0])[0])
+
+
+def test_an_attention_whose_layout_its_name_does_not_decide_asks_for_it() -> None:
+    """litgpt's fused weight was called ``attn``, group by group and later one after the other."""
+    model = Taking(LitGPT(32, 4, "attn"), ())
+    with pytest.warns(UserWarning, match=r"block\.attn\.weight \(64 × 32\) suggest several matrices"):
+        split_parameters(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        split_parameters(model, parts={"*.attn.weight": ("interleaved", 16, 8, 8)})
+        assert split_parameters(Taking(nn.Sequential(nn.Linear(32, 32)), ())).hidden_names == [
+            "block.0.weight"
+        ]
+
+
+def test_the_page_lists_every_layer_and_todays_parts() -> None:
+    """Rows of packages that are not installed keep their layers, and are not checked further."""
+    _, _, zoos = PAGE.read_text(encoding="utf-8").partition("| weight | holds | `parts` | layers |")
+    listed = {
+        tuple(cells[:3]): cells[3].split("; ")
+        for row in zoos.splitlines()
+        if row.startswith("| ") and (cells := row.strip("| ").split(" | "))
+    }
+    assert {name for names in listed.values() for name in names} == {*LAYERS}
+    for row, names in rows(installed()).items():
+        assert set(names) <= set(listed[row]), row
+
+
+def installed() -> list[str]:
+    """The layers whose package is installed."""
+    return [
+        name for name, it in LAYERS.items() if importlib.util.find_spec(it.path.split(".")[0]) is not None
+    ]
+
+
 def table() -> str:
-    """A line for each fused weight of the zoos that are installed."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    build: Callable[[str], nn.Module] = lambda name: LAYERS[name].build()  # noqa: E731
-    for name in LAYERS:
-        for it in hidden(name, build(name)):
+    """A line for each fused weight of the zoos, all of which must be installed."""
+    lines = (f"| {' | '.join(row)} | {'; '.join(names)} |" for row, names in sorted(rows([*LAYERS]).items()))
+    return "\n".join(["| weight | holds | `parts` | layers |", "|---|---|---|---|", *lines])
+
+
+def rows(layers: list[str]) -> dict[tuple[str, ...], list[str]]:
+    """The layers that have each fused weight, with what it holds, and its parts."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for name in layers:
+        for it in hidden(name, LAYERS[name].build()):
             if it.parts:
                 weight = re.sub(r"^block\.|\.weight$", "", it.name)
-                found.setdefault(
-                    (weight, it.why.removeprefix("hidden matrix, "), f"`{it.parts}`"), []
-                ).append(name)
-    rows = (f"| {' | '.join(row)} | {'; '.join(names)} |" for row, names in sorted(found.items()))
-    return "\n".join(["| weight | holds | `parts` | layers |", "|---|---|---|---|", *rows])
+                row = weight, it.why.removeprefix("hidden matrix, "), f"`{it.parts}`"
+                found.setdefault(row, []).append(name)
+    return found
 
 
 if __name__ == "__main__":
