@@ -66,8 +66,8 @@ def test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills
 def test_the_table_names_loss_state_bytes_and_verdict(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert train("--dp", "2", "--tp", "1", "--out", str(tmp_path / "run")) == 0
     out, err = capsys.readouterr()
-    words = ("held-out loss", "step time", "optimizer state", "passed at step 3", "gradient reduce_scatter")
-    words += ("this is Muon: 6 of 6 parameters", "Newton–Schulz calls, as planned (rank 0: ")
+    words = ["held-out loss", "step time", "optimizer state", "passed at step 3", "gradient reduce_scatter"]
+    words += ["this is Muon: 6 of 6 parameters", "Newton–Schulz calls, as planned (rank 0: "]
     assert [word for word in words if word not in " ".join(out.split())] == []
     assert "step 3/3" in err
 

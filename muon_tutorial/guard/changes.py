@@ -140,8 +140,7 @@ def follow_changes(
     ``before`` describes the same parameters, in order, when steps were last made.
 
     Raises:
-        UsageError: a parameter has another shape than its momentum began with, and either has moved, or was
-            reshaped.
+        UsageError: a parameter was reshaped, or has another shape than its momentum began with.
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind

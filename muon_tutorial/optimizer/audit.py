@@ -26,7 +26,7 @@ from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
 from ..plan.bucket import parameter_boxes
 from ..plan.layout import Box
-from ..plan.matrix import Cut, Parts, held_box
+from ..plan.matrix import Parts, held_box
 from ..step.momentum import MomentumShard
 from ..step.orthogonalize import AROUND
 from ..step.parameter_state import group_parts, local_part, placed_alike
@@ -244,13 +244,11 @@ class Audit:
         kinds: dict[Any, list[_Target]] = {}
         for it in targets:
             kinds.setdefault((it.param.shape, it.parts), []).append(it)
-        turns = zip_longest(*kinds.values())
-        chosen: set[str] = set()
-        room = ELEMENTS
-        for turn, its in enumerate(turns):
-            for it in its:
-                room -= it.param.numel() if it is not None else 0
-                if it is not None and (room >= 0 or not turn):
+        chosen, room = set[str](), ELEMENTS
+        for turn, its in enumerate(zip_longest(*kinds.values())):
+            for it in filter(None, its):
+                room -= it.param.numel()
+                if room >= 0 or not turn:
                     chosen.add(it.name)
         self.left_out = len(targets) - len(chosen)
         return [it for it in targets if it.name in chosen]
@@ -341,12 +339,11 @@ def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _He
     said = {key: value for key, value in group.items() if not key.startswith("param")}
     said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
     if place is None:
-        shape, at = tuple(it.param.shape), None
-        cuts: tuple[Cut, ...] = ()
+        shape = tuple(it.param.shape)
+        own = (Box((0,) * len(shape), shape),)
         if isinstance(it.param, DTensor):
             at = LiveWorld(with_names(it.param.device_mesh)).at
-            cuts = dtensor_cuts(it.name, it.param, at.grid.axes)
-        own = (Box((0,) * len(shape), shape) if at is None else held_box(shape, cuts, at),)
+            own = (held_box(shape, dtensor_cuts(it.name, it.param, at.grid.axes), at),)
         return _Held(shape, own, own, False, said, it.parts, it.transposed, None, {})
     shard, step = place
     matrix = shard.shards[0].entry.matrix
@@ -373,12 +370,8 @@ def _momentum(
     """The momentum in a parameter's state, under a key; with AdamW's squares, if there are any."""
     entry = optimizer.state.get(param) or {}
     found = next((entry[name] for name in MOMENTA if isinstance(entry.get(name), Tensor)), None)
-    if found is None:
-        return {}
-    return {
-        key: found,
-        **({"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}),
-    }
+    second = {"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}
+    return {} if found is None else {key: found, **second}
 
 
 def _followed(before: _Held) -> Tensor:
@@ -401,10 +394,10 @@ def _planned_calls(optimizer: torch.optim.Optimizer) -> Counter[tuple[int, int]]
     if muon is None or not (muon.guard.steps.alone or muon.plans):  # a user's own functions have no plan
         return None
     if not muon.plan_steps:
-        params = [(param, group) for group in muon.param_groups for param in group["params"]]
         return Counter(
             sides
-            for param, group in params
+            for group in muon.param_groups
+            for param in group["params"]
             if param.grad is not None
             for _, sides in matrices_in(tuple(param.shape), *group_parts(group))
         )

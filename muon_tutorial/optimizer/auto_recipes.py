@@ -104,17 +104,13 @@ def calibration_path(folder: str | Path | None, machine: str) -> Path:
 
 
 def _read(path: Path, machine: str) -> Calibration:
+    found = None
     try:
-        if not path.exists():
-            return Calibration(machine)
-        found = read_calibration(path)
-    except OSError as error:
-        warnings.warn(f"{path} cannot be read: {error.strerror}; measuring again", stacklevel=2)
-        return Calibration(machine)
-    except UsageError as error:
-        warnings.warn(f"{error}; measuring again", stacklevel=2)
-        return Calibration(machine)
-    return found if found.machine == machine else Calibration(machine)
+        found = read_calibration(path) if path.exists() else None
+    except (OSError, UsageError) as error:
+        why = f"{path} cannot be read: {error.strerror}" if isinstance(error, OSError) else error
+        warnings.warn(f"{why}; measuring again", stacklevel=2)
+    return found if found is not None and found.machine == machine else Calibration(machine)
 
 
 def _keep(path: Path, calibration: Calibration) -> None:

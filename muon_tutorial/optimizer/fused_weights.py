@@ -82,8 +82,8 @@ class FusedWeight:
         for module in self.modules:
             for source in (module, getattr(module, "config", None)):
                 for name in names:
-                    found = _stated(source, name)
-                    if found:
+                    found = getattr(source, name, 0)
+                    if isinstance(found, int) and not isinstance(found, bool) and found > 0:
                         return found
         return 0
 
@@ -242,9 +242,8 @@ def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> 
     ``taken`` are the sides of the matrices in the same module.
     """
     is_half = lines % 2 == 0 and lines // 2 in taken
-    if name not in GATED or (
-        name == "input_linear" and not is_half
-    ):  # JetMoE's attention has one that is not
+    is_attention = name == "input_linear" and not is_half  # JetMoE's
+    if name not in GATED or is_attention:
         return Fused(EXPERTS, "stack")
     if not is_half:
         return Fused("experts, gate and up", "stack", certain=False)
@@ -258,8 +257,3 @@ def _again(run: tuple[int, ...], times: int) -> Parts:
 
 def _equal(it: FusedWeight, parts: int) -> Parts:
     return (it.lines // parts,) * parts
-
-
-def _stated(source: object, name: str) -> int:
-    found = getattr(source, name, 0)
-    return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else 0

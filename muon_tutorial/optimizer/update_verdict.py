@@ -159,7 +159,7 @@ def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
             yield f"its {matrices} matrices orthogonalized as one", _orthogonalized(seen, it, None)
         for count, made in _cut(seen, it):
             yield f"each of {count} shards orthogonalized alone", made
-    if _has_micro_batches(seen):
+    if any(len(its) > 1 for its in seen.micro):
         yield from ((MICRO, _by_micro_batch(seen, rate)) for rate in (seen.rate, 0.0))
 
 
@@ -197,14 +197,10 @@ def _lost(seen: SeenUpdate) -> str:
     return LOST if seen.dropped or within else ""
 
 
-def _has_micro_batches(seen: SeenUpdate) -> bool:
-    return any(len(its) > 1 for its in seen.micro)
-
-
 def _micro_batches(seen: SeenUpdate) -> str:
     """``MICRO`` if each micro-batch's contribution to the gradient was already orthogonal, else empty."""
     added = [it for its in seen.micro for it in its]
-    if not _has_micro_batches(seen) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
+    if len(added) == len(seen.micro) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
         return ""
     for parts in (seen.parts, None):
         values = [_singular_values(it, seen, parts) for it in added]
@@ -259,11 +255,12 @@ def _distance(seen: SeenUpdate, update: Tensor, other: Tensor) -> float:
     return math.sqrt(max(0.0, left) / total) if total else 1.0
 
 
-def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts) -> Tensor:
-    """Each matrix of a parameter orthogonalized on its own, as its group says."""
+def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int = 1, dim: int = 0) -> Tensor:
+    """Each matrix of a parameter, or each of its equal shards, orthogonalized alone, as its group says."""
     made = torch.zeros_like(whole)
     for here, sides in seen.places(parts):
-        made[here] = _newton_schulz(whole[here].reshape(sides), seen.group).reshape(whole[here].shape)
+        its = whole[here].reshape(sides).chunk(shards, dim)
+        made[here] = torch.cat([_newton_schulz(it, seen.group) for it in its], dim).reshape(whole[here].shape)
     return made
 
 
@@ -281,14 +278,8 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
             made[box.slices] = _newton_schulz(whole[box.slices].flatten(0, -2), seen.group).view(box.shape)
         yield len(seen.shards), made
     for count, dim in product((2, 4, 8), (0, 1)):
-        places = seen.places(seen.parts)
-        if all(sides[dim] % count == 0 for _, sides in places):
-            made = torch.zeros_like(whole)
-            for here, sides in places:
-                shards = whole[here].reshape(sides).chunk(count, dim)
-                alone = torch.cat([_newton_schulz(shard, seen.group) for shard in shards], dim)
-                made[here] = alone.reshape(whole[here].shape)
-            yield count, made
+        if all(sides[dim] % count == 0 for _, sides in seen.places(seen.parts)):
+            yield count, _orthogonalized(seen, whole, seen.parts, count, dim)
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:

@@ -183,13 +183,12 @@ def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshPar
             alone(), {index: whole_matrix(index, param, ()) for index, param in params.items()}
         )
     world = LiveWorld(with_names(mesh))
+    axes = world.grid.axes
 
     def read() -> list[ParameterReading]:
         found = []
         for index, param in params.items():
-            cuts = (
-                dtensor_cuts(index_name(index), param, world.grid.axes) if isinstance(param, DTensor) else ()
-            )
+            cuts = dtensor_cuts(index_name(index), param, axes) if isinstance(param, DTensor) else ()
             matrix = whole_matrix(index, param, cuts)
             check_boxes(matrix, {world.at.rank: local_shape(param)}, world.grid)
             found.append(ParameterReading(index, param, matrix))
@@ -197,4 +196,4 @@ def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshPar
 
     readings = compared(world, read)
     matrices = {reading.index: reading.matrix for reading in readings if reading.matrix is not None}
-    return MeshParameters(world, matrices, frozenset(world.grid.axes))
+    return MeshParameters(world, matrices, frozenset(axes))

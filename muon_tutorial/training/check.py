@@ -10,6 +10,8 @@ numbers takes D−1 additions and one division, in any order; each has a relativ
 (2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with
 γ = D·u / (1 − D·u). D times the smallest positive number is added, for results that are too small for a
 relative error.
+
+An audit of the step (``optimizer.audit``) says which ranks orthogonalized, and how often.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from ..engine.collective import Label
 from ..engine.travel import all_reduce
 from ..guard.guard import params_of, the_plan_step
+from ..optimizer.audit import Audit, audit
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..orthogonalizers.gram import DIFFERENCE
@@ -53,7 +56,7 @@ class Snapshot:
 
     ``muon`` and ``adamw`` hold full-size copies in the order of the job's own optimizer. ``gram`` has an
     optimizer for each matrix that stays cut, by its index in that order; ``before`` has that matrix's value
-    before the step.
+    before the step. ``seen`` watches the step.
     """
 
     muon: torch.optim.Optimizer
@@ -61,6 +64,7 @@ class Snapshot:
     gram: dict[int, Muon]
     before: dict[int, Tensor]
     gradient_error: float
+    seen: Audit
 
     @classmethod
     def sums(cls, world: LiveWorld, optimizer: MuonWithAdamW) -> list[Sums]:
@@ -83,11 +87,15 @@ class Snapshot:
         lone, cut = _lone_muon(world, optimizer.muon, reduced), _stays_cut(optimizer.muon)
         before = {place: params_of(lone)[place].detach().clone() for place in cut}
         gram = {place: _gram_form(lone, place) for place in cut}
-        return cls(lone, _lone_adamw(optimizer.adamw), gram, before, max(errors))
+        adamw = copy.deepcopy(optimizer.adamw)  # parameters and state, but no gradients
+        for twin, param in zip(params_of(adamw), params_of(optimizer.adamw), strict=True):
+            twin.grad = None if param.grad is None else param.grad.clone()
+        return cls(lone, adamw, gram, before, max(errors), audit(optimizer))
 
 
 def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
     """Step the single-process optimizers and compare. All ranks must call it, after the job's own step."""
+    report = snapshot.seen.report()
     snapshot.muon.step()
     snapshot.adamw.step()
     ours = [*_full_parameters(optimizer.muon), *(param.detach() for param in params_of(optimizer.adamw))]
@@ -104,7 +112,8 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     words = gather_objects(mine)
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
-    return CheckVerdict(step, elements, sum(differing), max(largest), max(error), max(cut_error))
+    worst = sum(differing), max(largest), max(error), max(cut_error)
+    return CheckVerdict(step, elements, *worst, report.line, report.is_muon)
 
 
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
@@ -160,13 +169,6 @@ def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
     muon = Muon([{**group, "params": [param]}], orthogonalize="gram")
     muon.state[param]["momentum_buffer"] = lone.state[theirs]["momentum_buffer"].clone()
     return muon
-
-
-def _lone_adamw(adamw: torch.optim.AdamW) -> torch.optim.AdamW:
-    lone = copy.deepcopy(adamw)  # parameters and state, but no gradients
-    for twin, param in zip(params_of(lone), params_of(adamw), strict=True):
-        twin.grad = None if param.grad is None else param.grad.clone()
-    return lone
 
 
 def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -21,7 +21,6 @@ from ..errors import TextError, TrainingError
 from ..evidence.ledger import Ledger
 from ..evidence.memory import tensor_bytes
 from ..guard.guard import the_plan_step
-from ..optimizer.audit import audit
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.split_parameters import split_parameters
@@ -156,18 +155,13 @@ def held_out_loss(trainer: Trainer) -> float:
 
 
 def train_step(trainer: Trainer, step: int, checked: bool) -> tuple[StepRecord, CheckVerdict | None]:
-    """Take one step and time it; with ``checked``, also audit it, and compare it with the single-process
-    optimizers."""
-    seen = audit(trainer.optimizer) if checked else None
+    """Take one step and time it; with ``checked``, also compare it with the single-process optimizers."""
     lr = float(trainer.scheduler.get_last_lr()[0])
     trainer.ledger.clear()
     trainer.optimizer.zero_grad()
     loss, learning = _timed(trainer, lambda: _learn(trainer, step))
     global_loss = _finite(_mean_over_dp(trainer, loss), f"the loss at step {step + 1}", trainer)
     optimizing, verdict = _optimize(trainer, step, checked)
-    if seen is not None and verdict is not None:
-        report = seen.report()
-        verdict = replace(verdict, audit=report.line, is_muon=report.is_muon)
     trainer.scheduler.step()
     return StepRecord(step, global_loss, lr, learning + optimizing, optimizing), verdict
 
