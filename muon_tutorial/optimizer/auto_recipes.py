@@ -35,7 +35,6 @@ Source = Calibration | str | Path | None
 
 Groups = Sequence[dict[str, Any]]
 
-
 TIMINGS = 2
 """Increase this when recipes become faster or slower: stored measurements are then repeated."""
 
@@ -180,13 +179,11 @@ def _refuse_apart(mesh: MeshStep, source: Source) -> None:
     Raises:
         UsageError: several processes each step on their own, as under DDP, or the mesh has only some of them.
     """
-    alone = isinstance(mesh.step, AloneStep)
-    ranks = (
-        mesh.world.grid.world_size if isinstance(mesh.world, LiveWorld) else 1 if alone else count_processes()
-    )
-    if isinstance(source, Calibration) or ranks == count_processes():
+    alone, count = isinstance(mesh.step, AloneStep), count_processes()
+    ranks = mesh.world.grid.world_size if isinstance(mesh.world, LiveWorld) else 1 if alone else count
+    if isinstance(source, Calibration) or ranks == count:
         return
-    which = "without a strategy" if alone else f"on a mesh of {ranks} of {count_processes()} processes"
+    which = "without a strategy" if alone else f"on a mesh of {ranks} of {count} processes"
     raise UsageError(
         f'orthogonalize="auto" {which} could choose different recipes on different processes: pass a '
         "strategy with a mesh of all processes, or the same calibration= object to all, or a recipe's name"

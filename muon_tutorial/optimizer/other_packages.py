@@ -58,10 +58,9 @@ class MomentumReport:
     anew: tuple[str, ...]
 
     def __str__(self) -> str:
-        text = (
-            f"{self.package}: momentum of {len(self.momenta)} matrices, moments of {len(self.moments)} others"
-        )
-        return text + (f"; {', '.join(self.anew)} start from zero" if self.anew else "")
+        matrices = f"{self.package}: momentum of {len(self.momenta)} matrices"
+        anew = f"; {', '.join(self.anew)} start from zero" if self.anew else ""
+        return f"{matrices}, moments of {len(self.moments)} others{anew}"
 
 
 def load_momentum(

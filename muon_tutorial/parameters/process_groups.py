@@ -165,9 +165,8 @@ def _read_dtensor(
                 "independent"
             )
         else:
-            shape[shard.dim] = shard.run(shape[shard.dim], dist.get_rank(group), dist.get_world_size(group))[
-                1
-            ]
+            rank, size = dist.get_rank(group), dist.get_world_size(group)
+            shape[shard.dim] = shard.run(shape[shard.dim], rank, size)[1]
     return ParameterReading(index, param, whole_matrix(index, param, tuple(cuts), tuple(shape)))
 
 
