@@ -144,10 +144,8 @@ def follow_changes(
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
-        reshaped = was[2] != tuple(param.shape) and param.numel() == math.prod(was[2])
-        if reshaped or (
-            was[2] != tuple(param.shape) and has_moved(entry)
-        ):  # a cut may precede the first step
+        is_cut = param.numel() != math.prod(was[2])  # which may happen before the first step
+        if was[2] != tuple(param.shape) and (not is_cut or has_moved(entry)):
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
                 "construct a new optimizer over the current parameters"

@@ -84,11 +84,6 @@ class AuditReport:
         ]
 
     @property
-    def is_muon(self) -> bool:
-        """Whether no fault was found."""
-        return not (self.wrong or self.miscounted)
-
-    @property
     def line(self) -> str:
         """The outcome in one line."""
         seen = f"{len(self.findings)} of {len(self.findings) + self.left_out} parameters"

@@ -10,8 +10,6 @@ numbers takes D−1 additions and one division, in any order; each has a relativ
 (2⁻²⁴ in fp32), and no partial sum exceeds Σ|gᵢ|. Hence |mean − exact mean| ≤ γ·Σ|gᵢ|/D with
 γ = D·u / (1 − D·u). D times the smallest positive number is added, for results that are too small for a
 relative error.
-
-An audit of the step (``optimizer.audit``) says which ranks orthogonalized, and how often.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    return CheckVerdict(step, elements, *worst, report.line, report.is_muon)
+    return CheckVerdict(step, elements, *worst, report.line, not (report.wrong or report.miscounted))
 
 
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:

@@ -65,8 +65,7 @@ class CheckVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether all parameters are bitwise equal or within their bound, all gradients within theirs, and
-        the audit found no fault."""
+        """Whether parameters and gradients are equal or within bounds, and the audit found no fault."""
         return self.differing == 0 and self.gradient_error <= 1 and self.cut_error <= 1 and self.is_muon
 
 
