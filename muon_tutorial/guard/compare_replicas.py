@@ -28,8 +28,7 @@ from ..step.agreement import HASHES, checksum, say_outliers, say_ranks
 from ..step.momentum import MomentumShard
 from ..step.parameter_state import local_part
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, gather_objects, sum_counts
-from ..worlds.local import LocalMesh
+from ..worlds.live import LiveWorld, NoMesh, gather_objects, sum_counts
 from .current_steps import MeshStep
 
 T = TypeVar("T")
@@ -171,7 +170,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
         MismatchError: on the last rank to call: they hold different values.
     """
     for mesh in steps:
-        if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LocalMesh):
+        if isinstance(mesh.step, PlanStep) and not isinstance(mesh.world, LiveWorld | NoMesh):
             at = mesh.step.at
             for values, _ in _planned(mesh.step):
                 place = tuple(at[axis] for axis in at.grid.axes if axis not in values.axes)

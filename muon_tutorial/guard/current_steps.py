@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -14,9 +14,11 @@ from ..step.agreement import Fingerprint, Ranks
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
-from ..worlds.local import LocalMesh
 from .changes import Changed, MadeFor, drop_replaced, follow_changes
 from .check_groups import check_matrices
+
+if TYPE_CHECKING:
+    from ..worlds.local import LocalMesh
 
 Groups = Sequence[dict[str, Any]]
 State = Mapping[Tensor, dict[str, Any]]

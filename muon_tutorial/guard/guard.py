@@ -25,7 +25,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
-from ..worlds.local import LocalMesh
 from .changes import Changed, SeenGradients, check_flattened
 from .check_groups import check_settings
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
@@ -45,6 +44,9 @@ from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
 from .grad_scaler import skip_overflow
 from .gradient_hooks import GradientHooks
+
+if TYPE_CHECKING:
+    from ..worlds.local import LocalMesh
 
 Named = Sequence[tuple[str, Tensor]]
 

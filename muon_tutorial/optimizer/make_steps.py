@@ -25,10 +25,10 @@ from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep, check_gram_recipes
 from ..worlds.live import LiveWorld, NoMesh, check_same
-from ..worlds.local import LocalMesh
 
 if TYPE_CHECKING:
     from ..callbacks.config import DistributedConfig
+    from ..worlds.local import LocalMesh
     from .auto_recipes import Source
     from .config_steps import ConfigSteps
 
@@ -99,14 +99,14 @@ def plan_step(
     def lines(plan: Plan) -> list[str]:
         return [f"window {window}", *fingerprint(plan)]
 
-    if isinstance(world, LocalMesh):
-        plan = make()
-        said = lines(plan)
-        world.compare(said)
-    else:
+    if isinstance(world, LiveWorld):
         plan, said = check_same(
             make, lines, world.group(world.grid.axes) if world.grid.axes else None, agreed
         )
+    else:
+        plan = make()
+        said = lines(plan)
+        world.compare(said)
     step = kind(plan, world.at, parameters, window)
     step.fill_state()
     return MeshStep(step, world, said)

@@ -34,12 +34,12 @@ from ..plan.strategies import Builder, Plan
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
-from ..worlds.local import LocalMesh
 from .load_state import follow_names, hide_tensors, own_lr, show_tensors
 from .make_steps import DefaultSteps, choose_maker, with_recipes
 
 if TYPE_CHECKING:
     from ..callbacks.config import DistributedConfig
+    from ..worlds.local import LocalMesh
     from .auto_recipes import Source
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch import Tensor
@@ -16,8 +17,10 @@ from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
 from ..step.parameter_state import gradient_dtype, mesh_axes
 from ..worlds.live import LiveWorld, check_same
-from ..worlds.local import LocalMesh, LocalWorld
 from .dtensor_placements import dtensor_cuts
+
+if TYPE_CHECKING:
+    from ..worlds.local import LocalMesh
 
 Shape = tuple[int, ...]
 
@@ -114,7 +117,7 @@ class ParameterReading:
 def compared(
     world: LiveWorld | LocalMesh, read: Callable[[], list[ParameterReading]]
 ) -> list[ParameterReading]:
-    if isinstance(world, LocalMesh):
+    if not isinstance(world, LiveWorld):
         return read()
     group = world.group(world.grid.axes)
     return check_same(read, lambda readings: [str(reading) for reading in readings], group)[0]
@@ -158,6 +161,8 @@ def with_names(mesh: DeviceMesh) -> DeviceMesh:
 
 
 def alone() -> LocalMesh:
+    from ..worlds.local import LocalWorld
+
     return LocalWorld(Grid((), ())).mesh(0)
 
 
