@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Muon needs a whole matrix, and no process here has one. How do they take the step together, and end with exactly the
-# bits that a single process would have found?
+# Muon needs a whole matrix, and no process here has one. How do the processes take the step together, and end with
+# exactly the bits that a single process would have found?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part of it before, during and
-# after a Muon step. And you have run that step on real processes, with a function of your own.
+# **Fifteen minutes.** At the end you can say, for one matrix, which process holds which part before, during and after
+# a Muon step, and have run it on real processes with your own function.
 #
 # *You need* Python, and an idea of what `optimizer.step()` does. No GPU, no network.
 #
@@ -33,8 +33,8 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
 #   nothing to install.
 #
-# *Other grids:* open the parameters below, try `dp = 3`, and run all cells again. Any dp and tp will do, as
-# long as your machine can start dp × tp processes.
+# *Other grids:* set `dp = 3` in the parameters below and run all cells again. Any dp and tp will do if your machine
+# can start dp × tp processes.
 #
 # </details>
 
@@ -60,18 +60,19 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # ## One matrix, many processes
 #
 # Muon is an optimizer, like AdamW, but it *orthogonalizes* a matrix's update before it steps. Lesson 01 explains why
-# that helps. For now only one thing matters: orthogonalizing needs the whole matrix at once.
+# that helps. For now it only matters that orthogonalizing needs the whole matrix at once.
 #
-# A **process** is a running program whose memory no other program can look into. Large models train on many of them,
-# usually one for each GPU; today they share your processor. Each process has a number, its **rank**, and people also
-# call the process itself "rank 2".
+# A **process** is a running program whose memory no other program can look into. Large models are trained by many
+# processes, usually one for each GPU. Today all share your processor. Each process has a number, its **rank**, and
+# people also call the process itself "rank 2".
 #
-# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns, a
-# different piece for each rank. Along **dp** (data parallel) it is *copied*, and each copy sees different training
-# data. We write this **layout** as `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. An axis
-# that does not appear holds copies. (Other layers cut rows, and from lesson 05 on dp cuts as well.)
+# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns: each
+# place along tp holds different ones. Along **dp** (data parallel) it is *copied*: ranks that differ only along dp
+# hold the same columns and see different data. We write this **layout** as `W[I, J_tp]`: I rows, which no axis cuts,
+# and J columns, which tp cuts. An axis that does not appear holds copies. (Other layers cut rows, and from lesson 05
+# on dp cuts as well.)
 #
-# `launch` starts real processes and runs your function in each of them:
+# `launch` starts real processes and runs your function in each:
 
 # %% tags=["volatile"]
 def greet(rank):
@@ -112,8 +113,8 @@ cut.check(my_columns)
 # it along dp would waste memory, so with **ZeRO** (zero redundancy) each entry is kept on one rank only.
 #
 # Each rank's columns are written out in one line, row after row, and dp cuts that line into equal parts. For this one
-# matrix the cuts happen to fall between rows, so it looks as if dp cut rows: `M[I_dp, J_tp]`. Which ranks keep the
-# bottom right corner of the momentum, the entry in its last row and last column?
+# matrix the cuts happen to fall between rows, as if dp had cut rows: `M[I_dp, J_tp]`. Which ranks keep the momentum's
+# bottom right corner, the entry in its last row and column?
 #
 # *Easy · 1 minute · required*
 
@@ -138,8 +139,8 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # %% [markdown]
 # ## Take the step
 #
-# This is the whole program that each rank runs. All ranks **must call** `step()`, because inside it they send each
-# other pieces and wait for them.
+# This is the whole program of each rank. All ranks **must call** `step()`: inside it they average their gradients
+# along dp (DDP does that in `backward()`), send each other pieces, and wait for them.
 
 # %%
 columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
@@ -155,8 +156,8 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# Is the result right? We compare it with PyTorch's own Muon, in one process that has the whole matrix and the mean of
-# all gradients.
+# Is the result right? We compare it with PyTorch's own Muon, in one process with the whole matrix and the mean of all
+# gradients.
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -164,15 +165,15 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Now press play. The colour of a piece says which rank keeps it, and equal letters stand for equal bytes in *your*
-# run.
+# Now press play. The colour of a piece says which rank keeps it. Pieces with the same letter held the same bytes in
+# *your* run.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
 # For a moment each rank had the whole matrix, `X[I, J]`, because **orthogonalizing** needs all of it. Before and
-# after, each had only its share. Was that worth the trouble for so small a matrix? Compare the last two lines.
+# after, each had only its share. Was that worth it for so small a matrix? Compare the last two lines.
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -192,7 +193,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 1 minute · required*
 
@@ -215,4 +216,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# But what is that step for? The next lesson asks why anyone would orthogonalize a gradient.
+# But why orthogonalize a gradient? The next lesson asks.

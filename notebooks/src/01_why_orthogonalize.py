@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Why orthogonalize a gradient?
 #
-# A gradient shouts in a few directions and whispers in all the others. Muon makes them equally loud before it steps,
-# so why should that help a model to learn, and does it?
+# A gradient shouts in a few directions and whispers in all the others, and Muon makes them equally loud before it
+# steps. Does that help a model to learn, and why?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -23,7 +23,7 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Forty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
-# same bits as PyTorch's, say what each line does, and say which matrices of a model it is for.
+# same bits as PyTorch's, and say what each line does and which matrices it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
 # network.
@@ -34,8 +34,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. It has
 #   nothing to install.
 #
-# All lessons begin with the same parameters. This one uses `steps` (of training, before we look), `seed` and
-# `widgets`.
+# Of the parameters below, this lesson uses `steps` (of training, before we look), `seed` and `widgets`.
 #
 # </details>
 
@@ -68,7 +67,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Which one wins? And at which step has the winner already reached the loss that the *second* will end with?
+# Which one wins? And at which step does the winner reach the loss that the *second* ends with?
 #
 # *Easy · 1 minute · required*
 
@@ -97,10 +96,10 @@ lesson.explore_race(race, live=widgets)
 # The three runs differ in one thing: which optimizer steps the *hidden* matrices, those of attention and MLP. In all
 # three, AdamW steps the rest (the embedding at the beginning, the head at the end, and the small vectors of the
 # norms), at the rate that was best for AdamW alone. For the hidden matrices we tried rates a factor of two apart, and
-# the best was never the smallest or the largest that we tried. SGD has the same momentum as Muon (0.95, Nesterov),
-# and all rates fall in a straight line to zero. The thin lines are other seeds. Still, one small model proves little.
-# [Keller Jordan's post](https://kellerjordan.github.io/posts/muon/) reports long runs, and `python -m
-# muon_tutorial.learn.why_muon.race` records this race again.
+# the best was never at either end. SGD has the same momentum as Muon (0.95, Nesterov), and all rates fall in a
+# straight line to zero. The thin lines are other seeds. Still, one small model proves little. [Keller Jordan's
+# post](https://kellerjordan.github.io/posts/muon/) reports long runs, and
+# `python -m muon_tutorial.learn.why_muon.race` records this race again.
 #
 # </details>
 
@@ -110,12 +109,12 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`, for some inputs x far and for others hardly at all. In the first
-# picture the inputs lie on a circle and the outputs on an ellipse, and the lengths of the ellipse's arrows are the
-# **singular values** of the update.
+# A step moves a layer's output by `lr * update @ x`: far for some inputs x, and hardly at all for others. In the
+# picture at the top, the inputs lie on a circle and the outputs on an ellipse. The lengths of the ellipse's arrows
+# are the **singular values** of the update.
 #
-# That picture has two directions. A real layer has as many as its shorter side, so train a GPT for a moment and take
-# one of its gradients:
+# That picture has two directions. A real layer has as many as its shorter side has entries. Train a GPT for a moment
+# and take one of its gradients:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -158,12 +157,12 @@ compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gr
 
 # %% [markdown]
 # The curve of all singular values is the **spectrum** of `G`. SGD moves along its first few directions and hardly
-# touches the rest. But a quiet direction need not be unimportant: a rare word is quiet simply because it is rare.
+# touches the rest. But a quiet direction can be important: that of a rare word is quiet because the word is rare.
 #
 # ## Make them equally loud
 #
 # To orthogonalize a matrix is to keep its directions and set every singular value to 1. Before that, Muon averages
-# gradients over the steps, and that average is its momentum. Write both.
+# gradients over the steps: its momentum. Write both.
 #
 # <details><summary>Hint</summary>
 #
@@ -198,8 +197,8 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What would the three optimizers make of this gradient? "As it runs" is Newton–Schulz, the subject of lesson 02,
-# which ends only nearly flat.
+# What would the three optimizers make of this gradient? "As it runs" is Muon with Newton–Schulz (lesson 02). Its
+# spectrum ends nearly *flat*: all values near 1.
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -208,9 +207,9 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose that no step may move any input too far. So scale all updates until their loudest directions are equally
-# loud: which one lowers the loss most? A gradient promises `(G * update).sum()`. The dark bars show what happened
-# when the model ran again with each update applied.
+# Suppose that no step may move a layer's output too far, whatever the input. So we scale all updates until their
+# loudest directions are equally loud. Which one then lowers the loss most? By the gradient, an update *promises* to
+# lower it by `(G * update).sum()`. The dark bars show what happened when the model ran again with each update.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -218,8 +217,8 @@ lesson.picture_of_drops(drops)
 
 # %% [markdown]
 # Under that limit no update promises more than `U @ Vt`, because a direction with singular value `s` lowers the loss
-# by `s` times the update's loudness in it. Whatever you leave below the limit wastes some of its `s`, so be as loud
-# as allowed, everywhere:
+# by `s` times the update's loudness in it. An update below the limit in a direction wastes part of that `s`, so the
+# best one is at the limit in all:
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -230,11 +229,11 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1: a
-# tall matrix spreads the same length over more outputs, and the factor makes each of them move as far as in a square
-# one. **Weight decay** shrinks `W` by `lr * weight_decay`; it is called *decoupled* because it never touches the
-# gradient. Last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root mean square,
-# is the usual size of an entry):
+# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1. A
+# tall matrix spreads a change of the same length over more outputs. The factor makes each output move as far as in a
+# square matrix. **Weight decay** shrinks `W` by `lr * weight_decay`; it is called *decoupled* because it never
+# touches the gradient. Last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root
+# mean square, is the usual size of an entry):
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
@@ -247,7 +246,7 @@ print(lesson.say_stages(run))
 # <details><summary>Hint</summary>
 #
 # The first two lines are those of your last answer, and their result goes into `zeropower_via_newtonschulz`.
-# `W.add_(update, alpha=a)` adds `a * update`, so the sign, the learning rate and the size factor all go into `alpha`.
+# `W.add_(update, alpha=a)` adds `a * update`, so sign, learning rate and size factor go into `alpha`.
 #
 # </details>
 #
@@ -304,9 +303,9 @@ print("AdamW:", *split.rest_names, sep="\n  ")
 # A norm's weight is a vector, so it has no directions that could be made equal. But the **embedding** and the
 # **head**, the first and the last layer, are matrices. Why not those?
 #
-# The embedding is a table: each byte of the text picks one row, and no input mixes rows. Adam respects that, because
-# it treats every entry on its own. Muon does not, because its update depends on all rows together. Erase the gradient
-# of the most frequent byte, and look whose updates change:
+# The embedding is a table: each byte of the text picks one row, and no input uses two together. Adam treats every
+# entry on its own, but Muon's update depends on all rows together. Set the gradient of the most frequent byte to
+# zero, and see which other bytes' updates change:
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
@@ -318,21 +317,21 @@ lesson.picture_of_rows(lesson.erase_a_byte(run))
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# Here it even helps! So "not the embedding" is a rule of thumb and not a law. People give two reasons for it: a table
-# of 50,000 words is the largest and so the costliest matrix of all, and in long runs AdamW [did better on
+# Here it even helps! So "not the embedding" is a rule of thumb, not a law. People give two reasons: a table of 50,000
+# words is the largest, costliest matrix, and in long runs AdamW [did better on
 # both](https://kellerjordan.github.io/posts/muon/#empirical-considerations).
 #
 # <details><summary>Was that a fair test?</summary>
 #
-# We tried every learning rate for Muon. AdamW's rate for embedding and head was tuned in a run where AdamW steps
+# We tried every learning rate for Muon. But AdamW's rate for embedding and head was tuned where AdamW steps
 # everything, and not again beside Muon.
 #
 # </details>
 #
 # ## What would suit a table?
 #
-# For a hidden layer, the limit was on the loudest direction. The inputs of a table pick rows, so here no *row* may be
-# longer than 1. Which update promises most then?
+# For a hidden layer, the limit was on the loudest direction. An input of a table picks a row, and a step moves the
+# output by that row of the update. So here no *row* may be longer than 1. Which update promises most then?
 #
 # (**Par**, as in golf, is what a good answer needs. Less is better.)
 #
@@ -367,7 +366,7 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a CPU the SVD may well be faster. On a GPU its long chain of small steps is [far too
+# On a CPU the SVD may be faster. On a GPU its long chain of small steps is [far too
 # slow](https://kellerjordan.github.io/posts/muon/).
 
 # %% tags=["volatile"]
@@ -385,7 +384,7 @@ print(lesson.say_cost(G))
 #
 # </details>
 #
-# **Quiz.** One line measures each answer. 1% off is near enough.
+# **Quiz.** You can find each answer with one line of code. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -412,5 +411,5 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# An SVD gives the right update, but on a GPU it is too slow to run in every step. The next lesson gets nearly the
-# same update from a few matrix products.
+# An SVD gives the right update, but is too slow on a GPU. The next lesson gets nearly the same update from a few
+# matrix products.

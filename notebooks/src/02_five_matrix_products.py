@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products bring
-# them there, nearly, without ever looking for one?
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps, each of plain matrix products,
+# bring them nearly there without ever looking for one?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -33,8 +33,7 @@ lesson.hero()
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
 #   nothing to install.
 #
-# All lessons begin with the same parameters. This one uses `steps`, here those of Newton–Schulz (Muon takes five),
-# and `widgets`.
+# Of the parameters below, this lesson uses `steps`, here those of Newton–Schulz (Muon takes five), and `widgets`.
 #
 # </details>
 
@@ -56,9 +55,9 @@ write, whole, bound, cost, quiz = lesson.all_exercises(steps)
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. First it lays
-# the matrix on its longer side and divides it by its **Frobenius norm**, the square root of the sum of all squared
-# entries.
+# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. First it
+# transposes a matrix that is taller than wide. Then it divides by the **Frobenius norm**, the square root of the sum
+# of all squared entries.
 
 # %%
 recorded = recordings.real_gradient()
@@ -116,9 +115,9 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# A value stays at 1 only if `a + b + c` is 1, and comes to rest there only if the curve is flat enough. Muon's
-# numbers give up both, because that allows a large `a`, which lifts quiet values fast. The price is that all values
-# land only *near* 1.
+# A value at 1 stays there only if `a + b + c` is 1. Others come to rest only at a value that a step leaves unchanged,
+# if the curve's slope there is between −1 and 1. Muon's numbers give up both for a large `a`, which lifts quiet
+# values fast. So values land only *near* 1.
 #
 # ## Write one step
 #
@@ -126,8 +125,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 #
 # <details><summary>Hint</summary>
 #
-# `X @ X.T` occurs in both of the longer terms. Compute it once, call it `A`, and write the step with `A` and `X`
-# alone. Can `X` be taken out on the right?
+# `X @ X.T` occurs in both longer terms. Compute it once, call it `A`, and write the step with `A` and `X` alone. Can
+# `X` be taken out on the right?
 #
 # </details>
 #
@@ -156,20 +155,20 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# So the "five" in the title are steps. With three products each, they make fifteen.
+# The title counts *steps*: five of them, with three products each, make fifteen products.
 #
 # ## Write all of it
 #
 # From here on you are building an optimizer. An answer that passes is written, as source, into `my_muon.py` beside
 # this notebook. Later lessons add to that file, until in lesson 16 it trains a GPT on real processes. Before a
-# function goes in, the whole optimizer takes two steps with it and has to end with the bits of `torch.optim.Muon`. In
-# bfloat16 you only get those if you round where PyTorch rounds, so use `torch.addmm(A, B, C, beta=b, alpha=c)`, which
-# is `b * A + c * B @ C`, rounded once.
+# function goes in, the whole optimizer takes two steps with it and has to end with the bits of `torch.optim.Muon`.
+# PyTorch's Muon computes in **bfloat16** (16 bits a number), so round where it rounds: use
+# `torch.addmm(A, B, C, beta=b, alpha=c)`, which is `b * A + c * B @ C`, rounded once.
 #
 # <details><summary>Hint</summary>
 #
-# Write both lines of `step` with `torch.addmm`. The first makes `B` out of `A` alone. The second makes the new `X`
-# out of `X`, `B` and `X`.
+# Write both lines of `step` with `torch.addmm`. The first makes `B` from `A` alone. The second makes the new `X` from
+# `X`, `B` and `X`.
 #
 # </details>
 #
@@ -214,8 +213,8 @@ print("only singular values have moved:", lesson.only_values_moved(X, Y))
 # %% [markdown]
 # ## Under the microscope
 #
-# Since each singular value moves by itself, you need no matrix to see what happens. The curve is the polynomial, put
-# into itself once for each step. Watch the quiet dots climb and the loud ones swing.
+# Each singular value moves by itself, so you need no matrix to see what happens. The curve is the polynomial, applied
+# again to its result in each step. Watch the quiet dots climb and the loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -255,8 +254,8 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# Does the real gradient keep to these bounds? (Open the output to see them.) And what would happen if the matrix did
-# not start at norm 1?
+# Does the real gradient keep to these bounds? (Open the output to see them.) And what if the matrix did not start at
+# norm 1?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
@@ -274,8 +273,8 @@ print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 #
 # <details><summary>Hint</summary>
 #
-# Once the matrix lies on its longer side, call its sides s (short) and l (long). What are the shapes in each of the
-# three products of a step?
+# Once the matrix is wide, call its sides s (short; no singular value now) and l (long). What are the shapes in each
+# of a step's three products?
 #
 # </details>
 #
@@ -292,7 +291,7 @@ cost.check(flops)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# `X @ X.T` and `(…) @ X` take 2 s² l each, `A @ A` takes 2 s³, for the shorter side s and the longer side l.
+# `X @ X.T` and `(…) @ X` take 2 s² l each, `A @ A` takes 2 s³, for the sides s ≤ l.
 #
 # ```python
 # def flops(m, n, steps=5):
@@ -303,8 +302,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Muon runs all of this in **bfloat16**, 16 bits in place of 32, which leaves two to three decimal digits. Do more
-# steps at least bring the distance from `U @ Vt` to zero?
+# Muon runs all of this in bfloat16, which leaves two to three decimal digits. Do more steps at least bring the
+# distance from `U @ Vt` to zero?
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -313,12 +312,12 @@ rows = lesson.measure_steps(recorded.matrix, steps + 3)
 print(lesson.say_steps(rows, recorded.matrix))
 
 # %% [markdown]
-# They do not. After four steps the distance stays near 0.2, because these three numbers never settle.
+# They do not. After four steps the distance stays near 0.2, because with these three numbers the values never settle.
 #
 # ## Play: your numbers against theirs
 #
-# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values. Can you come nearer to 1 than
-# Keller Jordan, on average, and nearer than others who have published numbers of their own?
+# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values. Can you come nearer to 1, on
+# average, than Keller Jordan and the others who published numbers (YouJiacheng, Polar Express, CANS)?
 
 # %%
 lesson.duel(live=widgets)
@@ -331,21 +330,21 @@ print(lesson.say_published())
 
 # %% [markdown]
 # The numbers that come nearest to 1 lift this value no further than Keller Jordan's do. Polar Express and CANS lift
-# it much further, because `a` is larger in their first steps. That matters: this gradient has three values below
-# 0.01, and that of lesson 01, after 40 steps of training, about thirty among its 64. Nearness matters less, because
-# an update needs its directions only *about* equally loud.
+# it much further, because their `a` is larger in the first steps. Lifting matters: three of this gradient's values
+# are below 0.01, and so are about thirty of the 64 in lesson 01. Nearness matters less, because an update's
+# directions need only be *about* equally loud.
 #
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - Odd powers keep the directions. A step moves each singular value by itself, to `a s + b s³ + c s⁵`.
+# - Odd powers keep the directions. A step moves each singular value `s` by itself, to `a s + b s³ + c s⁵`.
 # - At Frobenius norm 1 no value begins above 1. Quiet values grow by `a` in each step, and loud ones swing about 1.
-# - A step is three products, `4 s² l + 2 s³` FLOPs, and it never looks for a direction.
+# - A step is three products, `4 short² long + 2 short³` FLOPs by the sides. It never looks for a direction.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer. 1% off is near enough.
+# **Quiz.** You can find each answer with one line of code. 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · What does a collective move?
 #
-# Every rank needs a sum, and no rank has it. Which messages bring it about, how many bytes does each rank send, and
-# how long does your machine take for them?
+# Every rank needs a sum, and no rank has it. Which messages do they exchange to get it, how many bytes does each rank
+# send, and how long does your machine take?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can say, for the calls that all of
-# this course is made of, which messages they send, and how many bytes, in any dtype and on any number of ranks. And
-# you have written such calls yourself, run them on real processes, and seen what a wrong one says.
+# **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
+# many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
+# real processes, and seen what happens if one is wrong.
 #
 # *You need* lesson 00: what a rank is, and what `launch` does. Nothing about networks.
 #
@@ -61,10 +61,10 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # %% [markdown]
 # ## Follow a digit
 #
-# A call that all ranks make together, after which each of them knows something new, is a **collective**. Inside it
-# there are only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1,
-# rank 1 to rank 2, and the last one to rank 0 again (an arrow that leaves on the right comes back in on the left).
-# All messages of one **round** can travel at the same time.
+# A **collective** is a call that all ranks make together, and after it each knows something new. Inside it there are
+# only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1, rank 1 to
+# rank 2, and the last one to rank 0 again (an arrow that leaves on the right comes back in on the left). All messages
+# of one **round** can travel at the same time.
 #
 # The collective in the picture is an **all_reduce**: each rank brings a tensor, cut into pieces, and all of them
 # leave with the sum. It has two halves, each a collective of its own. In a **reduce_scatter**, sums grow on their way
@@ -110,7 +110,7 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # ## The first thing that goes wrong
 #
 # Two calls are enough to build all of this. `dist.send(tensor, to)` sends a tensor to one rank, and
-# `dist.recv(tensor, source)` waits for one and writes it into `tensor`. Here is one round of a ring, where a list
+# `dist.recv(tensor, source)` waits for one and writes it into `tensor`. Here is one round of a ring. The list `first`
 # says what each rank does first.
 
 # %%
@@ -138,7 +138,7 @@ except RankFailedError as error:
 # %% [markdown]
 # "No rank failed by itself", because none did anything wrong alone. Each rank waits in `send` until its neighbour
 # receives, and the neighbour waits in a `send` of its own. This is a **deadlock**. It would never end, so `launch`
-# gave up after three seconds, and which rank it names first is a matter of chance.
+# gave up after three seconds, and which rank it names first is chance.
 #
 # <details><summary>Why such a program may pass its tests</summary>
 #
@@ -149,8 +149,8 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# Now let each rank of a small ring, 0 to 3, choose whether to send or to receive first. In how many of these 16
-# settings does everybody wait for ever?
+# Now let each rank of a small ring, 0 to 3, choose to send or to receive first. In how many of these 16 settings does
+# everybody wait for ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -184,10 +184,10 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 lesson.explore_switches(settings, live=widgets)
 
 # %% [markdown]
-# (The two in which neighbours always differ: they take only two moments.)
+# (The two in which neighbours always differ: half of the ranks send while the others receive, and then they swap.)
 #
-# In a real program you would rather use `dist.isend`, which *starts* to send and returns a handle at once. In the
-# meantime you receive, and the handle's `wait()` returns once your message has left.
+# In a real program you would rather use `dist.isend`, which *starts* to send and returns a handle at once. Meanwhile
+# you receive, and the handle's `wait()` returns once your message has left.
 
 # %%
 def pass_my_number(rank):
@@ -205,9 +205,9 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # Now write all rounds. Your function runs on every rank, with this rank's piece, and returns the list of all pieces
 # in the order of ranks. It may send to the next rank only. If your messages go wrong, the check draws them.
 #
-# In your optimizer a ring may hold only some ranks, a *group* (lesson 06), and `rank` then is a place in it. So name
-# the other end by its place, too: `isend(…, group=group, group_dst=…)` and `recv(…, group=group, group_src=…)`. If
-# `group` is None, as here, all ranks are in it.
+# In your optimizer a ring may hold only some ranks, a *group* (lesson 06). Then `rank` is this rank's place in the
+# group, so name the other rank by its place, too: `isend(…, group=group, group_dst=…)` and
+# `recv(…, group=group, group_src=…)`. If `group` is None, as here, all ranks are in it.
 #
 # <details><summary>Hint</summary>
 #
@@ -248,7 +248,7 @@ ring.check(ring_all_gather)
 #
 # Training needs sums, because each rank has the gradient of its own data, and all need the total. Your function gets
 # all pieces of this rank's tensor and returns *one* of them, the one with your rank's number, summed over all ranks.
-# So piece p must end on rank p: where in the first picture does it set out?
+# So piece p must end on rank p. On which rank must it start? (Look at the top picture.)
 #
 # <details><summary>Hint</summary>
 #
@@ -389,10 +389,11 @@ for dtype in (torch.float32, torch.bfloat16):
 # So each half costs (P − 1)/P of the tensor's bytes. More ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P
 # grows by only a third.
 #
-# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. Each rank begins with a summand
-# `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the first half it has *one* piece
-# of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights, and the second half sends the
-# result to all. Muon will pay for one more gather in between, because it needs whole matrices (lesson 05).
+# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. Each rank begins with its own
+# gradient g of B entries, `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the
+# first half it has *one* piece of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights. The
+# second half sends the updated pieces to all. Muon will pay for one more gather in between, because it needs whole
+# matrices (lesson 05).
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
@@ -406,19 +407,19 @@ for dtype in (torch.float32, torch.bfloat16):
 # | gather | S/P, and the root nothing |
 # | scatter | the root (P − 1)/P · S, all others nothing |
 #
-# From here on the whole course counts bytes in this way: what *one rank sends* on a ring.
+# From here on we count bytes in this way: what *one rank sends* on a ring.
 #
-# GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they send along a **tree** instead,
-# which moves about as many bytes in fewer messages one after the other (lesson 14). Gloo, the library between your
-# processes here, goes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
+# GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they use a **tree** instead: about as
+# many bytes, but fewer messages have to wait for one another (lesson 14). Gloo, the library between your processes
+# here, goes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
 #
 # </details>
 #
 # ## And the clock?
 #
-# A message first costs **latency**, the time that it takes however small it is, and then time for each byte:
-# **bandwidth** says how many bytes pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back,
-# in many sizes.
+# A message costs time in two ways. **Latency** is what it takes however small it is. Then comes time for its bytes:
+# **bandwidth** says how many pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back, in many
+# sizes.
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -439,16 +440,15 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left the line is flat: bytes are free there, and you pay for latency alone. On the right only the bytes
-# count. A ring's all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes, so with many ranks and a
-# small tensor it pays for little but latency. That is why optimizers pack many small matrices into one large buffer
-# (lesson 05).
+# On the left the line is flat: bytes are free, and you pay for latency alone. On the right only bytes count. A ring's
+# all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes, so with many ranks and a small tensor it
+# pays for little but latency. That is why optimizers pack many small matrices into one large buffer (lesson 05).
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #
-# One belongs to the line, which has to fit all dots at once. The other is that of the last dot alone, its bytes
-# divided by its time. Messages as large as that no longer fit into the processor's caches, so on most machines each
-# of their bytes costs more than the line says, and the dot lies above it.
+# One belongs to the line, which has to fit all dots. The other is the last dot's alone, its bytes divided by its
+# time. Messages as large as that no longer fit into the processor's caches, so on most machines each byte costs more
+# than the line says, and the dot lies above the line.
 #
 # </details>
 #
@@ -462,7 +462,7 @@ lesson.picture_of_wire(wire, sizes, seconds)
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 
@@ -488,5 +488,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# With these collectives ranks can share the work of Newton–Schulz. The next lesson builds the first distributed Muon
-# that was published.
+# With these collectives ranks can share Newton–Schulz. The next lesson builds the first published distributed Muon.

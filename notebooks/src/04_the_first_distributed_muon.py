@@ -26,8 +26,8 @@ lesson.hero()
 # what travels, how much of it is zeros, and when the work is shared badly. You will have found and fixed a bug in it
 # that raises no error, on real processes.
 #
-# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. About Newton–Schulz you only need
-# to know that it is the costly part of Muon and turns a gradient into an update of the same shape.
+# *You need* lesson 03: what an all_reduce and an all_gather do, and what they cost. About Newton–Schulz, know only
+# that it is the costly part of Muon and turns a gradient into an update of the same shape.
 #
 # - *Previous:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
@@ -65,8 +65,8 @@ print(lesson.say_axes(dp, tp))
 #
 # But every rank needs every update in the end. So each rank fills a **flat buffer** that has a place for every
 # matrix: it writes the updates that it owns into their places and leaves zeros everywhere else. Then one all_reduce
-# adds up all the buffers, from `y[B]{U_dp}`, summands of a whole, to `y[B]`. In each place only one rank has written
-# anything, and x + 0 + 0 + … is x.
+# adds up all the buffers. For updates y in B places, it goes from `y[B]{U_dp}`, each rank's own summand, to the sum
+# `y[B]`. In each place only one rank has written anything, and x + 0 + 0 + … is x.
 #
 # Play it, on buffers that real processes have just filled. In this small GPT, `q1` to `o1` are the attention matrices
 # of layer 1, and `up1` and `down1` are its MLP.
@@ -134,17 +134,17 @@ print(lesson.say_outcome(early))
 #
 # ## One gradient is missing
 #
-# Suppose that in this step the gradient of `k1` is None on the rank that owns it, and only there, say because
-# somebody froze that layer on one rank alone. The code expects that a gradient may be None. Or does it?
+# Suppose that in this step the gradient of `k1` is None on the rank that owns it, and only there. (Somebody may have
+# frozen that layer there.) The code has a line for this. Is that line right?
 #
 # Follow `offset` through the loop, on the owner of `k1` and on any other rank. Which matrices get a wrong update?
 # (`up` and `down` have 4,096 entries here, all others 1,024. Count `k1` as right if its place stays zero, because
-# then it simply does not move.)
+# then it does not move.)
 #
 # <details><summary>Hint</summary>
 #
-# `continue` skips the rest of the loop's body, and the last line of the body is part of that. By how much is `offset`
-# too small from then on, and which matrices does this rank still have to write?
+# `continue` skips the rest of the loop's body, the last line included. By how much is `offset` too small from then
+# on, and which matrices does this rank still have to write?
 #
 # </details>
 #
@@ -177,26 +177,26 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# There is no error, and all ranks agree to the last bit, because they have all added up the same buffers. So a test
-# that compares ranks with each other passes. Only a comparison with *one process* finds the mistake.
+# There is no error, and all ranks agree to the last bit, because all have added up the same buffers. So a test that
+# compares ranks with each other passes. Only a comparison with *one process* finds the mistake.
 #
 # ## Be the saboteur
 #
 # Pick a rank and a matrix, spoil that one gradient in step 1, and press play. What differs from an undisturbed
-# training turns red. Try the owner of a matrix first, then another rank, and keep an eye on the green box.
+# training turns red. Try the owner of a matrix first, then another rank. The green box says whether ranks agree.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# By step 2 everything is red, because wrong weights give wrong gradients, and still the ranks never disagree. On a
-# rank that does not own the matrix nothing happens at all, because the spoilt copy is never read.
+# By step 2 everything is red, because wrong weights give wrong gradients, and still the ranks agree. On a rank that
+# does not own the matrix nothing happens, because the spoilt copy is never read.
 #
 # ## Fix it
 #
-# Where something stands in a buffer has to follow from what all ranks know, here the shapes, and never from what one
-# rank happens to have. Write the function again, so that a missing gradient leaves zeros in its own place and changes
-# nothing else.
+# All ranks must agree where something stands in a buffer. So its place must follow from what all know, here the
+# shapes, and never from what one happens to have. Write the function again, so that a missing gradient leaves zeros
+# in its own place and changes nothing else.
 #
 # <details><summary>Hint</summary>
 #
@@ -238,7 +238,7 @@ fixed.check(fixed_share)
 
 # %% [markdown]
 # Is that good enough? `k1` now stands still on all ranks, and no one is told. The package's own Muon first asks, in
-# one tiny all_reduce, which rank has which gradient, and refuses to step if the ranks disagree.
+# one tiny all_reduce, which rank has which gradient, and refuses to step if ranks disagree.
 
 # %%
 def refused(rank):
@@ -306,14 +306,15 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You send half the bytes if all ranks own equally much, and save less if they do not. Then why did the early code
-# take an all_reduce? It needs only one buffer and one offset, and no segments.
+# You send half the bytes if all ranks own equally much. If they do not, you save less, because each segment is as
+# long as the longest. Then why did the early code use an all_reduce? It is simpler: one buffer, one offset, no
+# segments.
 #
 # ## The busiest rank sets the pace
 #
-# A step cannot end before its last update has arrived, so the rank with the most work sets the pace for all. Its work
-# is called the **makespan**. At best it is a *fair share*, all the work divided by the number of ranks. We count work
-# in operations, because that needs no clock:
+# A step cannot end before its last update has arrived, so the rank with the most work sets the pace. Its work is the
+# **makespan**. At best it is a *fair share*, all the work divided by the number of ranks. We count work in
+# operations, because that needs no clock:
 
 # %%
 def newton_schulz_cost(rows, columns, iterations=5):
@@ -325,24 +326,24 @@ for shape in ((768, 768), (768, 3072)):
 
 # %% [markdown]
 # The smallest GPT-2 has 12 layers, each with four square matrices and two large ones. On the left they are dealt out
-# by index. On the right the costliest come first, each to the rank that has least so far. Which numbers of ranks suit
-# round robin?
+# by index. On the right, costliest first, each goes to the rank with the least work so far. Which numbers of ranks
+# suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# At 6, some ranks get all the large matrices. With 8 it comes out even, and 8 GPUs are what the early code was made
-# for. With more ranks than matrices no order helps, because many ranks have nothing to do. With 128, the busiest has
-# this many fair shares:
+# At 6, some ranks get all the large matrices, because each layer has 6 matrices. With 8, all ranks get equal work,
+# and the early code was made for 8 GPUs. With more ranks than matrices no order helps, because many have nothing to
+# do. With 128, the busiest rank has this many times a fair share:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
-# Longest first, known as LPT, never takes more than 4/3 of the best possible makespan. But is it always the best?
-# Deal out matrices of cost 8, 7, 6, 5 and 4 to just two owners, by hand. What is its makespan, and what is the least
-# possible one?
+# Longest first, known as LPT, never takes more than 4/3 of the best possible makespan. But is it always the best? By
+# hand, deal out matrices of cost 8, 7, 6, 5 and 4 to two owners, longest first. What is the makespan, and what is the
+# least possible one?
 #
 # *Easy · 3 minutes · required*
 
@@ -372,8 +373,9 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# We time one process and a pair, because with more ranks than cores we would only measure the cores. Matrices are
-# larger here, so that sharing can pay, and in fp32, because some CPUs take a hundred times as long over bf16.
+# We time one process and a pair, because with more ranks than cores we would only measure the cores. The matrices are
+# larger here, so that sharing can pay. They are float32, because some CPUs take a hundred times as long with
+# bfloat16.
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
@@ -383,10 +385,9 @@ print(lesson.say_clock(alone, pair))
 # %% [markdown]
 # <details><summary>How to read these times</summary>
 #
-# If each rank has a core of its own, a pair in which both do everything takes about as long as one process, since the
-# whole work is done twice at the same time. With round robin each rank does half of it and sends a buffer. If the
-# pair takes much longer than the single process, its ranks share cores or memory on your machine. Then compare the
-# last two lines only.
+# If each rank has its own core, a pair in which both do everything takes about as long as one process, since all work
+# is done twice at once. With round robin each rank does half of it and sends a buffer. If the pair takes much longer
+# than the single process, its ranks share cores or memory. Then compare only the last two lines.
 #
 # </details>
 #
@@ -416,12 +417,12 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 # - An all_reduce sends the flat buffer's zeros as well. An all_gather sends half the bytes at best.
 # - Offsets must not depend on what one rank has. If they do, the result is wrong on all ranks alike, without an
 #   error.
-# - The makespan is the work of the busiest rank. Dealt out by index it is even only by luck. Longest first comes
-#   close to the best, within 4/3 of it.
+# - The makespan is the work of the busiest rank. Dealt out by index, work is even only by luck. Longest first stays
+#   within 4/3 of the best.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 

@@ -24,7 +24,7 @@ lesson.hero()
 #
 # **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any
 # matrix, which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary,
-# which ranks need them, and what that costs. You will have found it with functions of your own, on real processes.
+# which ranks need them, and what that costs, all found with functions of your own, on real processes.
 #
 # *You need* lesson 00 (ranks) and lesson 03 (what a collective moves). No knowledge of ZeRO.
 #
@@ -66,14 +66,14 @@ _ = my_muon.so_far("05")
 #
 # 1. *Matrices*, A to G, each written out flat, row after row.
 # 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next one would exceed the limit
-#    (the parameter `bucket`, in entries here). A matrix larger than the limit gets a bucket of its own. At the end
-#    comes **padding**, entries that mean nothing, until dp divides the bucket's length.
+#    (the parameter `bucket`, in entries here). A matrix larger than the limit gets a bucket of its own. **Padding**,
+#    entries that mean nothing, fills its end until its length is a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1 the
 #    second, and so on.
 #
-# So a rank owns a *range* and not a matrix. In our notation, a flat buffer of B entries goes from `m[B]`, which every
-# rank has, to `m[B_dp]`, which dp has cut. All shares are equally large. The price is that a boundary may cut through
-# a matrix, which then **straddles** it. In numbers:
+# So a rank owns a *range* and not a matrix. In our notation, the momentum m of a bucket of B entries is `m[B]` if
+# every rank has all of it, and `m[B_dp]` once dp cuts it. All shares are equally large. The price is that a boundary
+# may cut through a matrix, which then **straddles** it. In numbers:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -84,8 +84,8 @@ for each in plan.buckets:
     print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# Now one more rank joins, so dp grows by one. Work it out by hand: which matrices straddle a boundary then, and how
-# many entries of padding are there altogether?
+# Now one more rank joins, so dp grows by one. Work out by hand which matrices then straddle a boundary, and how many
+# entries of padding there are.
 #
 # *Easy · 4 minutes · required*
 
@@ -119,8 +119,8 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# No rank ever holds the second ruler. It is an address book, a **virtual buffer**, which says where each entry would
-# be if somebody did.
+# No rank keeps the momentum of the second ruler whole. That ruler is an address book, a **virtual buffer**: it says
+# where each entry would be if one did.
 #
 # ## Where is this entry?
 #
@@ -130,8 +130,8 @@ lesson.explore(plan, bucket, live=widgets)
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C changes hands in the middle of a row. dp cuts the flat buffer, which does not know where rows end, so lesson 00's
-# cut between rows was a special case.
+# C is cut in the middle of a row, because dp cuts the flat buffer, which does not know where rows end. Lesson 00's
+# cuts between rows were a special case.
 #
 # In code, the address book is the package's master plan, `dist_meta`, with one item for each matrix:
 
@@ -145,10 +145,10 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# Each item has two ranges. `global_range` says which entries of its bucket a matrix takes, and `local_range` which
-# entries of this rank's slice hold this rank's part of it. Compute the second from the first. `place` is the slice's
-# number, from 0, and `length` the length of slices. Count from the start *of the slice*, and return `(0, 0)` if it
-# has nothing of the matrix.
+# Each item has two ranges. `global_range` says which entries of the bucket belong to a matrix, and `local_range`
+# which entries of this rank's slice do. Compute `local_range` from `global_range`. `place` is the slice's number,
+# from 0, and `length` is its length. Count from the start *of the slice*, and return `(0, 0)` if the slice has
+# nothing of the matrix.
 #
 # <details><summary>Hint</summary>
 #
@@ -208,12 +208,12 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # ## Who needs whom?
 #
 # Each entry of the update depends on all entries of the matrix. So every rank that keeps a part of a matrix gathers
-# the whole, orthogonalizes it, and uses its own part of the update. That repeats some work, but then nothing has to
-# be sent back. A matrix that is whole in one slice does not have to travel at all.
+# the whole, orthogonalizes it, and uses its own part of the update. Those ranks repeat the same work, but no update
+# has to be sent back. A matrix that is whole in one slice need not travel.
 #
 # The first published version of this step gathers *every* bucket on every rank, padding included. The thrifty way
 # gathers only what straddles: each rank sends its part of such a matrix to the other ranks that keep a part of it. On
-# the wire an entry is bfloat16, 2 bytes. Back to `dp` ranks: how many bytes does rank 0 *send*, either way?
+# the wire an entry is bfloat16, 2 bytes. With `dp` ranks again, how many bytes does rank 0 *send* in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -275,22 +275,22 @@ costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), back
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change. What changes is the number of collectives, three for each bucket, and each of them costs
-# its latency. Then why not take one huge bucket? Because nothing in it can be worked on until all of it has arrived.
+# The bytes hardly change. What changes is the number of collectives, three for each bucket, and each costs its
+# latency. Then why not take one huge bucket? Because no rank can work on any of it until all of it has arrived.
 #
 # ## One list in place of many buckets
 #
 # In a large model, a single matrix already fills a bucket. If dp then cut every bucket, each rank would hold a part
-# of every matrix and would have to orthogonalize all of them. So the package, like Moonshot's paper, cuts *one* long
-# list of all matrices by default (`zero1(cut="list")`), and sends the list in several buckets. Then a matrix lies on
-# one rank, or on a few:
+# of every matrix and have to orthogonalize all. So the package, like Moonshot's paper, cuts *one* long list of all
+# matrices by default (`zero1(cut="list")`), and sends the list in several buckets. Then a matrix lies on one rank, or
+# on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)
 
 # %% [markdown]
-# The slices are as equal as before, but now each is one run of the list. (This lesson uses `cut="bucket"` because
-# with small matrices it shows the ranges better.)
+# The slices are as equal as before, but each is one unbroken part of the list. (This lesson uses `cut="bucket"`
+# because with small matrices it shows the ranges better.)
 #
 # ## The plan of all ranks
 #
@@ -345,12 +345,13 @@ planned.check(all_ranges)
 #
 # - ZeRO-1 cuts momentum by *entry* and not by matrix, so that every rank has an equal share of every bucket.
 # - A rank's part is the intersection of two ranges. Finding it needs no message.
-# - Matrices that straddle a boundary have to be gathered. The momentum stays, while gradients and weights travel.
+# - Matrices that straddle a boundary are gathered. Momentum stays on its rank; gradients, Newton–Schulz's inputs and
+#   weights travel.
 # - Fewer and larger buckets mean fewer collectives and less padding, and about the same bytes.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 4 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 06 · Which ranks belong together?
 #
-# You are one rank in a grid. Whom do you call to average a gradient, whom to put a matrix together, and how
-# many calls in your own two groups does it take until you have heard from everybody?
+# You are one rank in a grid. Which ranks do you call to average a gradient, which to put a matrix together, and how
+# many calls in your own two groups does it take until you have heard from all ranks?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Forty-five minutes.** The optional exercises take twelve more. At the end you can say for any rank of any grid
-# where it stands, which ranks are in its groups, and under which number they know it there. Your own function has
-# made all groups on real processes, and you have seen ranks wait in a group to which one member never came.
+# where it stands, which ranks are in its groups, and which number it has in each. Your own function has made all
+# groups on real processes, and you have seen ranks wait in a group to which one member never came.
 #
 # *You need* lesson 03 (what a collective moves) and lesson 05 (a rank owns a range).
 #
@@ -62,8 +62,8 @@ mine = my_muon.so_far("06")
 # ## Every rank stands where a row and a column cross
 #
 # Along dp, each rank sees its own share of the data, and along tp, it holds its own piece of every matrix. Large
-# models need both, so their ranks stand in a grid: dp goes down, tp goes right, and a rank's **coordinates** say
-# where it stands. Press one of them!
+# models need both, so their ranks stand in a grid: dp goes down, and tp goes right. A rank's **coordinates** say
+# where it stands. Press a rank!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
@@ -137,9 +137,9 @@ grouping.check(groups)
 # So far your groups are lists of numbers. On real processes, `dist.new_group(ranks)` makes a group that can talk, and
 # `dist.all_gather_object(found, rank, group=group)` fills a list `found` with what each member brought.
 #
-# Every rank runs your function, with the list of *all* groups. Make each of them, and in those that contain this
-# rank, find out who is there. Return what you heard, one list for each group of this rank. Beware: *making* a group
-# is a call for all ranks, members or not, while *gathering* is for members alone.
+# Every rank runs your function, with the list of *all* groups. Make every group in it. In each group that contains
+# this rank, find out which ranks are members, and return one list for each. Beware: all ranks must *make* every
+# group, members or not, but only members may *gather*.
 #
 # <details><summary>Hint</summary>
 #
@@ -187,7 +187,7 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# Your groups and your function together, on real ranks:
+# Now `groups` and `who_answers` together, on real ranks:
 
 # %%
 groups = grouping.accepted_or(lesson.groups)
@@ -213,8 +213,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # A rank has one number in the world, its **global rank**, and another in each of its groups, its **group rank**. In
 # the dp group that is its coordinate along dp.
 #
-# In each column, number 1 is to send what it has to all the others. So every rank calls `dist.broadcast` in its dp
-# group with `src=1`. What does the last rank get?
+# In each column, the rank with group rank 1 should send what it has to the others. So every rank calls
+# `dist.broadcast` in its dp group with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -245,8 +245,8 @@ print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
-# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. On one
-# axis the two are the same, so this bug waits for the larger grid.
+# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. If the
+# grid has one axis, the two are the same, so this bug shows only with two.
 
 # %%
 def from_group_rank(rank, number):
@@ -260,8 +260,8 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# In the picture at the top, each rank calls its row first and its column second, and passes on what it has heard. Now
-# rank 0 leaves out the call in its row and goes straight on to its column. Which ranks return?
+# In the picture at the top, each rank calls first in its row and then in its column, and passes on what it has heard.
+# Now rank 0 leaves out the call in its row and goes on to its column. Which ranks return?
 #
 # <details><summary>Hint</summary>
 #
@@ -306,7 +306,7 @@ print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
 
 # %% [markdown]
-# The guilty rank is content! It and its column have heard too little, and no error tells them so. All complaints come
+# The rank that made the mistake sees no error! It and its column have heard from too few ranks, and all errors come
 # from the others. Now play it: let any rank skip its call, or let the columns go first.
 
 # %%
@@ -316,8 +316,8 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that. A group has a number, and each rank finds it by counting its own calls
-# of `new_group`. If rank 0 begins with the end of its list, its first group and everybody else's have the same number
-# but are not the same group. So it waits for ranks that never come, by default for half an hour.
+# of `new_group`. If rank 0 makes its groups in the opposite order, its first group has the same number as the others'
+# first, but other members. So it waits for ranks that never come, by default for half an hour.
 #
 # So compare before you make anything. `work.agree` sends every rank's list to all others, in one collective, once.
 
@@ -399,10 +399,10 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 #
 # </details>
 #
-# **Quiz.** You can measure each number with one line.
+# **Quiz.** You can find each answer with one line of code.
 #
 # 1. `groups`: how many groups has this grid, rows and columns together?
-# 2. `number`: which group rank has the last rank in its tp group?
+# 2. `number`: what is the group rank of the last rank in its tp group?
 # 3. `shared`: how many ranks are in both groups of rank 0?
 #
 # *Easy · 2 minutes · required*

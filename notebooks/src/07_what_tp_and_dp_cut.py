@@ -2,7 +2,7 @@
 # # 07 · What do tp and dp cut?
 #
 # A model's weights and its optimizer's memory lie in pieces on a grid. Point at any single entry: which ranks hold
-# it, and what shape has the piece that it is in?
+# it, and what shape is its piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,9 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid
-# and either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
-# ranks, and you know why q, k and v want a cut each.
+# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid and
+# either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
+# ranks, and you know why q, k and v have to be cut one by one.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 06 (the grid and its groups).
 #
@@ -66,14 +66,14 @@ _ = my_muon.so_far("07")
 # - **Row parallel**: each rank takes *some of the inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I,
 #   J_tp]`.
 #
-# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. The question that
-# helps is: outputs, or inputs?
+# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. So ask: outputs,
+# or inputs?
 
 # %%
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# W is 10 × 8. If you cut it each way, what shape is the last rank's piece?
+# W is 10 × 8. What shape is the last rank's piece if W is column parallel, and if row parallel?
 #
 # *Easy · 2 minutes · required*
 
@@ -97,8 +97,8 @@ guess.check(column_parallel, row_parallel)
 # %% [markdown]
 # ## Any piece of any Linear
 #
-# tp does not have to divide a size. PyTorch then cuts as `torch.chunk` does: each rank gets n / tp, rounded up, until
-# nothing is left, so the last ranks get less, or even nothing. Your function gets the shape of the whole weight,
+# tp does not have to divide a size. PyTorch then cuts as `torch.chunk` does: each rank takes size / tp, rounded up,
+# while entries are left. So the last ranks get fewer, or none. Your function gets the shape of the whole weight,
 # `"column"` or `"row"`, a coordinate and `tp`. Return the shape of the piece.
 #
 # <details><summary>Hint</summary>
@@ -137,11 +137,11 @@ shapes.check(local_shape)
 #
 # The two cuts fit together. `up`, 10 × 8, is column parallel, so each rank finishes some of the hidden features and
 # can apply relu at once. `down`, 6 × 10, is row parallel, and a rank's piece of it needs exactly those features. So
-# between the layers there is no message at all. Only at the end does each rank have just a part of every sum,
-# `y{U_tp}`: the sum over tp is still to be taken.
+# between the layers no message is needed. But at the end each rank has only a part of every sum, `y{U_tp}`: the sum
+# over tp is still to be taken.
 #
-# Write the forward pass of one rank, with its own pieces. It returns the whole y. Each row of the grid has its own
-# batch x.
+# Write the forward pass of one rank, with its pieces. It returns the whole y. Each row of the grid has its own batch
+# x.
 #
 # <details><summary>Hint</summary>
 #
@@ -174,8 +174,8 @@ layers.check(both_layers)
 # </details>
 
 # %% [markdown]
-# The check used small whole numbers, which need no rounding. With ordinary numbers, is the output that of one process
-# to the last bit?
+# The check used small whole numbers, which need no rounding. With ordinary numbers, does the output have the same
+# bits as one process?
 #
 # *Easy · 1 minute · required*
 
@@ -192,7 +192,7 @@ same_bits = ...  # True or False
 # </details>
 
 # %% [markdown]
-# Here your own cut decides which bytes each rank gets.
+# Here your cut decides which bytes each rank gets.
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
@@ -217,16 +217,16 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights. What it cuts is the momentum, and it never asks where a matrix begins. So tp cuts a *matrix*,
-# and dp cuts the *buffer*. Every tp rank reserves room for the largest piece, so that offsets are the same on all of
-# them, and a smaller piece leaves a gap behind it.
+# dp copies the weights and cuts the momentum, wherever a matrix begins. So tp cuts a *matrix*, and dp cuts the
+# *buffer*. Pieces along tp may differ in size, so every tp rank reserves room for the largest, and offsets are the
+# same on all. A smaller piece leaves a gap.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
 
 # %% [markdown]
 # Now for any entry: which ranks hold the weight `up[row, column]`, and which one keeps its momentum? In the buffer
-# the piece of `up` comes first, row by row, and each rank keeps `length` entries of it.
+# the piece of `up` comes first, row by row. dp cuts the buffer into slices of `length` entries, one for each rank.
 #
 # <details><summary>Hint</summary>
 #
@@ -279,8 +279,8 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# Equal letters are equal bytes. Along dp the weights repeat to the bit, although the data were different. The
-# momentum occurs nowhere twice. Look up one entry with your function:
+# The same letter means the same bytes. Along dp the weights are equal to the bit, although the data were different.
+# No part of the momentum is kept twice. Look up one entry with your function:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -292,9 +292,9 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# So Muon, which wants whole matrices, needs two gathers. One over dp joins the slices of a buffer, `m[B_dp]` to
-# `m[B]`. One over tp joins the pieces of a matrix, such as `M[I, J_tp]` to `M[I, J]`. Without the second, you are in
-# the next lesson.
+# Muon needs whole matrices, so two gathers bring together x, the input of Newton–Schulz; the momentum stays. One over
+# dp joins the slices of a buffer, `x[B_dp]` to `x[B]`. One over tp joins the pieces of a matrix, such as `X[I, J_tp]`
+# to `X[I, J]`.
 #
 # ## Three matrices in one
 #
@@ -328,7 +328,7 @@ compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# All along the shapes are right, and no error is raised. Even on the right, some values of tp tear heads.
+# In every case the shapes are right, and no error is raised. Even on the right, some values of tp tear heads.
 #
 # <details><summary>This has happened</summary>
 #
@@ -401,14 +401,14 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Column parallel cuts the rows of W, which are its outputs. Row parallel cuts its columns, which are its inputs.
-# - tp cuts a *matrix*. The first pieces are rounded up, and the last may be a sliver, or nothing.
+# - tp cuts a *matrix*. The size of a piece is rounded up, so the last one may be small, or empty.
 # - dp copies the weights and cuts the *buffer* of the momentum, wherever a matrix begins.
 # - A column parallel layer and then a row parallel one need one all_reduce together.
 # - A fused QKV is three matrices. Cut each of them, and by whole heads.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 2 minutes · required*
 

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 08 · What happens if each shard is orthogonalized alone?
 #
-# Each rank calls Muon on the piece of the gradient that it holds: no message, no error. What is wrong with the update,
-# and which test would have noticed?
+# Each rank calls Muon on its piece of the gradient: no message, no error. What is wrong with the update, and which
+# test would have noticed?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -63,9 +63,9 @@ _ = my_muon.so_far("08")
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient G = U S Vᵀ pairs input directions, from V, with output directions, from U. In these directions, row i,
-# column j of `Uᵀ · update · V` says how strongly an update takes input j to output i. For UVᵀ that is ones on the
-# diagonal and nothing else:
+# A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). In these
+# directions an update is `Uᵀ · update · V`: the entry in row i, column j says how strongly input j moves output i.
+# The right update, UVᵀ, has ones on the diagonal and zeros elsewhere:
 
 # %%
 gradient = lesson.gradient()
@@ -74,11 +74,11 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# Now you can read the heat maps. Grey off the diagonal means that an input moves an output which the gradient never
-# paired with it. To the right of the square are inputs for which the gradient is exactly zero, so nothing should be
-# there.
+# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. The inputs to
+# the right of the square have no partner, because the matrix is wider than tall. There the gradient is zero, and the
+# update should be, too.
 #
-# tp can cut the matrix in two ways, `G[I, J_tp]` and `G[I_tp, J]`. The piece that a rank holds is its **shard**:
+# tp can cut the matrix in two ways, `G[I, J_tp]` and `G[I_tp, J]`. A rank's piece is its **shard**:
 
 # %%
 lesson.picture_of_cuts(tp)
@@ -86,8 +86,8 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns. Each shard is orthogonalized alone, and then has only singular values of 1. Side by side, what is
-# the largest singular value of the whole? And would its spectrum be just as flat if the gradient were pure noise?
+# Cut the gradient by columns, and orthogonalize each shard alone, so that each has only singular values of 1. Side by
+# side, what is the largest singular value of the whole? Would pure noise give the same spectrum?
 #
 # *Easy · 2 minutes · required*
 
@@ -112,8 +112,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard, and `orthogonal` is the exact UVᵀ, so you cannot blame
-# Newton–Schulz.
+# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, without Newton–Schulz.
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -130,16 +129,16 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 if two matrices point the same way, and 0 if they are at right angles. **Distance** is the size of
-# their difference over the size of UVᵀ; in brackets, after the update was multiplied by the number that suits it
-# best.
+# their difference, divided by the size of UVᵀ. In brackets is the distance left when the update is multiplied by the
+# best possible number: no learning rate repairs it.
 #
-# Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
-# identity. So a flat spectrum proves nothing.
+# Yet all singular values of this wrong update are equal, *whatever the gradient was*, because `update @ update.T` is
+# tp times the identity. So a flat spectrum proves nothing.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
-# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, with one summand for each shard.
-# Every summand is the identity, as long as no shard is taller than wide.
+# Call the shards' results P₁, P₂, … Then `update @ update.T` is P₁P₁ᵀ + P₂P₂ᵀ + …, with one summand for each shard,
+# and each is the identity, as long as no shard is taller than wide.
 #
 # </details>
 
@@ -149,13 +148,13 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# The last share of the energy moves weights for inputs about which the gradient said nothing.
+# (Energy adds the squared entries of `Uᵀ · update · V`.) The last share is wasted on inputs without gradient.
 #
 # ## Find the harmless one
 #
-# Two ways to cut, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent entries),
-# and a *power law* (a few loud directions and many quiet ones). In one of these six cases the shards alone are nearly
-# right. Bet first, then play.
+# There are two cuts, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent
+# entries), and a *power law* (a few loud directions and many quiet ones). In which of these six cases is the update
+# of the shards nearly right? Bet first, then play.
 #
 # *Easy · 3 minutes · required*
 
@@ -182,15 +181,14 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# (For a tall matrix, exchange rows and columns.) So the mistake can live long: a unit test with `torch.randn` may
-# meet exactly the harmless case, and pass.
+# (For a tall matrix, exchange rows and columns.) So a unit test with `torch.randn` may meet the harmless case, and
+# pass.
 #
 # ## Two matrices as one
 #
-# The opposite mistake: an MLP's gate and up are often stored as one weight, gate above up, and orthogonalized as one
-# matrix. Let their gradients be Gaussian, 688 × 256 each. How far is the update of the stack from those of gate and
-# up, as a share of its own size? And if gate's gradient is five times larger, how many times is up's update smaller
-# than it should be?
+# The opposite mistake: an MLP's gate and up are often stored, and orthogonalized, as one matrix, gate above up. Let
+# their gradients be Gaussian, 688 × 256 each. How far is the stack's update from those of gate and up, as a share of
+# its size? And if gate's gradient is five times larger, how many times too small is up's update?
 #
 # *Easy · 3 minutes · optional*
 
@@ -238,20 +236,20 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 # ## A shard gets the size wrong, too
 #
 # Muon multiplies its update by a factor that depends on the shape m × n. Keller Jordan's is `sqrt(max(1, m/n))`, and
-# that of Moonshot AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Both mean the *whole*
+# that of Moonshot AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Here m × n is the *whole*
 # matrix, so `shard.shape` gives another factor, even after a perfect gather. An example, cut by rows:
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write that for every shape and cut: for both formulas in this order, the whole matrix's factor divided by the
-# shard's.
+# Write a function for every shape and cut. For both formulas, in this order, it returns the whole matrix's factor
+# divided by the shard's.
 #
 # <details><summary>Hint</summary>
 #
-# Write one small function that returns both factors for a shape. Then call it twice, once with the whole shape and
-# once with the shape in which `dim` is tp times shorter.
+# Write one small function that returns both factors for a shape. Call it with the whole shape, and with the shape in
+# which `dim` is tp times shorter.
 #
 # </details>
 #
@@ -286,20 +284,20 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, with a surprise: the
-# shards' update was √tp too large, as its singular values said, and Moonshot's factor of a shard is √tp too small.
-# The two cancel, so a wrong update has entries of just the right size!
+# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, with a surprise. The
+# shards' update was √tp times too large, as its singular values showed, and Moonshot's factor of a shard is √tp times
+# too small. The two cancel, so a wrong update has entries of just the right size!
 #
 # ## Repair it: gather first
 #
-# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the shards together again,
-# from `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty
-# tensors with everybody's `tensor`.
+# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the shards together, from
+# `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors
+# with everybody's `tensor`.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.empty_like(shard)` makes one place for the list. The shards arrive in the order of the group, and `torch.cat`
-# joins them along a dimension.
+# `torch.empty_like(shard)` makes one place for the list. The shards arrive in the group's order, and `torch.cat`
+# joins them.
 #
 # </details>
 #
@@ -310,7 +308,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Real ranks run it on a matrix whose entries say where they belong. A red cross marks the first one in a wrong place.
+# Real ranks run it on a matrix whose entries say where they belong. A red cross marks the first misplaced one.
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -332,7 +330,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe, with Newton–Schulz: gather, orthogonalize, keep your own columns.
+# Now the whole recipe, with Newton–Schulz: gather, orthogonalize, keep your columns.
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -346,8 +344,8 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# These are the bits of one process, for any gradient and any cut. You pay with messages, and with work that every
-# rank of the group repeats. (Below, the last line is part of the one above.)
+# These are the bits of one process, for any gradient and any cut. You pay with messages, and with work that every tp
+# rank repeats. (Below, the last line is part of the one above.)
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -359,15 +357,15 @@ print(lesson.say_cost(costs, tp))
 #
 # ## An update that survives its shards
 #
-# If a matrix is cut by columns, you can have the exact update without gathering it. Write a function that turns a
-# rank's columns of G into its columns of the *whole* UVᵀ. The budget counts what one rank sends on a ring. You may
-# call `dist.all_gather` and `dist.all_reduce`, and `torch.linalg.eigh` may help.
+# If a matrix is cut by columns, you can have the exact update without gathering it. Write a function that gets a
+# rank's columns of G and returns the same columns of the *whole* UVᵀ. The budget counts what one rank sends on a
+# ring. You may call `dist.all_gather`, `dist.all_reduce` and `torch.linalg.eigh`.
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and on the power law. If it fails, you see *your* heat map.
+# Real ranks try it in float32, on the real gradient and the power law. If it fails, you see *your* heat map.
 #
 # <details><summary>Hint</summary>
 #
@@ -389,8 +387,7 @@ surviving.check(surviving_update)
 # <details><summary>Solution</summary>
 #
 # With G = U S Vᵀ, GGᵀ = U S² Uᵀ, and (GGᵀ)^(-1/2) G = U Vᵀ. A rank has its columns of G. All that it lacks is GGᵀ,
-# which is small, and a sum over ranks. (It is symmetric, too, so if you send only one triangle of it you are below
-# par.)
+# which is small, and a sum over ranks. (It is symmetric, so if you send only one triangle, you are below par.)
 #
 # ```python
 # def surviving_update(shard, group):
@@ -407,16 +404,15 @@ surviving.check(surviving_update)
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - To orthogonalize the shards is not to orthogonalize the matrix.
-# - If you cut along the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as no
-#   shard of a wide matrix is tall, or of a tall one wide. In our case the update then acts where the gradient is
-#   zero.
-# - If you cut along the short side, random entries hide the mistake. Test with real gradients.
+# - Orthogonalizing the shards does not orthogonalize the matrix.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as this side
+#   stays the longer one in each shard. In our case part of the update acts where the gradient is zero.
+# - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 2 minutes · required*
 
@@ -441,5 +437,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So the pieces have to come together before Newton–Schulz, and to part again after it. The next lesson follows them
-# there and back.
+# So the pieces have to be put together before Newton–Schulz, and taken apart after it. The next lesson follows them.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The mirror: how does every matrix find its way back?
 #
-# Every rank keeps a slice, but Newton–Schulz wants whole matrices, so a step of seven phases fetches everything
-# together and takes it home again. Which phases send something, and which one cannot be taken back?
+# Every rank keeps a slice, but Newton–Schulz needs whole matrices, so a step of seven phases joins the slices and
+# then cuts the matrices again. Which phases send something, and which one cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Sixty-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
-# sends, and write them from a blank cell. What you wrote will have run on real processes, with the bits of a single
-# one.
+# sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
+# process.
 #
 # *You need* lesson 05 (a rank owns a range) and lesson 07 (what tp and dp cut). The names
 # reduce_scatter and all_gather are from lesson 03.
@@ -62,15 +62,15 @@ _ = my_muon.so_far("09")
 # ## Read the film
 #
 # The picture shows one real step of one matrix. Each row is a rank, each column is a moment, and each arrow is one of
-# seven **phases**. Colour and number say which rank *brought* that part, and grey parts are not here. After
+# seven **phases**. Colour and number say which rank *brought* that part, and grey parts are not on this rank. After
 # Newton–Schulz the parts are hatched, because from then on each entry depends on the whole matrix.
 #
 # ## Predict
 #
-# Fold the film at the dashed line: phase 5 comes to lie on phase 3, 6 on 2, and 7 on 1. The later phase of each pair
-# restores the layout from which the earlier one started. Two of these pairs really undo each other. In the third,
-# ranks have lost something for good. Which phase of the way out cannot be taken back? And which phases send nothing?
-# (Along an axis of length 1 there is no other rank to send to.)
+# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. The later phase of each pair restores
+# the layout from which the earlier one started. In two pairs it undoes the earlier phase. In the third, ranks have
+# lost something for good. Which of phases 1 to 3, the way out, cannot be undone? And which phases send nothing? (An
+# axis of length 1 has no other rank.)
 #
 # *Easy · 3 minutes · required*
 
@@ -115,8 +115,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 #
 # `{U_dp}` means *unreduced*: each rank along dp has a summand of the whole shape (PyTorch's `Partial`), and phase 1
 # takes the sum. Phases 5 and 6 undo 3 and 2. Phase 7 does not undo phase 1, though: it leads back to the same layout,
-# but with weights in place of gradients. The gradient that each rank had on its own is gone, and no rank needs it any
-# more.
+# but with weights in place of gradients. Each rank's own gradient is gone, and no longer needed.
 #
 # Now on your grid:
 
@@ -124,12 +123,12 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# And the momentum? Each rank keeps its own range of it, `m[B_dp]` (lesson 05), and updates it between phases 1 and 2.
+# And the momentum? Each rank keeps and updates its own range of it, `m[B_dp]` (lesson 05), between phases 1 and 2.
+# The momentum stays: phase 2 sends x, the input of Newton–Schulz, which each rank computes from it.
 #
 # ## Meet the objects
 #
-# Soon you will write this step, so get to know its objects. These are the matrices in the bucket, with offset and
-# size:
+# Soon you will write this step. Its bucket holds these matrices, with offset and size:
 
 # %%
 bucket = plan.buckets[0]
@@ -145,9 +144,9 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor. `Shard(1)` means cut along dimension 1, `Replicate()` whole on every
-# rank, and `Owned(0)` whole on one. Under `Partial()` each rank holds a summand. Each hop knows its opposite, and
-# prints both ends in our notation (`@tp=0` is: owned by the rank at place 0):
+# **Hops** change how *one* axis holds a tensor. `Shard(1)` means that it is cut along dimension 1, `Replicate()` that
+# it is whole on every rank, and `Owned(0)` that it is whole on the rank at place 0. Under `Partial()` each rank holds
+# a summand. Each hop knows its opposite, and prints both ends in our notation (`Owned(0)` as `@tp=0`):
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -156,13 +155,13 @@ print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
 # This is what each hop asks for, tried just now on a pair of ranks. The first three have a way back. The last three
-# add, and after an addition the summands are gone, so only their sum can travel on:
+# add, and then the summands are gone:
 
 # %%
 lesson.draw_hops()
 
 # %% [markdown]
-# A **route** is a list of hops in order, and the dtype that travels. This one leads a matrix to where it is whole:
+# A **route** is a list of hops, in order, and the dtype that they send. On this one a matrix becomes whole:
 
 # %%
 print(bucket.entries[1].route)
@@ -171,7 +170,8 @@ print(bucket.entries[1].route)
 # ## A trap: the matrix that was flat
 #
 # The blueprint of this course is a tutorial script by Jen Wei (2025), published with a list of its own bugs. Here is
-# one. In a bucket everything is flat, and the script left its part flat with `.view(-1)`. Newton–Schulz answers:
+# one. In a bucket everything is flat, and the script left its matrix flat, with `.view(-1)`. Newton–Schulz raises an
+# error:
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -205,16 +205,16 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# Here is the package's own way out. `take` carries a tensor over one hop, `at` says where this rank stands, and
-# `label` names the request. Read `yield from` as: ask, and wait for the answer. After `x = yield from travel(x,
-# route, at, label)`, `x` is what this rank holds at the other end of the route.
+# Here is the package's way out. `take` carries a tensor over one hop, `at` says where this rank stands, and `label`
+# names the request. Read `yield from` as: ask, and wait for the answer. After
+# `x = yield from travel(x, route, at, label)`, `x` is what this rank holds after the last hop.
 
 # %%
 print(inspect.getsource(travel))
 
 # %% [markdown]
-# Write the way back. You will have to change more than the hole. Think of shoes and socks: what you put on last, you
-# take off first.
+# Write the way back. The line in the loop has to change, too. Think of shoes and socks: you take off first what you
+# put on last.
 #
 # <details><summary>Hint</summary>
 #
@@ -252,34 +252,32 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks live in this notebook, and each is a Python generator. A rank that needs something
-# *yields* a request and stands still until somebody answers. That somebody is you: each button is a group whose
-# members are all waiting. Let one group race ahead while another starves. Finish several runs, and watch the hash of
-# the final weights.
+# *yields* a request and stands still until you answer: each button is a group whose members are all waiting. Let one
+# group race ahead while another starves. Finish several runs, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# You cannot break it, because a rank sees only the answers of its own groups, and those come in the same order every
-# time.
+# The hash never changes, because a rank sees only the answers of its own groups, and these come in the same order
+# every time.
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# Only those of which the rank's range has a part. A matrix that a boundary cuts is orthogonalized on both sides of
-# it.
+# Only those of which this rank keeps a part. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
 #
 # </details>
 #
 # ## Another trap: the lost line
 #
-# In the blueprint, the second of two loops lacked a line, and because it comes after another loop, that raises no
-# error:
+# In the blueprint, the second of two loops lacked a line. There is no error, because a variable of the first loop
+# still exists:
 
 # %%
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# Group one holds up and o, and group two holds down. How often does the second loop update each of them?
+# Group one holds up and o, and group two holds down. How often does the second loop update each?
 #
 # *Easy · 2 minutes · required*
 
@@ -304,9 +302,9 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# Now write all seven phases, from a blank cell. `job` does the arithmetic, and you do everything that moves. Between
-# phases 5 and 6, collect the pieces in a flat buffer of zeros. The check shows the first request that differs from
-# the package's.
+# Now write all seven phases. `job` does the arithmetic: phase 1 leaves a sum (`mean` in the comments), and
+# `job.momentum` divides it by the number of summands. You do everything that moves. Between phases 5 and 6, collect
+# the pieces in a flat buffer of zeros. The check shows the first request that differs from the package's.
 #
 # <details><summary>Hint</summary>
 #
@@ -371,7 +369,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# Is it right? PyTorch's own `torch.optim.Muon` gets the mean of the gradients, in one process:
+# Is it right? PyTorch's `torch.optim.Muon` gets the mean of the gradients, in one process:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -386,15 +384,16 @@ print("entries that differ:", lesson.different_bits(after, alone))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
-# - The way back is the way out, read backwards: the last hop first, and each the other way. Only a sum has no way
-#   back.
-# - A gather has to ask, and a slice only drops. With an owner, both directions send.
+# - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum cannot
+#   be undone.
+# - A gather has to send something, and a slice only drops what a rank does not need. With an owner, both directions
+#   send.
 # - The order in which groups are answered changes nothing. For the same gradient, all weights have the same bits as
 #   in one process.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 
@@ -422,11 +421,11 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your optimizer takes a step
 #
-# `my_muon.py` now has everything that a step needs. The next cell completes the file where you skipped something,
-# takes two steps on four real processes, on each of three grids, and compares with `torch.optim.Muon`:
+# `my_muon.py` now has everything that a step needs. The next cell fills in what you skipped, takes two steps on four
+# real processes, on each of three grids, and compares with `torch.optim.Muon`:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())
 
 # %% [markdown]
-# You have a distributed Muon. What does a step of it cost, and who pays? The next lesson writes the bill.
+# You have a distributed Muon. What does a step cost, and who pays? The next lesson writes the bill.

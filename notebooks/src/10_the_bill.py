@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · The bill: what does a step cost?
 #
-# What does a step of Muon send, on which rank and in which phase, and what does a rank have to remember? Can you work
-# all of it out with a pencil before anything runs?
+# How many bytes does each rank send in each phase of a Muon step, and how many does it keep between steps? Can you
+# work it out with a pencil before anything runs?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -55,14 +55,13 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The bars in the picture come from plans alone; nothing ran for them. Now take the three matrices of lesson 09, in a
-# bucket on your grid:
+# The bars in the picture come from plans alone. Now take the three matrices of lesson 09, in a bucket on your grid:
 
 # %%
 lesson.draw_boundary(dp, tp)
 
 # %% [markdown]
-# How many ranks run Newton–Schulz on o, under each of these strategies?
+# How many ranks run Newton–Schulz on o, under each strategy?
 #
 # *Easy · 3 minutes · required*
 
@@ -95,8 +94,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Lesson 09 drew the bytes that a rank sends in each phase. Now work them out yourself. On a ring of D ranks, a
-# reduce_scatter or an all_gather makes each rank send one rank's share, D − 1 times; an all_reduce is both.
+# Lesson 09 drew the bytes of each phase. Now work them out yourself. On a ring of D ranks, each rank sends one rank's
+# share D − 1 times in a reduce_scatter or an all_gather, and twice as often in an all_reduce.
 #
 # | phase | from | to | the whole tensor |
 # |---|---|---|---|
@@ -107,8 +106,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 #
 # <details><summary>Hint</summary>
 #
-# Along dp, one rank's share is `total // dp`. Along tp, a rank's share of the matrices that it works on is the pieces
-# that it already has, `touched`. Each line is bytes an entry, times D − 1, times a share.
+# Along dp, one rank's share is `total // dp` entries. Along tp, it is the pieces that a rank already has of the
+# matrices that it works on, `touched` entries. Each line is the bytes of an entry × (D − 1) × the entries of a share.
 #
 # </details>
 #
@@ -166,18 +165,17 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# To be fair to `zero1`: all other strategies here expect gradients that are already averaged, and somebody pays for
-# that all_reduce. With it, and beside AdamW:
+# This is not yet fair to `zero1`: all other strategies here expect averaged gradients, which cost an all_reduce. Here
+# are the bills with it, beside AdamW's:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
 # Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, the bound of Liu et al. (2025). If
-# everything is bfloat16, it is 6 / 4.
+# everything is bfloat16, it is (2 + 2 + 2) / (2 + 2) = 1.5.
 #
-# And the state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either of them by
-# dp:
+# And the state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either by dp:
 
 # %%
 for name, found in counted[0].items():
@@ -187,9 +185,8 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But the only matrices that are incomplete anywhere are those that straddle
-# a boundary, and `gather="boundary"` moves only those. Write it for one matrix: how many entries do you send to each
-# place along dp?
+# Wei's script gathers the *whole* bucket. But a rank lacks a part only of matrices that straddle a boundary, and
+# `gather="boundary"` moves only those. Write it for one matrix: how many entries do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -233,8 +230,8 @@ print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
 # %% [markdown]
 # ## Play with the bill
 #
-# This is a GPT of width 768. When is Muon closest to AdamW? And when do so many ranks repeat Newton–Schulz that bytes
-# are no longer your problem?
+# This is a GPT of width 768. When does Muon send nearly as few bytes as AdamW? And when do so many ranks repeat
+# Newton–Schulz that this work matters more than the bytes?
 
 # %%
 lesson.explore_bills(live=widgets)
@@ -242,9 +239,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Without tp, with a gather at boundaries and large buckets, Muon sends not a byte more than AdamW, because slices of
-# this model happen to end where matrices do, so nothing straddles. In small buckets on many ranks each matrix
-# straddles all of them, and up to a dozen ranks orthogonalize it.
+# Without tp, with `gather="boundary"` and large buckets, Muon sends no more bytes than AdamW. In this model the
+# slices happen to end where matrices end, so no matrix straddles. With small buckets and many ranks, each matrix has
+# parts on many ranks, and up to a dozen ranks orthogonalize it.
 #
 # </details>
 
@@ -252,8 +249,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order. Does that matter? Move one entry of the gradient of o by about 10⁻⁷, just
-# over the edge where bfloat16 rounds the other way. How many weights change?
+# and another grid adds in another order. Does that matter? Change one entry of the gradient of o by about 10⁻⁷, so
+# that bfloat16 rounds it the other way. How many weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -277,14 +274,14 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most changes of order cross no such edge, because bfloat16 keeps only 8 bits. Here texts are added in several
-# orders:
+# Most changes of order are too small to change a bfloat16 number, which keeps only 8 bits. Here gradients of texts
+# are added in several orders:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for some steps, and then suddenly not. That is no bug.
+# So two grids may agree for some steps, and then not. That is no bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
@@ -307,12 +304,13 @@ print(lesson.say_sum(seed, texts=8))
 #
 # - The bill of a phase is bytes an entry × entries of a share × (ranks − 1).
 # - Muon adds the dp gather and the tp gather to the bill of ZeRO-1 AdamW. It keeps half the state.
-# - Under `zero1` a matrix is worked on wherever a part of it is kept, so boundaries cost bytes and work.
+# - Under `zero1`, every rank that keeps a part of a matrix orthogonalizes all of it, so a boundary inside it costs
+#   bytes and work.
 # - The same gradient gives the same bits. The sum that makes the gradient may not.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 
@@ -339,5 +337,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The bill takes for granted that this package knows how your matrices are cut. In the next lesson you plug in a cut
-# of your own.
+# The bill assumes that this package knows how your matrices are cut. In the next lesson you plug in your own cut.

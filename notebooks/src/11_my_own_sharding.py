@@ -58,9 +58,8 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# In the picture, four colours flow together into one matrix, and then one colour flows back. Muon does not need to
-# know which rank brings what, because it asks a `DistributedConfig`. Here is the whole loop, run on real ranks with
-# three functions for a matrix that is cut by rows:
+# In the picture, ranks send their parts to one owner, and the owner sends the update back. Muon leaves this to three
+# functions of yours, in a `DistributedConfig`. Here is the whole loop on real ranks, for a matrix cut by rows:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -75,18 +74,17 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` was asked once, beforehand, and returned `owners`. The other two are collectives. `gather_fn` takes a
-# matrix from `M[I_dp, J]` to `M[I, J]@dp=k`, "owned by the rank at place k of dp", and `redistribute_fn` takes the
-# update back. Only the owner gets the matrix, and yet everybody has to call.
+# `assign_fn` was called once, beforehand, and returned `owners`. `gather_fn` brings the input of Newton–Schulz (the
+# argument `momentum_buffer`) from `X[I_dp, J]` to `X[I, J]@dp=k`: whole, on the rank at place k of dp.
+# `redistribute_fn` sends each rank its part of the update. Only the owner gets the matrix, yet all ranks must call.
 #
-# **FSDP2**, which is PyTorch's `fully_shard`, cuts rows as `torch.chunk` does. Suppose that the *last* rank is the
-# owner of this matrix:
+# **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
 
 # %%
 print(f"{lesson.bad_rows(dp * tp)} rows, {dp * tp} ranks, owner: rank {dp * tp - 1}")
 
 # %% [markdown]
-# How many rows does each rank hold, and what does `gather_fn` return there?
+# How many rows does each rank hold, and what does `gather_fn` return on each?
 #
 # *Easy · 3 minutes · required*
 
@@ -112,26 +110,27 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# So an **empty shard** is nothing special: its rank makes the call, with nothing in hand. Now play the layouts.
+# So an **empty shard** is nothing special: its rank makes the same call with an empty tensor. Now try other layouts.
 # **HSDP** is FSDP2 within each *replica*, a set of ranks that hold the whole model between them. Under **expert
-# parallel** (EP), each rank has *experts* of its own, small MLPs that get some of the tokens each; all other matrices
-# are *dense*. When do arrows cross to another replica?
+# parallel** (EP), each rank has *experts* of its own, small MLPs. Each expert gets some of the tokens. All other
+# matrices are *dense*. In which layout do arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Arrows cross only under HSDP, and only on the way back (dashed), because each replica can gather the whole matrix by
-# itself, but one owner updates all of them. An owner in each replica would keep the arrows at home, and do the work
-# once per replica.
+# Arrows cross only under HSDP, and only on the way back (dashed). One replica is enough to gather the matrix, but its
+# owner sends the update to all replicas. With an owner in each replica no arrow would cross, but each would repeat
+# the work.
 #
 # ## Yours, on real ranks
 #
-# Now write the three functions, for rows. The ranks along dp share their matrices, and ranks at different places
-# along tp have different ones, like experts, so that there are several groups. Your `state` holds `"group"`, your
-# process group, and `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
+# Now write the three functions, for rows. Here tp cuts no matrix: ranks at different places along tp have different
+# matrices, like experts. Each dp group cuts its own by rows. Your `state` holds `"group"`, your process group, and
+# `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
 #
-# `assign` has to return the same dict on all ranks of a group. Owners are global ranks, and not places in the group.
+# `assign` has to return the same dict on all ranks of a group. Its owners are global ranks, unlike the k of `@dp=k`,
+# a place in the group.
 #
 # *Easy · 3 minutes · required*
 
@@ -171,8 +170,8 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
 # Rank 0 brings nothing, and still makes the call. Now write `gather`. Muon adds `"param_idx"` and this rank's
-# `"local_shape"` to your `state`. And the other ranks' shards? Rows are cut like a column parallel matrix, so your
-# function of lesson 07 tells you: `local_shape(shape, "column", place, ranks)`.
+# `"local_shape"` to your `state`. Rows are cut like a column parallel matrix, so your function of lesson 07 gives the
+# other ranks' shapes: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -216,8 +215,8 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# And now back, in bfloat16. The check hands all three of your functions to `Muon`, and compares some steps with a
-# single process, bit by bit.
+# And now back, in bfloat16. The check hands your three functions to `Muon`, and compares some steps with one process,
+# bit by bit.
 #
 # <details><summary>Hint</summary>
 #
@@ -254,8 +253,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# All of these run on real ranks, and you can change them. The first: a place in a group is not a rank, which a test
-# with only one group does not notice:
+# All five run on real ranks, and you can change them. The first takes a place in a group for a global rank. With only
+# one group the two are equal, so a test notices nothing:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -266,7 +265,7 @@ def gather_at_place_0(mine, group):
 print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
 
 # %% [markdown]
-# The second is uneven pieces. Which rank complains, and which one waits for something that never comes?
+# The second gathers uneven pieces. Which rank names the mistake, and which ranks wait in vain?
 
 # %% tags=["ranks", "volatile"]
 def gather_uneven(mine, lengths):
@@ -276,8 +275,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# The third: gather what you are handed, the momentum. In the first step the gradient is close enough to it to fool a
-# test:
+# The third gathers the gradient, and not the input that it was handed. In the first step one is a multiple of the
+# other, so a test of one step may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -287,8 +286,8 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth is `Partial`, our `{U_dp}`: each rank holds a sum over its own data, in full size, so nothing seems to be
-# missing. And the fifth: one weight may hold several matrices, as a fused QKV does, or a stack of experts:
+# The fourth forgets a sum. A `Partial` gradient, our `{U_dp}`, has the full size on each rank, but comes from that
+# rank's data alone. The fifth takes several matrices in one weight (a fused QKV, a stack of experts) for one matrix:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -297,8 +296,8 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# If every rank has a core of its own, a step lasts as long as its busiest owner works, and your `assign_fn` decides
-# who is busy. In this model any rank may own a dense matrix, but an expert can only be owned by a rank of its group:
+# If every rank has a core of its own, a step lasts as long as the busiest owner works. Your `assign_fn` decides how
+# much each owner does. Here any rank may own a dense matrix, but only a rank of its group may own an expert:
 
 # %%
 model = lesson.mixed_model(dp, tp)
@@ -353,13 +352,14 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Three functions are enough. Nothing else in Muon knows how you cut.
-# - Only the owner gets the matrix, and yet everybody calls, even with nothing in hand.
+# - Only the owner gets the matrix, yet all ranks call, even with an empty shard.
 # - Owners are global ranks, and all ranks that share a parameter name the same one.
-# - Gather what you are handed, make it whole, and keep several matrices in one weight apart.
+# - Gather what you are handed, not the gradient. Reduce a `Partial` gradient first. If one weight holds several
+#   matrices, orthogonalize them one by one.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 2 minutes · required*
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Why does `step()` return before the work is done?
 #
-# You put a stopwatch around one call. Does it measure the work, and if not, who does that work, when, and what could
+# You put a stopwatch around one call. Does it measure the work? If not, who does that work, and when? And what could
 # your program do in the meantime?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
@@ -75,23 +75,23 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
 # The call is over long before sixteen megabytes can have travelled. It is **asynchronous**: it hands the tensor to
-# another thread and returns. Until your wait returns, the tensor belongs to that thread, so you must not touch it. In
-# short, *launch is not execution.*
+# another thread and returns. Until `work.wait()` returns, the tensor belongs to that thread: neither read nor write
+# it. In short, *launch is not execution.*
 #
 # On a GPU *every* operation works like that, so `step()` returns when its kernels are launched, and without
-# `torch.cuda.synchronize()` your watch times the launch. There is a second trap: a kernel that waits for other ranks
-# spins, so on a GPU waiting looks busy.
+# `torch.cuda.synchronize()` your watch times the launch. A second trap: a kernel that waits for other ranks spins, so
+# waiting looks busy.
 #
-# That is why we draw two lanes for each rank, as in the first picture: what it computes, and what is on its way. Each
+# That is why we draw two lanes for each rank, as in the top picture: what it computes, and what is on its way. Each
 # bucket of this `zero1` step travels three times under its number, as reduce_scatter, dp gather and all_gather. In
 # the lower half one bucket travels while another is computed: that is **overlap**. The part of communication that it
 # cannot hide, the hatched time, is **exposed**.
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator that asked and waited in one line. Here it does so in two. On real processes,
-# `yield Start(…)` makes the call with `async_op=True`, the **ticket** that comes back is the `work` from above, and
-# `yield Wait(…)` waits for it.
+# In lesson 09 a rank was a generator that asked and waited in one line. Here it asks in one line and waits in
+# another. On real processes, `yield Start(…)` makes the call with `async_op=True` and returns a **ticket**, the
+# `work` from above. `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -105,7 +105,7 @@ slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
 # How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it
-# works on this one. How long does that one take, with the `quick` times and with the `slow` ones?
+# works on the one that it has. How long does the second loop take with the `quick` times, and with the `slow` ones?
 #
 # *Easy · 4 minutes · required*
 
@@ -124,8 +124,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The first loop takes four times both. The second, with quick gathers, takes the first gather and then all the work.
-# With slow gathers it takes all the gathers and then the last work.
+# The first loop takes all gathers and all work. The second, with quick gathers, takes the first gather and then all
+# the work. With slow gathers it takes all the gathers and then the last work.
 #
 # ```python
 # one_at_a_time = 4 * (2 + 3)
@@ -138,9 +138,9 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**. The **window** says how many matrices may have been asked for and not yet been
-# done: 1 is the loop above, and with 2 the next matrix travels while you work on this one. Each matrix in the window
-# costs memory, so never hold more than it allows.
+# Asking early is called **prefetch**. The **window** says how many matrices may be asked for but not yet done: 1 is
+# the loop above, and with 2 the next matrix travels while you work on this one. Each matrix costs memory, so never
+# hold more than the window allows.
 #
 # <details><summary>Hint</summary>
 #
@@ -178,7 +178,7 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# What does it gain? The **timed world**, in which ranks are generators and each has a clock, says so for times that
+# How much time does it save? The **timed world**, in which ranks are generators with clocks, says so for times that
 # we choose:
 
 # %%
@@ -188,7 +188,7 @@ for window in (1, 2, 4):
     print(f"window {window}: {timed.milliseconds:g} ms, holds {timed.watch.held}")
 
 # %% [markdown]
-# Whether it is *right* you learn from real ranks, with real matrices and Newton–Schulz:
+# But only real ranks, with real matrices and Newton–Schulz, show whether it is *right*:
 
 # %% tags=["ranks", "volatile"]
 run = lesson.run_loop(prefetch, dp * tp, seed, window=2, backend=backend)
@@ -198,9 +198,9 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# Back to the package's own step, with seconds from a file that describes a machine. Press play for each link. Which
-# one saves the largest part of its step, and from which window on is nothing left to gain? What happens on a bare
-# loopback, where both ranks share one core, which also has to send?
+# Back to the package's own step, with seconds from a file that describes a machine. Press play for each link. On
+# which one does overlap save the largest part of a step, and from which window on nothing more? And what happens on a
+# bare loopback, a machine's connection to itself? There both ranks share one core, which also has to send.
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -211,26 +211,26 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# A link saves most where both lanes are about equally long, almost a third at best, because only the shorter lane can
-# hide behind the longer one. So overlap needs two things that can be busy *at the same time*. With more ranks than
-# cores on a loopback there is only one: while a rank waits, the core computes for another or copies its bytes.
+# Only the shorter lane can hide behind the longer one, so overlap saves most where both are about equally long,
+# almost a third at best. It needs two things that can be busy *at the same time*. With more ranks than cores on a
+# loopback there is only one: while a rank waits, the core computes for another or copies its bytes.
 #
 # ## Find the missing wait
 #
-# The next program shares its updates as well, through two buffers that it uses in turn. One line is missing.
+# The next program also shares its updates, through two buffers in turn. One line is missing.
 
 # %%
 print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait for a
-# ticket that is not there yet is skipped.) The check reads each buffer as late as it may: when you wait for it.
+# `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait is skipped
+# if its ticket does not exist yet.) A share may read its buffer until you wait for it, and the check reads at that
+# last moment.
 #
 # <details><summary>Hint</summary>
 #
-# There are two buffers, so matrix i writes into the one that matrix i − 2 used. Who may still be reading it at that
-# moment?
+# There are two buffers, so matrix i writes into the one that matrix i − 2 used. Who may still be reading it?
 #
 # </details>
 #
@@ -256,14 +256,14 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Such a bug lives long, because fast links hide it:
+# Such a bug can stay unnoticed for long, because on a fast link the share ends in time:
 
 # %%
 for share in (1, 8):
     print(lesson.say_overwriting(share, dp * tp))
 
 # %% [markdown]
-# A second trap: suppose that each rank asks in the order that suits it.
+# Another trap: each rank asks in the order that suits it.
 
 # %%
 def as_i_please(rank):
@@ -274,8 +274,8 @@ print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
 # Our worlds compare labels, so they notice. Gloo does not: these gathers have the same size, and ranks would get each
-# other's matrices without a word. So the order must follow from what *all* ranks know, and never from what happens to
-# be ready first.
+# other's matrices without an error. So the order must follow from what *all* ranks know, and never from what is ready
+# first.
 
 # %% [markdown]
 # ## Does reality agree?
@@ -292,19 +292,20 @@ expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# On top is what the timed world says for that machine, and below what happened. This is what a window of 3 saved:
+# The upper timeline is what the timed world predicts for that machine, the lower one what happened. This is what a
+# window of 3 saved:
 
 # %%
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve, and only
-# that half second can hide. The column *predicted* says just that: what overlap alone can save.
+# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve seconds.
+# Overlap can hide only that half second. The column *predicted* is what overlap alone can save.
 #
 # <details><summary>Why was more saved than predicted in some rows?</summary>
 #
-# There, ranks had been idle between their turns on a core, and a larger window gave them something to do in those
-# gaps. In the timed world turns are perfect, so it knows no gaps.
+# There, ranks had been idle between their turns on a core, and a larger window filled these gaps. The timed world
+# assumes that there are none.
 #
 # </details>
 #
@@ -324,13 +325,13 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # - A call that returns has launched something. Only a wait tells you that it is done.
 # - The busier lane sets the pace, and prefetch hides the other one behind it. A larger window holds more buffers,
 #   until all of them are under way.
-# - Before the wait, a buffer is not yours.
+# - Do not use a buffer before you have waited for it.
 # - All ranks ask in one order.
-# - If ranks and sending share cores, overlap has nothing to hide behind.
+# - If computing and sending share a core, overlap has nothing to hide behind.
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 

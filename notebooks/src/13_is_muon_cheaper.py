@@ -2,8 +2,8 @@
 # # 13 · Is Muon cheaper than AdamW?
 #
 # A published report measured 0.57 times AdamW's communication, while the paper that cut Muon over ranks (Liu et al.,
-# 2025) allows up to 1.25 times. Both added up honest numbers, so what did each of them count, and which one is your
-# bill?
+# 2025) allows up to 1.25 times. Both sums are honest. So what did each of them count, and which one tells you what
+# you pay?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -56,20 +56,21 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# The picture is a **waterfall**, which leads from one number to another, change by change. Bytes, time and memory do
-# not agree in it, so if someone says "cheaper", they have picked one of the three, for *one* model, dtype, batch and
-# link. What turns each answer round? (The **planner**, which drew this, walks a step without data and charges it by a
-# file that describes a machine.)
+# The picture is a **waterfall**: it leads from one number to another, one change at a time. Bytes, time and memory
+# disagree, so whoever says "cheaper" means one of the three, for *one* model, dtype, batch and link. What would
+# reverse each answer? (The **planner** drew it. It walks a step without data and charges it by a file that describes
+# a machine.)
 #
 # ## First bill: bytes
 #
 # To be fair, compare **like for like**. Both optimizers begin with each rank's *raw* gradient, `g[B]{U_dp}`, and end
-# with new weights on all ranks, `w[B]`. `zero1` gathers its momentum in bfloat16 in between. Under `layerwise`, which
-# is new here, a matrix *lives* with one owner, where its gradients are summed, so its momentum never moves, and its
-# new weights go out to all.
+# with new weights on all ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16, while
+# the momentum itself stays (lesson 09). (Pictures and tables call x "momentum".) Under `layerwise`, which is new, a
+# matrix *lives* with one owner: its gradients are summed there, its momentum stays there, and its new weights go out
+# to all.
 #
-# Because one owner's matrices are larger than another's, add up what all ranks of one dp group send on a ring. (If
-# they send the same, that is dp times the number of lesson 10.)
+# Some owners have larger matrices than others, so add up what all ranks of one dp group send on a ring. (If all send
+# the same, that is dp times the number of lesson 10.)
 #
 # *Easy · 4 minutes · required*
 
@@ -85,7 +86,7 @@ by_hand.check(bytes_sent)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each collective, every rank sends its share dp − 1 times. All ranks together that is (dp − 1) · entries.
+# In each collective, every rank sends its share dp − 1 times. Together that is (dp − 1) · entries.
 #
 # ```python
 # def bytes_sent(entries, dp, item):
@@ -102,8 +103,8 @@ by_hand.check(bytes_sent)
 #
 # <details><summary>Hint</summary>
 #
-# It is the step of lesson 09 without phases 2 to 6: one `yield from travel`, some arithmetic, another `yield from
-# travel`. How many gradients were summed stands in `bucket.summands`.
+# It is the step of lesson 09 without phases 2 to 6: `yield from travel`, arithmetic, `yield from travel`.
+# `bucket.summands` counts the summed gradients.
 #
 # </details>
 #
@@ -144,16 +145,16 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# One step, and so many answers, because each depends on a choice:
+# One step has so many answers because each depends on a choice:
 #
-# - *dtype:* the momentum's 2 bytes weigh more if everything else has 2 bytes, too.
+# - *dtype:* the 2 bytes of x weigh more if everything else has 2 bytes, too.
 # - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. On it, `layerwise` even beats AdamW.
 # - *raw or averaged:* `owner` looks cheapest in fp32, but somebody has to pay for the average that it expects.
 #
 # ## Second bill: time, as a profiler logs it
 #
 # The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. Here is
-# a little trace in the same form, which we made up (in microseconds; a kernel is what the GPU runs):
+# a small made-up trace in the same form (in microseconds; a kernel is what the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -173,8 +174,8 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The CPU launches the collective, and both CPU and GPU get an **annotation**, which is a label over a stretch of
-# time. Only the kernel works.
+# The CPU launches the collective, and both CPU and GPU get an **annotation**, a label over a stretch of time. Only
+# the kernel works.
 #
 # ```python
 # working = 1
@@ -183,14 +184,14 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# So one collective left four events. Write the honest sum: the nanoseconds in which communication ran, with each
-# moment counted once. Events have `sort`, `duration` and `communicates`. `lesson.covered(events)` is when any of them
-# ran, and `lesson.measure(…)` is how long that is.
+# So one collective left four events. Write the honest sum: for how many nanoseconds did communication run, if each
+# moment counts once? An event has `sort` (such as `"kernel"`), `duration` and `communicates`.
+# `lesson.covered(events)` finds the times at which any of them ran, and `lesson.measure(…)` adds up their length.
 #
 # <details><summary>Hint</summary>
 #
-# Keep only the events that are kernels and communicate. Adding up their durations would count moments twice in which
-# several run at once, so ask when *any* of them ran.
+# Keep only kernels that communicate. If two run at once, adding up their durations counts that time twice, so ask
+# when *any* of them ran.
 #
 # </details>
 #
@@ -220,15 +221,15 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now to the real ones. The report published its traces. We read from them, in milliseconds over five steps:
+# Now to the traces that the report published, in milliseconds over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Derive three of its headlines again: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then count each
-# of them once, on the GPU, from start to end.
+# Calculate three of its headlines yourself: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then
+# correct each: count each collective once, or take the time on the GPU.
 #
 # <details><summary>Hint</summary>
 #
@@ -274,31 +275,31 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, and says something else than it seems to say.
+# Each headline can be reproduced, but does not mean what it seems to mean.
 #
-# - 1.1 % is the time in which the CPU *calls* the optimizer, that is, puts its kernels into the GPU's queue. The GPU
-#   then works on them for more than half of its span.
+# - 1.1 % is the time in which the CPU *calls* the optimizer, which only queues its kernels. The GPU then works on
+#   them for more than half of its span.
 # - Async was *faster*, in one run. It looked slower because a kernel that waits looks busy.
-# - 0.57 counts both runs about twice over, so the ratio hardly moves when you count once. But even then, is it the
-#   same work?
+# - 0.57 counts the communication of both runs about twice, so counting it once hardly changes the ratio. But did both
+#   runs do the same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# It is not. AdamW averaged its gradients, while Muon was handed averaged ones, and ended before any rank had new
+# They did not. AdamW's run averaged its gradients. Muon's got averaged ones, and ended before any rank had new
 # weights.
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So the trace of rank 0, the only one that was published, shows waiting as if
-# it were communication. With *all* ranks on one clock you can tell them apart, because nothing moves before the last
-# rank has asked.
+# A kernel spins until its peers arrive. So the only published trace, rank 0's, shows waiting as communication. With
+# *all* ranks on one clock you can tell them apart: a rank that needs something from all others cannot be done before
+# the last has asked.
 #
 # <details><summary>Hint</summary>
 #
-# When did the last rank ask? Everyone who asked earlier waited from then until that moment, unless they were done
-# before it.
+# When did the last rank ask? Each rank that asked earlier waited from its own request until that moment, unless it
+# was done before.
 #
 # </details>
 #
@@ -336,8 +337,8 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# From its own trace, rank 1 seems to need faster links. In truth rank 0 has too much work, and what would help is a
-# better balance.
+# Rank 1's trace alone suggests that it needs faster links. In truth rank 0 has too much work, so a better balance
+# would help.
 #
 # ## Third bill: the whole step
 #
@@ -347,10 +348,11 @@ lesson.draw_waits(timeline)
 print(lesson.say_steps())
 
 # %% [markdown]
-# And what does it cost to reach the same *loss*? There AdamW needs more steps: 1.1 × as many at this size, find [Wen
-# et al.](https://arxiv.org/abs/2509.02046), and about 2 ×, report [Liu et al.](https://arxiv.org/abs/2502.16982).
-# Take 1.1, and the batch of the first picture: AdamW is ahead. Now the links get 64 times slower. With which strategy
-# does Muon overtake: `"zero1"`, `"boundary"` (which gathers at boundaries only) or `"layerwise"`?
+# And what does it cost to reach the same *loss*? AdamW needs more steps: [Wen et
+# al.](https://arxiv.org/abs/2509.02046) find 1.1 × as many at this size, and [Liu et
+# al.](https://arxiv.org/abs/2502.16982) report about 2 ×. With 1.1 × and the top picture's batch, AdamW is ahead. Now
+# the links get 64 times slower. With which strategy does Muon overtake: `"zero1"`, `"boundary"` (`zero1` that gathers
+# at boundaries only) or `"layerwise"`?
 #
 # *Easy · 2 minutes · required*
 
@@ -364,8 +366,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # <details><summary>Solution</summary>
 #
 # On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps.
-# `layerwise` sends no more than AdamW, but its slices are unequal. They go to one owner after the other, and some
-# links are idle meanwhile.
+# `layerwise` sends no more than AdamW, but its unequal slices go to one owner after the other, while some links are
+# idle.
 #
 # ```python
 # slow = "boundary"
@@ -376,8 +378,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and the winner turns round. Then slow down the links. Even the slowest cannot save
-# AdamW at the largest batch. Which other button can?
+# Press play: the batch grows, and Muon becomes the winner. Then slow down the links. At the largest batch, even the
+# slowest do not let AdamW win. Which other button does?
 
 # %%
 lesson.explore_costs(live=widgets)
@@ -385,22 +387,22 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Where it turns
 #
-# Along the bandwidth there may be a **break-even**, a point at which the answer turns. A step's seconds are bytes /
-# bandwidth and a rest that no link can shorten. So the lead over 1 / bandwidth is a straight line, and two points
-# show where it crosses zero:
+# At some bandwidth there may be a **break-even**, where the answer turns. A step's time is bytes / bandwidth, plus a
+# rest that no link can shorten. So AdamW's time minus Muon's, drawn over 1 / bandwidth, is a straight line, and two
+# points show where it crosses zero:
 
 # %%
 print(lesson.say_break_evens())
 
 # %% [markdown]
-# Both signs occur! Slow links help Muon if it sends little, and AdamW if Muon gathers everything. Step for step AdamW
-# stays ahead, so the button that saves it is *AdamW's steps*.
+# Slow links can help either: Muon if it sends little, and AdamW if Muon gathers everything. With equally many steps
+# AdamW stays ahead, so the button that lets it win is *AdamW's steps*.
 #
 # ## All strategies, side by side
 #
-# You have met every strategy of this package: `gram` is lesson 08's last exercise, and `owner_per_replica` is lesson
-# 11's HSDP with an owner in each replica. Which one would you take? (Where a strategy expects averaged gradients,
-# their all_reduce is counted, too.)
+# These are all strategies of this package. `gram` is lesson 08's optional last exercise, `owner_per_replica` is
+# lesson 11's HSDP with an owner in each replica, and `layerwise` has `tp="share"`: tp ranks divide a place's
+# matrices. Which one would you take? (Where a strategy expects averaged gradients, their all_reduce is counted, too.)
 
 # %%
 print(lesson.say_strategies(dp=4, tp=2))
@@ -410,7 +412,7 @@ print(lesson.say_strategies(dp=4, tp=2))
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - Bytes, time and memory answer differently.
+# - Bytes, time and memory give different answers.
 # - Compare like for like: raw gradients in, new weights out.
 # - Count each collective once, by its kernel.
 # - Waiting looks like transfer until you have the clocks of all ranks.
@@ -418,7 +420,7 @@ print(lesson.say_strategies(dp=4, tp=2))
 #
 # </details>
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 
@@ -449,4 +451,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# All of this was for a few ranks. The next lesson asks what changes when there are thousands.
+# All this was for a few ranks. The next lesson asks what changes with thousands.

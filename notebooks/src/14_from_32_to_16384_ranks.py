@@ -35,8 +35,8 @@ lesson.hero()
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
-# comes from, and which of them are estimates. At such a scale these seconds have never been compared with a clock.
-# The parameters dp and tp below are for the cell that runs on real ranks, so take what your machine can bear.
+# comes from, and which are estimates. At such a scale these seconds have never been compared with a clock. The
+# parameters dp and tp below are for the cell that runs on real ranks, so choose what your machine can run.
 #
 # </details>
 
@@ -56,13 +56,13 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture: it is the planner's. The strategy is `layerwise`, where a matrix *lives* at one place
-# along dp, cut over tp as `W[I, J_tp]@dp=k`. All tp ranks at that place gather it and repeat its Newton–Schulz, so
-# the number of owners is dp. (In lesson 13's table they share the matrices. Under `owner`, any rank of the grid can
-# own one.)
+# Nothing ran for that picture: lesson 13's planner drew it. The strategy is `layerwise` with `tp="repeat"`: a matrix
+# *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks there gather it and repeat its
+# Newton–Schulz. So the number of owners is dp. (Lesson 13's table has `tp="share"`: each matrix goes to one of these
+# ranks. Under `owner`, any rank of the grid can own one.)
 #
-# The 70B model in the picture has 560 matrices. Its little sister, 8B, has 7 in each of 32 layers. Take tp=8 again,
-# and predict for the 8B:
+# The 70B model in the picture has 560 matrices. The smaller 8B has 7 in each of 32 layers. Both have tp=8. Predict
+# for the 8B:
 #
 # *Easy · 4 minutes · required*
 
@@ -83,7 +83,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # <details><summary>Solution</summary>
 #
 # 4,096 / 8 owners share 7 · 32 matrices. On half as many ranks there are 256 owners, which is already enough for one
-# matrix each. From there on Newton–Schulz gains nothing, and more ranks only make the step longer.
+# matrix each. From there on, more ranks do not shorten Newton–Schulz, and only make the step longer.
 #
 # ```python
 # idle = 4096 // 8 - 7 * 32
@@ -94,19 +94,21 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# So owners run out before ranks do. What remains is a **floor**, the costliest matrix: its owner needs that long,
-# whatever the others do. Press play (each stop doubles the ranks), and watch the grey. When do faster links help?
+# So matrices run out, and further owners have nothing to do. What remains is a **floor**, the costliest matrix: its
+# owner needs that long, whatever the others do. Press play (each stop doubles the ranks), and watch the grey. At
+# which stops do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# They help most where ranks are many, because there a step waits for bytes. Where ranks are few, it computes.
+# Faster links help most with many ranks, because a step then mostly waits for bytes. With few ranks it mostly
+# computes.
 #
 # ## Even entries, uneven work
 #
-# As long as there are enough matrices, the question is how to deal them out fairly. Somebody gave each owner as many
-# *entries* as the next, and on the left it looks perfect:
+# As long as there are enough matrices, the question is how to deal them out fairly. Give each owner about as many
+# *entries* as the others, and the left half of the picture looks perfect:
 
 # %%
 print(lesson.say_shapes())
@@ -121,8 +123,8 @@ one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now their work is even, and their entries are not. Take a step with such owners on real processes, under `owner`. Do
-# these owners change the result?
+# Now the owners' work is even, and their entries are not. Take a step with such owners on real processes, with
+# strategy `owner`. Does this change the result?
 
 # %%
 def step(rank):
@@ -131,15 +133,15 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# Not by a bit. And here, too, one matrix is the floor: look who owns number 8.
+# All bits are the same. And here, too, one matrix is the floor: look who owns number 8.
 #
 # ## Inside a node and between nodes
 #
-# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own, and a ring
-# with several members in a node leaves it over all their cards.
+# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own. A ring with
+# several members in a node uses all their cards.
 #
-# Take dp=64 for the 8B. With tp=1, one ring runs through all ranks, and each rank sends all the gradients. With tp=8
-# there are eight rings with one member in each node, and each rank sends an eighth. Which is done sooner?
+# Take dp=64 for the 8B. With tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8 there are
+# eight rings with one member in each node, and each rank sends an eighth. Which is done sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -156,7 +158,7 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The eight rings share the cards that the one ring had to itself.
+# The one ring uses all eight cards of a node. Each of the eight rings has one card, for an eighth of the bytes.
 #
 # ```python
 # sooner = "neither"
@@ -174,27 +176,24 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 print(lesson.say_experts())
 
 # %% [markdown]
-# There are many experts and few owners for each, so the experts balance by themselves. The few dense matrices set the
-# floor.
+# There are many experts and few owners for each, so they balance by themselves. The few dense matrices set the floor.
 #
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
 #
-# - More ranks share out the work until owners run out. Then the costliest matrix is the floor.
-# - The bytes that a rank sends stay as they are, on a ring or a tree, so in the end a step waits for them.
-# - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). Libraries change
-#   to a tree there. Its depth grows by one with each doubling, and so does latency, but for the jump where libraries
-#   change.
+# - More ranks divide the work until matrices run out. Then the costliest matrix is the floor.
+# - A rank's work shrinks, but the bytes that it sends hardly change, so in the end a step waits for them.
+# - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
+#   change to a tree. Where they change, latency jumps. Otherwise each doubling adds one level.
 # - Balance work, and not entries.
-# - tp divides the bytes that a rank sends between nodes, but its ring then has as many times fewer cards to send them
-#   over. Nothing is gained.
+# - With tp, a rank sends fewer bytes between nodes, but its ring has fewer cards in proportion. Nothing is gained.
 #
 # </details>
 #
 # To ask for any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
 #
-# **Quiz.** One line measures each answer.
+# **Quiz.** You can find each answer with one line of code.
 #
 # *Easy · 3 minutes · required*
 
@@ -219,5 +218,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# At that size something is always broken. The next lesson teaches you to find the rank and the line, and to repair
-# it.
+# At that size something is always broken. The next lesson teaches you to find and repair the line.

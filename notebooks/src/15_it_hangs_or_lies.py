@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 15 · It hangs, or lies. Which rank, which line?
 #
-# Your training stands still, or it runs and learns the wrong thing. Of all ranks and all lines, which one is it?
+# Your training stands still, or it runs and learns the wrong thing. Which rank is at fault, and which line?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -21,10 +21,10 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the line that is at
-# fault in a broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say
-# when a difference is no bug at all. You will have done so on real processes, with a log, a stack, a flight record
-# and the file.
+# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
+# broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
+# difference is no bug at all. You will have practised on real processes, with a log, a stack, a flight record and the
+# file.
 #
 # *You need* lesson 04 (owners, and a bug that raises no error) and lesson 06 (dp, tp and their groups).
 #
@@ -57,25 +57,24 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## The rank that complains did nothing wrong
 #
 # The picture shows a real training run that stands still. Each arrow leads from a rank that waits to the rank it
-# waits for. The red ones end at rank 2, whose data ran out a step before everybody else's, so it left the loop
-# without a word. All the error messages came from the others: the rank at fault is often the only one that is
-# content.
+# waits for. The red ones end at rank 2. Its data ran out a step before everybody else's, so it left the loop without
+# an error. All error messages came from the others: the rank at fault is often the only one without an error.
 #
-# You get such runs as you would at work: a log, a stack, PyTorch's own record of the calls, and the file. You find
-# the line, repair it, and run the file again on real ranks. In the loop that we break, matrices have owners along dp,
-# as in lesson 04: the owner orthogonalizes a matrix and shares its new rows.
+# For each broken run you get what you would have at work: a log, a stack, PyTorch's own record of the calls, and the
+# file. You find the line, repair it, and run the file again on real ranks. All runs use one training loop, in which
+# matrices have owners along dp (lesson 04): the owner orthogonalizes a matrix and shares its new rows.
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# In five of these phases ranks call each other, in this order: load, average, gather, share and log. (`gather` is
+# A step makes five kinds of collective calls, in this order: load, average, gather, share and log. (`gather` is
 # inside `update`, because an owner first gathers its whole matrices over tp.)
 #
-# A second broken run does not hang. From step 2 on, rank 1 works with another learning rate. Where in step 2 does
-# that show first: in gradient, average, momentum, input, update or share? (We call each of these results a *rung*.)
-# And when the run ends, do all copies of the weights agree to the last bit?
+# A second broken run does not hang. From step 2 on, rank 1 uses another learning rate. A step has six results, which
+# we call *rungs*: gradient, average, momentum, input, update and share. Which is the first to be wrong in step 2? And
+# when the run ends, do all copies of the weights agree to the last bit?
 #
 # *Easy · 2 minutes · required*
 
@@ -106,7 +105,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
 # So agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner, and if the
-# owner is wrong, they are all wrong in the same way.
+# owner is wrong, all copies are wrong in the same way.
 #
 # ## If it hangs: compare the calls
 #
@@ -116,8 +115,8 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# The rank that complains first has only been waiting longest. Here is the stack of one of those that waited, rank 3,
-# with the lines of the file:
+# The rank that complains first is only the one that has waited longest. Here is the stack of a rank that waited, rank
+# 3, with the lines of the file:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
@@ -130,9 +129,9 @@ print(hang.reports[3].stack)
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# One stack tells you where one rank is. To find out who is missing you need everybody's calls. If
-# `TORCH_FR_BUFFER_SIZE` is set before the ranks start, PyTorch's **flight recorder** keeps them. Here is one entry as
-# it comes, and then the last few in a form that you can read:
+# One stack shows where one rank is. To find out which rank is missing, you need the calls of all. If
+# `TORCH_FR_BUFFER_SIZE` is set before the ranks start, PyTorch's **flight recorder** keeps them. Here is one raw
+# entry, and then the last few in a readable form:
 #
 # <details><summary>What it does not know</summary>
 #
@@ -146,22 +145,21 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes each of its calls. Side by side, these are the calls of step 3. One that ends in "…" has not
-# returned:
+# Our loop also notes its calls. Here are those of step 3, side by side. A call that ends in "…" has not returned:
 
 # %%
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# Go through the program in its order and stop at the first call that some rank should have made and did not. Rank 2
-# has made no call in step 3 at all, not even `load`. So open the file where the steps begin:
+# Go through the program in order, and stop at the first call that some rank should have made and did not. Rank 2 has
+# made none in step 3, not even `load`. So open the file where the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
 
 # %% [markdown]
-# Line 10 ends one step early on rank 2. A repair is a dictionary of line numbers and new lines, and `check` runs the
-# repaired file on real ranks:
+# On rank 2, the loop in line 10 ends one step early. A repair is a dictionary of line numbers and new lines, and
+# `check` runs the repaired file on real ranks:
 
 # %% tags=["volatile"]
 clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
@@ -170,8 +168,8 @@ clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
 # ## If it lies: a ladder, and an oracle to hold it against
 #
 # A run that lies makes all its calls, so comparing calls finds nothing. Instead you compare its numbers with an
-# **oracle**: the same training in one process, which has nothing to get out of step with. At its simplest that is
-# `torch.equal` on one result of one rank:
+# **oracle**: the same training in one process, where no ranks can disagree. At its simplest, call `torch.equal` on
+# one result of one rank:
 
 # %%
 mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
@@ -184,9 +182,9 @@ print({name: torch.equal(mine[name], right[name]) for name in right})
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read it from the top. Only the *first* red rung counts, because everything below it has inherited the mistake, and a
-# green rung below a red one repairs nothing. Equal hashes mean equal entries, and that is wrong where ranks should
-# hold different parts.
+# Read it from the top. Only the *first* red rung counts, because everything below it comes from wrong numbers. A
+# green rung below a red one does not mean that the mistake is gone. Equal hashes mean equal entries: a mistake if
+# ranks should hold different parts.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -195,15 +193,15 @@ lesson.draw_ladder(lie)
 # </details>
 #
 # Here the updates are right and the weights after `share` are wrong, so the fault is where updates are applied. How
-# wrong are they?
+# wrong are the weights?
 
 # %%
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# Size and cosine tell kinds of mistakes apart. A forgotten factor changes the size and leaves the cosine at 1. Other
-# data, or another seed, change both. And if both are 1 and the difference is near 10⁻⁷, the same entries were added
-# up in another order, and that is *no bug*. Now the file:
+# Size (a matrix's norm over the oracle's) and cosine tell kinds of mistakes apart. A forgotten factor changes the
+# size and leaves the cosine at 1. Other data, or another seed, change both. If both are 1 and the difference is near
+# 10⁻⁷, the same entries were added in another order. That is *no bug*. Now the file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -214,8 +212,9 @@ clinic.check("lie", {84: "", 85: ""})  # "" deletes a line
 # %% [markdown]
 # ## Play with it
 #
-# Pick a rank, a phase and a fault, and press play. A line joins ranks that have just called each other. How far does
-# a wrong number get within one step, and who stands still after a skipped call?
+# Pick a rank, a phase (one of the five calls) and a fault, and press play. A line joins ranks that have just called
+# each other. How many ranks does a wrong number reach within one step, and which ranks stand still after a skipped
+# call?
 
 # %%
 lesson.explore_spread(dp, tp, live=widgets)
@@ -223,8 +222,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Here are seven more files. In A to F one line or a few are wrong, or perhaps none at all. You get the log, and from
-# there on you choose your tools:
+# Here are files A to F. In each, one line or a few are wrong, or perhaps none. (G follows later.) You get the log,
+# and then you choose your tools:
 #
 # > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
 # > `lesson.say_flight(run, rank)`.<br>
@@ -274,14 +273,14 @@ clinic.check("A", repair_a)
 #
 # <details><summary>Hint</summary>
 #
-# Print the calls of step 3. Two kinds of mistake look alike here, so ask what the silent ranks did *instead* of the
-# call that is missing. If it is the next one in the program, they have skipped a call.
+# Print the calls of step 3. A skipped call and calls in a wrong order look alike here, so ask what the silent ranks
+# did *instead* of the missing call. If it is the next call of the program, they have skipped one.
 #
 # </details>
 #
 # <details><summary>Another hint</summary>
 #
-# The method of the missing call has a way out before it makes that call. Can one rank take it while another does not?
+# The method can return before it makes the missing call. Can one rank return there while another does not?
 #
 # </details>
 #
@@ -303,7 +302,7 @@ clinic.check("B", repair_b)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The ranks of one dp position found their own loss low enough and left `average` without its call, so the rest of
+# The ranks of one dp position found their own loss low enough and left `average` without its call, so the others in
 # their dp groups wait for them there. Whether a call is made must never depend on what one rank alone knows.
 #
 # ```python
@@ -411,8 +410,7 @@ clinic.check("E", repair_e)
 # <details><summary>Solution</summary>
 #
 # Size and cosine are 1, and the difference is as large as rounding makes it: the batches were added up in another
-# order. Look at `update` and `share` in the ladder, too. They are green, because bfloat16 has rounded the difference
-# away.
+# order. In the ladder, `update` and `share` are green, because bfloat16 has rounded the difference away.
 #
 # ```python
 # repair_e = "nothing"
@@ -458,8 +456,8 @@ clinic.check("F", repair_f)
 # %% [markdown]
 # ## Two at once
 #
-# In file G one mistake hides another. Repair the first, find the second below it in the ladder of your repaired run,
-# and answer with both.
+# In file G one mistake hides another. Repair the first, find the second in the ladder of your repaired run, and
+# answer with both.
 #
 # <details><summary>Hint</summary>
 #
@@ -508,14 +506,14 @@ clinic.check("G", repair_g)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Agreement between ranks proves nothing. Keep an oracle, and compare with it to the bit.
-# - In a hang, look for the first call that is missing. The rank that complains is a witness.
-# - In a lie, the first rung that differs names the method, and size and cosine say what kind of mistake it is.
+# - If a run hangs, look for the first call that is missing. The rank that complains is only a witness.
+# - If a run lies, the first rung that differs tells you the method, and size and cosine tell you the kind of mistake.
 # - A sum in another order is no bug.
 # - Repair one thing, then run again, because one mistake may hide another.
 #
 # </details>
 #
-# **Quiz.** Answer with numbers. One line measures each.
+# **Quiz.** Answer with numbers. You can find each answer with one line of code.
 #
 # 1. `waiting`: how many ranks waited in the hanging run until they gave up?
 # 2. `agree`: do the lying run's copies agree at its end (1) or not (0)?

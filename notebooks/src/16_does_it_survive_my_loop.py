@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · Does it survive my loop?
 #
-# At three in the morning a rank dies. Will your run with Muon go on from where it was, on another grid, and with the
-# same bits?
+# At three in the morning a rank dies. Can your run with Muon continue where it was, on another grid? And will it get
+# the same bits?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -23,8 +23,8 @@ lesson.hero()
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
 # **Sixty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
-# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This is the
-# last lesson. It ends with your own `my_muon.py`, which trains a GPT under torchrun.
+# kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
+# lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
 # *You need* lesson 06 for the grid, and lesson 09 for what happens in a step.
 #
@@ -66,9 +66,9 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 lesson.show_plain()
 
 # %% [markdown]
-# You have two wishes: Muon for the hidden matrices, and a run that survives a kill. `MuonWithAdamW.from_model(model,
-# …)` holds both optimizers. Which lines change for that? And which other lines change so that the run survives? (One
-# more line, which loads, is *added*.)
+# You want two things: Muon for the hidden matrices, and a run that survives a kill. `MuonWithAdamW.from_model(model,
+# …)` makes one optimizer that holds both. Which lines change for Muon? And which others, so that the run survives?
+# (One more line, which loads, is *added* for that.)
 #
 # *Easy · 3 minutes · required*
 
@@ -107,7 +107,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# Cutting a model puts new parameters in the place of the old ones. The optimizer still has the old ones, while the
+# Cutting a model puts new parameters in the place of the old ones. The optimizer still has the old ones, while
 # gradients come to the new ones.
 #
 # ```python
@@ -129,8 +129,8 @@ print(lesson.say_too_early(plain))
 #
 # <details><summary>Hint</summary>
 #
-# What you have just predicted tells you which of the two lines of `prepare` comes first.
-# `torch.nn.utils.clip_grad_norm_` clips DTensors correctly.
+# Your prediction tells you which line of `prepare` comes first. `torch.nn.utils.clip_grad_norm_` clips DTensors
+# correctly.
 #
 # </details>
 #
@@ -166,19 +166,19 @@ ported.check(prepare, update)
 # %% [markdown]
 # ## Clip it yourself
 #
-# The norm that counts is the norm of the *whole* gradient:
+# Clip by the norm of the *whole* gradient. If each rank clips its own part, the gradient stays too long:
 
 # %%
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` takes care of that. Could you? The gradients are DTensors on a mesh of two axes, and each is cut
-# along both axes, one, or none.
+# `clip_grad_norm_` takes care of that. Could you? The gradients are DTensors on a mesh of two axes, each cut along
+# both, one, or none.
 #
 # <details><summary>Hint</summary>
 #
-# Look at `.placements`, `.device_mesh` and `.to_local()`. A gradient that is not cut along an axis is there in
-# copies, and a sum over all ranks would count each of them.
+# Look at `.placements`, `.device_mesh` and `.to_local()`. If a gradient is not cut along an axis, each rank along it
+# has a copy, and a sum over all ranks would count each.
 #
 # </details>
 #
@@ -195,8 +195,7 @@ clipped.check(clip)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# A gradient that is not cut along an axis lies there in copies, and each copy would be counted, so each brings its
-# part of the sum only.
+# If a gradient is not cut along an axis, each rank along it has a copy. All are counted, so each adds its part only.
 #
 # ```python
 # def clip(gradients, limit):
@@ -223,8 +222,8 @@ clipped.check(clip)
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part. `CheckpointManager` keeps checkpoints, each of them complete or not there at
-# all. The loop calls your `save` after `step` steps, and your `load` before its first step, in a new run as well.
+# So every rank has to write its part. `CheckpointManager` keeps checkpoints, and each is either complete or does not
+# exist. The loop calls your `save` after `step` steps, and your `load` before its first step, even in a new run.
 #
 # <details><summary>Hint</summary>
 #
@@ -282,27 +281,28 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# The steps after the checkpoint are lost, and done again. The new ranks cut every matrix differently, and still they
-# go on along the same line, because each of them reads from the files just those rows and columns that it now holds.
+# The steps after the checkpoint are lost, so the new ranks do them again. They cut every matrix differently. Still
+# their loss follows the same line, because each reads exactly the rows and columns that it now holds.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
 # A checkpoint says of every piece which **box** of which matrix it is: rows from here to there, columns from here to
 # there. A new rank works out its boxes on the new grid, and reads from each file what they have in common with the
 # boxes in it. So no rank ever has to put the old buffer together again. That works for `zero1` too, although its
-# slices begin and end anywhere in a matrix, because the run of entries that a slice `m[B_dp]` holds consists of at
-# most three boxes: the rest of a row, whole rows, and the beginning of a row.
+# slices begin and end anywhere in a matrix: what a slice `m[B_dp]` holds of one matrix is at most three boxes, the
+# rest of a row, whole rows, and the beginning of a row.
 #
 # </details>
 #
 # ## Predict: the same bits?
 #
-# They go on along the same line, but to the last bit? Compare the old grid with the new one.
+# Their loss follows the same line, but are the numbers the same to the last bit? Compare the old grid with the new
+# one.
 #
 # <details><summary>Hint</summary>
 #
 # Reading and writing do not compute anything. In a step, where does the result depend on which rank holds what? And
-# what does a run do between two steps that involves all ranks?
+# what do all ranks do together between two steps?
 #
 # </details>
 #
@@ -330,9 +330,9 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Copies are exact. A step is the same as well, because a matrix is whole when it is orthogonalized, regardless of
-# which rank held which part. But the gradient is a sum over ranks, another grid adds it up in another order, and the
-# runs drift apart from there. On the *same* grid:
+# Loading only copies numbers, so it is exact. A step gives the same bits as well, because a matrix is whole when it
+# is orthogonalized, whichever rank held which part. But the gradient is a sum over ranks. Another grid adds it up in
+# another order, and from there the runs drift apart. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -355,16 +355,17 @@ print(lesson.say_traps(seed))
 #
 # <details><summary>What to do about the last three</summary>
 #
-# `from_model` leaves embedding and head to AdamW, which it knows by their names and places. A head with a name of its
-# own needs `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…, reduce_dtype=torch.float32)`.
-# If keys changed between saving and loading, `load` refuses them all, and `rename=` tells it which key is which.
+# `from_model` leaves embedding and head to AdamW, which it knows by their names and places. If your head has an
+# unusual name, name it in `exclude=["…"]`. The dtype of the sum is FSDP2's: `MixedPrecisionPolicy(…,
+# reduce_dtype=torch.float32)`. If keys changed between saving and loading, `load` refuses, and `rename=` tells it
+# which key is which.
 #
 # </details>
 #
 # ## Find it in the wild
 #
 # torchtitan and Megatron-LM have the same ideas under other names. In torchtitan every rank keeps the momentum of its
-# shard, as in this course. In Megatron-LM the owner keeps it.
+# shard, as with `owner` here. In Megatron-LM the owner keeps it, as with `layerwise`.
 
 # %%
 print(lesson.say_published())
@@ -380,7 +381,7 @@ print(lesson.say_published())
 #
 # </details>
 #
-# **Quiz.** Answer with numbers. You can measure each with one line.
+# **Quiz.** Answer with numbers. You can find each answer with one line of code.
 #
 # 1. `twice`: how many steps did your run repeat?
 # 2. `files`: how many files hold its first checkpoint's tensors? (`lesson.tensor_files(life)`)
@@ -407,9 +408,9 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# Since lesson 02 your answers have gone into `my_muon.py`. Now they train a small GPT on four real processes, on each
-# of three grids, with the reference in the places that you skipped. Beside it, `torch.optim.Muon` gets the same full
-# gradients in this one process.
+# Since lesson 02 your answers have gone into `my_muon.py`. Now this file trains a small GPT on four real processes,
+# on each of three grids. Where you skipped an answer, it has the reference. For comparison, `torch.optim.Muon` gets
+# the same full gradients in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
@@ -423,8 +424,8 @@ print(my_muon.say_bits(finale))
 print(my_muon.scorecard(finale))
 
 # %% [markdown]
-# Each place along dp reads text of its own, so 4 × 1 has seen four times as much text as 1 × 4. Compare its loss with
-# AdamW's, which has read the same. The bytes are those of your bill in lesson 10.
+# Each place along dp reads different text, so 4 × 1 has read four times as much as 1 × 4. AdamW has read the text of
+# 4 × 1, so compare only these two losses. The bytes are those of your bill in lesson 10.
 #
 # Last, let us leave the notebook. **torchrun** starts one process for each rank, and starts all of them again if one
 # dies, up to `--max-restarts` times:
@@ -444,7 +445,7 @@ print(my_muon.say_yours())
 # <details><summary>On several machines</summary>
 #
 # Nothing in this course has been run on several. If you have some, start the same command on each of them, with
-# `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and with a folder that all of them see, and compare the
+# `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare the
 # first steps with one process, as you have just done.
 #
 # </details>

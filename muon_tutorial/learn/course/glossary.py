@@ -84,7 +84,7 @@ bucket | 05 | Matrices one after the other in a flat row of entries, which trave
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
 straddles | 05 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
 virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. No
-    rank holds it.
+    rank keeps it whole.
 coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
