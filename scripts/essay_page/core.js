@@ -177,10 +177,13 @@ function box(into, x, y, width, height, fill, more = {}) {
   return into.appendChild(draw("rect", { x, y, width: Math.max(0, width), height: Math.max(0, height), fill, ...more }));
 }
 
-/** Many boxes of one colour as one element, which is quick to draw. */
+/** Many boxes as one outline, which is quick to draw. */
+function outline(corners) {
+  return corners.map(([x, y, width, height]) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`).join("");
+}
+
 function boxes(into, corners, fill) {
-  const d = corners.map(([x, y, width, height]) => `M${x.toFixed(1)} ${y.toFixed(1)}h${width.toFixed(1)}v${height.toFixed(1)}h${(-width).toFixed(1)}z`).join("");
-  if (d) into.appendChild(draw("path", { d, fill }));
+  if (corners.length) into.appendChild(draw("path", { d: outline(corners), fill }));
 }
 
 function text(into, x, y, words, look = "") {

@@ -270,6 +270,20 @@ scene("network", ["net", "answers"], (it, holder) => {
 
 // 4. One rank is wrong.
 
+/** The table of moments and matrices, with three paths for its stripes: wrong, right, and not played yet. */
+function board(stage, width) {
+  const { matrices, phases, ranks, steps } = data.saboteur, moments = steps * phases.length, wide = width > 560, high = 20;
+  const label = wide ? 132 : 50, cell = (width - label) / matrices.length, slot = (cell - 3) / ranks, top = moment => 24 + moment * (high + 5) + 6 * Math.floor(moment / phases.length);
+  const svg = picture(stage, width, 24 + moments * (high + 5) + 12, "");
+  const names = matrices.map((name, column) => text(svg, label + (column + .5) * cell, 14, width > 480 ? name : name.replace("down", "d").replace("up", "u")));
+  const rows = numbers(0, moments - 1).map(moment => {
+    const words = `${Math.floor(moment / phases.length) + 1} · ${phases[moment % phases.length]}`;
+    return text(svg, 0, top(+moment) + 15, wide ? words : words.replace(" · gradients", " grad").replace(" · own updates", " upd").replace(" · weights", " wgt"));
+  });
+  const paths = ["var(--wrong)", "var(--right-fill)", "var(--empty)"].map(fill => svg.appendChild(draw("path", { fill })));
+  return { width, svg, names, rows, paths, place: (moment, column, rank) => [label + column * cell + rank * slot, top(moment), slot - .6, high] };
+}
+
 scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
   radios(it, holder, "rank", "sabotage rank", numbers(0, data.saboteur.ranks - 1).map(rank => [rank, rank]));
   radios(it, holder, "hit", "its gradient of", data.saboteur.matrices.map(name => [name, name]));
@@ -281,22 +295,17 @@ scene("sabotage", ["rank", "hit", "fault", "after"], (it, holder) => {
   it.figure.insertBefore(it.verdicts, it.said);
 }, function (stage, width) {
   const it = scenes[3], { matrices, phases, ranks, runs } = data.saboteur, run = runs[`${state.rank} ${state.hit} ${state.fault}`], after = +state.after;
-  const label = width > 560 ? 132 : 50, cell = (width - label) / matrices.length, slot = (cell - 3) / ranks, high = 20;
-  const svg = picture(stage, width, 24 + run.wrong.length * (high + 5) + 12, `What every rank holds after ${after} moments; red differs from a healthy run.`);
-  matrices.forEach((name, column) => text(svg, label + (column + .5) * cell, 14, width > 480 ? name : name.replace("down", "d").replace("up", "u"), name === state.hit ? "b m" : "q m"));
-  const fills = { "var(--wrong)": [], "var(--right-fill)": [], "var(--empty)": [] };
+  if (it.board?.width !== width) it.board = board(stage, width);
+  const { svg, names, rows, paths, place } = it.board, fills = paths.map(() => []);
+  svg.setAttribute("aria-label", `What every rank holds after ${after} moments; red differs from a healthy run.`);
+  names.forEach((drawn, column) => change(drawn, { class: matrices[column] === state.hit ? "b m" : "q m" }));
   run.wrong.forEach((row, moment) => {
-    const y = 24 + moment * (high + 5) + 6 * Math.floor(moment / phases.length), shown = moment < after;
-    const words = `${Math.floor(moment / phases.length) + 1} · ${phases[moment % phases.length]}`;
-    text(svg, 0, y + 15, width > 560 ? words : words.replace(" · gradients", " grad").replace(" · own updates", " upd").replace(" · weights", " wgt"), shown ? "" : "q");
+    change(rows[moment], { class: moment < after ? "" : "q" });
     row.forEach((bits, column) => {
-      for (let rank = 0; rank < ranks; rank++) {
-        const wrong = shown && bits >> rank & 1;
-        fills[wrong ? "var(--wrong)" : shown ? "var(--right-fill)" : "var(--empty)"].push([label + column * cell + rank * slot, y, slot - .6, high]);
-      }
+      for (let rank = 0; rank < ranks; rank++) fills[moment >= after ? 2 : bits >> rank & 1 ? 0 : 1].push(place(moment, column, rank));
     });
   });
-  for (const [fill, corners] of Object.entries(fills)) boxes(svg, corners, fill);
+  fills.forEach((corners, kind) => change(paths[kind], { d: outline(corners) }));
   const last = Math.floor(after / phases.length) * phases.length - 1, spoilt = last < 0 ? 0 : run.wrong[last].filter(Boolean).length, agree = !after || run.agree[after - 1];
   it.verdicts.replaceChildren(
     element("p", { className: agree ? "good" : "bad" }, `${agree ? "✓" : "✗"} all ranks hold the same weights: ${agree ? "yes" : "no"}`),
