@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 · Why does `step()` return before the work is done?
 #
-# You put a stopwatch around one call. Does it measure the work? If not, who does that work, and when? And what could
+# You put a stopwatch around one call. Does it measure the work, and if not, who does that work, when, and what could
 # your program do in the meantime?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}

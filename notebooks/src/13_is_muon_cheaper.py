@@ -2,7 +2,7 @@
 # # 13 · Is Muon cheaper than AdamW?
 #
 # A published report measured 0.57 times AdamW's communication, while the paper that cut Muon over ranks (Liu et al.,
-# 2025) allows up to 1.25 times. Both sums are honest. So what did each of them count, and which one tells you what
+# 2025) allows up to 1.25 times. Both sums are honest, so what did each of them count, and which one tells you what
 # you pay?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}

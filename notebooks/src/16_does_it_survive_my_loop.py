@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 16 · Does it survive my loop?
 #
-# At three in the morning a rank dies. Can your run with Muon continue where it was, on another grid? And will it get
-# the same bits?
+# At three in the morning a rank dies. Can your run with Muon continue where it was, on another grid, and get the same
+# bits?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.

@@ -83,8 +83,8 @@ ZeRO-1 | 05 | The first form of ZeRO: only the optimizer's memory is cut along d
 bucket | 05 | Matrices one after the other in a flat row of entries, which travel together.
 padding | 05 | Entries that mean nothing. They fill a length up until dp divides it.
 straddles | 05 | Said of a matrix that a boundary between two slices cuts: several ranks keep a part of it.
-virtual buffer | 05 | All buckets in a row, as an address book: it says where each entry would be. No
-    rank keeps it whole.
+virtual buffer | 05 | All buckets in a row: an address book that says where each entry would be. No rank
+    keeps it whole.
 coordinates | 06 | Where a rank stands: its place along dp and its place along tp, each from 0.
 group | 06 | A set of ranks that call a collective together.
 dp group | 06 | A column of the grid: its ranks hold the same piece and see different data.
