@@ -92,17 +92,18 @@ def joined_by_torchrun() -> bool:
 
 
 def agent_name() -> str | None:
-    """Return a name that only this process's agent has, its folder of logs; without it, ``--rdzv-id``."""
+    """Return a name that only this process's agent has, its folder of logs; None if it keeps no logs."""
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
-    return folders[-1] if folders else os.environ.get("TORCHELASTIC_RUN_ID")
+    return folders[-1] if folders else None
 
 
 def names_of_job(agents: Iterable[object]) -> list[str]:
     """Return the names by which later ranks recognize this job: its agents', and on several machines its id.
 
-    On one machine the id proves nothing, because two jobs may get the same ``--rdzv-id``.
+    Two jobs may get the same ``--rdzv-id``, so on one machine it is noted only if agents have no names.
     """
-    return _names(agents, with_id=not _on_one_machine())
+    agents = [*agents]
+    return _names(agents, with_id=not (_on_one_machine() and any(agents)))
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:

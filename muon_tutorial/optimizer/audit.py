@@ -61,7 +61,7 @@ class Finding:
 class AuditReport:
     """The findings of all ranks. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made
     and planned; None if the optimizer's calls are not counted. ``by_rank`` are those that each rank made.
-    ``left_out`` matrices were not looked at."""
+    ``left_out`` matrices were not looked at, or were due no update."""
 
     findings: tuple[Finding, ...]
     calls: Mapping[tuple[int, int], tuple[int, int]] | None
@@ -93,6 +93,11 @@ class AuditReport:
             return f"this is not Muon: the update of {name} is {wrong} (wrong in {many} checked parameters)"
         if self.miscounted:
             return f"this is not Muon: {self.miscounted[0]}"
+        if not self.findings:
+            return (
+                "nothing can be said of this step: no parameter was due an update (without gradients, or "
+                "with a learning rate or gradients of zero): audit another one"
+            )
         made = [f"rank {rank}: {calls}" for rank, calls in enumerate(self.by_rank)]
         ranks = f" ({', '.join([*made[:8], *(['…'] if made[8:] else [])])})" if len(made) > 1 else ""
         counted = f"; {sum(self.by_rank)} Newton–Schulz calls, as planned{ranks}" if self.calls else ""
@@ -192,7 +197,9 @@ class Audit:
         found = {name: it for its in _on_all_ranks(mine) for name, it in its.items()}
         order = dict.fromkeys([*self._held, *names])
         by_rank = tuple(calls.total() for *_, calls, _ in everybody)
-        return AuditReport(tuple(found[name] for name in order), _counted(everybody), by_rank, self.left_out)
+        due = tuple(found[name] for name in order if found[name].verdict.is_due)
+        left_out = self.left_out + len(order) - len(due)
+        return AuditReport(due, _counted(everybody), by_rank, left_out)
 
     def _look(self, *_: Any) -> None:
         """Before a step: copy parameters, gradients and momenta."""

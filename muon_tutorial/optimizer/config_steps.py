@@ -24,7 +24,7 @@ from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters, same_tensors
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Plan, one_by_one, owner
-from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, Ranks
+from ..step.agreement import Ranks
 from ..step.parameter_state import group_parts
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh, check_same
@@ -118,14 +118,9 @@ class StepInOwnWorld(PlanStep):
         """One optimizer step. All ranks of the mesh must run it."""
         return self._run(super().step())
 
-    def ready(
-        self,
-        rest: Sequence[Tensor] = (),
-        max_norm: float | None = None,
-        fingerprint: Fingerprint = NOTHING_TO_COMPARE,
-    ) -> Walk:
+    def ready(self, *args: Any, **kwargs: Any) -> Walk:
         """Reduce and clip gradients before ``step``. All ranks of the mesh must run it."""
-        return self._run(super().ready(rest, max_norm, fingerprint))
+        return self._run(super().ready(*args, **kwargs))
 
     def _run(self, walk: Walk) -> Walk:
         return self.world.run(walk)

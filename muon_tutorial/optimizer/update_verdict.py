@@ -100,13 +100,15 @@ class SeenUpdate:
 class Verdict:
     """An update's size relative to the correct one, its singular values (mean, spread), and what is wrong.
 
-    ``rules``: names of the scales with which the size is correct; empty if the group has its own.
+    ``rules``: names of the scales with which the size is correct; empty if the group has its own. Without
+    ``is_due`` nothing can be said: the learning rate was zero, or the momentum and the gradient were.
     """
 
     size: float
     values: tuple[float, float]
     wrong: str = ""
     rules: frozenset[str] = frozenset()
+    is_due: bool = True
 
 
 def judge(seen: SeenUpdate) -> Verdict:
@@ -116,7 +118,12 @@ def judge(seen: SeenUpdate) -> Verdict:
     >>> judge(SeenUpdate({"lr": 0.1}, None, False, start, start - 0.1 * gradient, gradient)).wrong
     'the momentum or the gradient itself, as in SGD: it was not orthogonalized'
     """
+    if not float(seen.group["lr"]):
+        return Verdict(0.0, (0.0, 0.0), is_due=False)
     update, dues = seen.update, [_orthogonalized(seen, it, seen.parts) for it in _inputs(seen)]
+    rounding = torch.finfo(seen.before.dtype).eps * seen.before.float().norm() / float(seen.group["lr"])
+    if update.norm() <= rounding and not any(due.any() for due in dues):
+        return Verdict(0.0, (0.0, 0.0), is_due=False)
     if not update.any():
         return Verdict(0.0, (0.0, 0.0), STILL)
     far = [_distance(seen, update, due) for due in dues]

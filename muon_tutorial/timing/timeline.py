@@ -2,7 +2,7 @@
 
 A timed world's run and a real one (``step_recorder``) both become a ``StepTimeline``, in seconds since the
 start of all ranks. So one picture shows both, one table compares them, and both can be opened in Perfetto as
-records of ``evidence.traces``. Knows neither strategies nor machines.
+records of ``evidence.traces``. Knows no strategies and no machines.
 """
 
 from __future__ import annotations

@@ -28,6 +28,7 @@ from ..guard.guard import params_of, the_plan_step
 from ..optimizer.audit import Audit, audit
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
+from ..optimizer.update_verdict import STILL
 from ..orthogonalizers.gram import DIFFERENCE
 from ..plan.bucket import Bucket, StoredShard, matrix_boxes
 from ..step.parameter_state import local_part, placed_as
@@ -111,7 +112,8 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    return CheckVerdict(step, elements, *worst, report.line, not (report.wrong or report.miscounted))
+    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # then torch's stands still, too
+    return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 
 
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from muon_tutorial import MuonWithAdamW, UsageError, build_mesh, launch
+from muon_tutorial import Muon, MuonWithAdamW, UsageError, build_mesh, launch
 from muon_tutorial import zeropower_via_newtonschulz as newton_schulz
 from muon_tutorial.optimizer import update_verdict
 from muon_tutorial.optimizer.audit import AuditReport, audit
@@ -214,6 +214,30 @@ def test_any_optimizer_is_audited_by_the_models_matrices(make: Any, said: str | 
     seen = audit(optimizer, model)
     trained(0, model, optimizer)
     assert set(seen.report().wrong.values()) == ({said} if said else set())
+
+
+@pytest.mark.parametrize("kind", [Muon, torch.optim.AdamW, torch.optim.SGD])
+def test_nothing_is_said_of_a_step_in_which_no_update_is_due(kind: Any) -> None:
+    """A schedule may begin with a learning rate of zero, when every optimizer looks alike."""
+    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    optimizer = kind(model.parameters(), lr=0.0)
+    seen = audit(optimizer, model)
+    trained(0, model, optimizer)
+    report = seen.report()
+    assert report.line.startswith("nothing can be said of this step")
+    assert (len(report.findings), report.left_out) == (0, 2)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_matrix_whose_gradients_are_all_zero_is_left_out(weight_decay: float) -> None:
+    model = nn.Sequential(nn.Linear(24, 40, bias=False), nn.Linear(40, 24, bias=False))
+    optimizer = Muon(model.parameters(), lr=0.02, weight_decay=weight_decay)
+    seen = audit(optimizer, model)
+    model(torch.randn(8, 24)).square().sum().backward()
+    first = next(model.parameters())
+    first.grad = torch.zeros_like(first)
+    optimizer.step()
+    assert seen.report().line.startswith("this is Muon: 1 of 2 parameters moved")
 
 
 def test_an_audit_reports_of_the_last_step_alone_and_leaves_nothing_behind() -> None:

@@ -107,6 +107,14 @@ def test_a_rank_that_does_not_orthogonalize_is_found_by_the_audit() -> None:
 
 
 @pytest.mark.live
+def test_a_learning_rate_that_moves_nothing_fails_no_check() -> None:
+    """torch's own Muon stands still as well."""
+    for verdict in launch(checked_steps, 1, args=({"dp": 1, "tp": 1, "lr": 1e-12},), output="quiet")[0]:
+        assert verdict.passed
+        assert update_verdict.STILL in verdict.audit
+
+
+@pytest.mark.live
 def test_only_a_checked_step_is_audited_and_nothing_stays_behind() -> None:
     assert launch(audits_of_steps, 1, output="quiet") == [[(0, 0), (1, 0)]]
 
