@@ -9,8 +9,10 @@ import argparse
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -61,28 +63,48 @@ class Trial:
 def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> Trial:
     """Start a run, send it a signal at a random moment, and record how it ends."""
     every = dice.choice(([], ["--save-every", "5"]))
-    words = _words(under, ranks, [*every, "--out", "run"])
+    starts = dice.random() < 0.25
+    moment = dice.uniform(0.0, 8.0 if starts else 3.0)
+    sent, whom = dice.choice(SIGNALS), dice.choice(("it", "its group", "every process"))
+    later = dice.uniform(0.0, 1.0) if sent == "SIGUSR1" else 0.0
+    begun = "" if starts else "metrics.jsonl"
+    return preempt(under, ranks, begun, moment, sent, whom, folder, every, number, later)
+
+
+def preempt(
+    under: Under,
+    ranks: int,
+    begun: str,
+    moment: float,
+    sent: str,
+    whom: str,
+    folder: Path,
+    options: Sequence[str] = (),
+    number: int = 0,
+    later: float = 0.0,
+) -> Trial:
+    """Start a run, and send a signal ``moment`` seconds after its folder holds the file ``begun``.
+
+    An empty ``begun`` means at once, and "." as soon as the folder is there. A SIGUSR1 ends nothing, so a
+    SIGTERM follows ``later`` seconds after it.
+    """
+    words = _words(under, ranks, [*options, "--out", "run"])
     case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
     started, run = start(case, folder, words), folder / "here" / "run"
-
-    def stop(number: int, frame: object) -> None:
+    try:
+        while begun and not (run / begun).exists() and started.process.poll() is None:
+            time.sleep(0.005)
+        started.wait(moment)
+        _send(started, sent, whom)
+        if sent == "SIGUSR1":
+            started.wait(later)
+            _send(started, "SIGTERM", whom)
+        asked = time.monotonic()
+        in_time = started.wait(STARTING)
+        seconds = time.monotonic() - asked
+    except BaseException:
         started.end()
-        os._exit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    starts = dice.random() < 0.25
-    while not (starts or (run / "metrics.jsonl").exists()) and started.process.poll() is None:
-        time.sleep(0.005)
-    moment = dice.uniform(0.0, 8.0 if starts else 3.0)
-    started.wait(moment)
-    sent, whom = dice.choice(SIGNALS), dice.choice(("it", "its group", "every process"))
-    _send(started, sent, whom)
-    if sent == "SIGUSR1":
-        started.wait(dice.uniform(0.0, 1.0))
-        _send(started, "SIGTERM", whom)
-    begun = time.monotonic()
-    in_time = started.wait(STARTING)
-    seconds = time.monotonic() - begun
+        raise
     orphans = left_behind(started.mark) if in_time else ("it did not end",)
     started.end()
     left_behind(started.mark)
@@ -117,6 +139,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100)
     asked = parser.parse_args()
     seen = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for number in range(asked.count):
         under, ranks = get_args(Under)[number % 2], (2, 4)[number // 2 % 2]
         with tempfile.TemporaryDirectory() as folder:

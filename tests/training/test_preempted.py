@@ -1,0 +1,33 @@
+"""A scheduler's signal to torchrun's agent, and Ctrl-C while ranks start; the lab sends many more."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.lab.faults.preempted import preempt
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.live,
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc"),
+]
+
+
+@pytest.mark.parametrize(("sent", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
+def test_a_signal_to_torchruns_agent_alone_saves_the_step_in_hand(
+    sent: str, code: int, tmp_path: Path
+) -> None:
+    seen = preempt("torchrun", 2, "metrics.jsonl", 0.2, sent, "it", tmp_path)
+    assert (seen.code, seen.tracebacks, seen.orphans) == (code, 0, ()), seen
+    assert seen.saved == seen.steps > 0
+
+
+@pytest.mark.parametrize("moment", [0.0, 0.4])
+def test_ctrl_c_while_ranks_start_ends_the_command_with_130(moment: float, tmp_path: Path) -> None:
+    seen = preempt("launch", 2, ".", moment, "SIGINT", "its group", tmp_path)
+    assert (seen.code, seen.tracebacks, seen.orphans) == (130, 0, ()), seen
+    assert "launch again" not in seen.words
