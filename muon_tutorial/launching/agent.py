@@ -26,16 +26,24 @@ def run_agent(words: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
+    def interrupt(number: int, frame: object) -> None:
+        raise SignalException(signal.Signals(number).name, signal.SIGTERM)  # which its ranks get
+
     options = run.parse_args(list(words))
     if options.nnodes not in ("1", "1:1"):
         os.environ.setdefault(OWN_STORE, "1")
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
+    handled = getattr(options, "signals_to_handle", "")
+    if "SIGINT" in handled:  # it makes ranks that are still starting print tracebacks
+        options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
+        signal.signal(signal.SIGINT, interrupt)
     try:
         run.run(options)
         return 0
     except SignalException as ended:
-        return say(f"{said_of(ended.sigval.name)}; its ranks on this machine have ended", 128 + ended.sigval)
+        sent = signal.SIGINT if str(ended) == "SIGINT" else ended.sigval
+        return say(f"{said_of(sent.name)}; its ranks on this machine have ended", 128 + sent)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
