@@ -58,7 +58,7 @@ def limit(node: Node, mbit: int, delay: float) -> None:
     Raises:
         NoNamespacesError: this kernel cannot do it; the text is tc's.
     """
-    ways = [f"root handle 1: tbf rate {mbit}mbit burst 128kb limit 64mb"]
+    ways = [f"root handle 1: tbf rate {mbit}mbit burst 16kb limit 64mb"]
     ways += [f"parent 1: netem delay {delay}ms limit 100000"] if delay else []
     for way in ways:
         try:
