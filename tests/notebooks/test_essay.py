@@ -28,10 +28,9 @@ from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens
 
 from . import lab
-from .reading import parsed
+from .reading import FETCHED, parsed
 
 GRIDS = [pytest.param(dp, tp, id=f"{dp}x{tp}") for dp, tp in essay_recorder.GRIDS]
-FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
 RIGHT = "\ue014"  # the arrow key
 
 

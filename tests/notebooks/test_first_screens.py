@@ -1,4 +1,4 @@
-"""The first screen of a lesson's page holds title, question and hero picture, on a laptop and on a phone."""
+"""A first screen without title, question or hero picture is found; ``test_pages.py`` looks at all lessons."""
 
 from __future__ import annotations
 
@@ -15,23 +15,7 @@ from scripts.pages import _export, committed
 
 from . import lab
 
-LESSONS = [
-    path
-    for path in committed()
-    if any("hero" in cell.metadata.get("tags", []) for cell in nbformat.read(path, as_version=4).cells)
-]
-"""The lessons in the form that begins with a picture; ``test_lessons.py`` lists exceptions."""
-
-
-@lab.needs_a_browser
-@pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem[:2])
-def test_title_question_and_hero_are_on_the_first_screen(lesson: Path, browser: Any, site: Path) -> None:
-    for width, height in first_screens.SCREENS:
-        with first_screens.screen(browser, width, height):
-            browser.get((site / f"{lesson.stem}.html").as_uri())
-            assert first_screens.problems(browser, width, height) == []
-
-
+FIRST = committed()[0]
 TEXT = """
 # %% [markdown]
 # # A title
@@ -76,12 +60,10 @@ def test_a_screen_that_begins_too_late_is_found(
 
 @lab.needs_a_browser
 def test_the_script_writes_a_screenshot_of_each_size(tmp_path: Path) -> None:
-    number = LESSONS[0].stem[:2]
+    number = FIRST.stem[:2]
     assert first_screens.main([number, "--out", str(tmp_path / "shots")]) == 0
     sizes = {path.name: png_size(path) for path in (tmp_path / "shots").iterdir()}
-    assert sizes == {
-        f"{LESSONS[0].stem}-{width}.png": (width, height) for width, height in first_screens.SCREENS
-    }
+    assert sizes == {f"{FIRST.stem}-{width}.png": (width, height) for width, height in first_screens.SCREENS}
 
 
 def png_size(path: Path) -> tuple[int, int]:

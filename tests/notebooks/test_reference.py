@@ -1,32 +1,24 @@
-"""The reference has the public surface and its rooms, word for word; making it leaves nothing behind."""
+"""The reference has the public surface and its rooms, word for word."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 import muon_tutorial
+from scripts.files import ROOT
 
-from . import bare
 from .reading import parsed
 
-SCRIPT = bare.ROOT / "scripts" / "reference.py"
 LEFT_OUT = {"learn", "cli", "__main__"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference, made from an empty folder; the only output is the path it was written to."""
-    empty, target = tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("made") / "ré ference"
-    done = bare.run([sys.executable, SCRIPT, "--out", target], cwd=empty)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert re.fullmatch(rf"wrote {re.escape(str(target))}/index.html and \d+ more \(.* MB\)\n", done.stdout)
-    assert list(empty.iterdir()) == []
-    return target
+def folder(site: Path) -> Path:
+    return site / "reference"
 
 
 def plain(text: str) -> str:
@@ -53,7 +45,7 @@ def test_arguments_are_a_list_and_examples_keep_their_prompts(folder: Path) -> N
 
 
 def test_every_module_of_every_room_has_its_page(folder: Path) -> None:
-    package = bare.ROOT / "muon_tutorial"
+    package = ROOT / "muon_tutorial"
     sources = [path.relative_to(package).with_suffix("") for path in package.rglob("*.py")]
     shown = [path for path in sources if not LEFT_OUT & set(path.parts)]
     names = {"/".join(["muon_tutorial", *path.parts]).removesuffix("/__init__") for path in shown}

@@ -13,10 +13,10 @@ import yaml
 
 from muon_tutorial.learn.course import series
 from scripts import essay, website
-from scripts.files import ROOT
+from scripts.files import POLICY, ROOT
 from scripts.pack import is_untouched
 
-from .reading import parsed
+from .reading import assert_keeps_to_itself, parsed
 
 WORKFLOW = ROOT / ".github" / "workflows" / "site.yml"
 COMMAND = "python scripts/website.py --out dist/site"
@@ -33,7 +33,9 @@ def links(tree: Any) -> set[str]:
     }
 
 
-def test_every_relative_link_leads_to_a_place_on_the_site_and_every_file_can_be_reached(site: Path) -> None:
+def test_links_lead_to_places_on_the_site_all_files_are_reached_and_no_page_asks_for_anything(
+    site: Path,
+) -> None:
     reached, places, waiting = set(), set(), [site / "index.html"]
     ids: dict[Path, set[str]] = {}
     while waiting:
@@ -45,6 +47,8 @@ def test_every_relative_link_leads_to_a_place_on_the_site_and_every_file_can_be_
         if page.suffix != ".html":
             continue
         tree = parsed(page)
+        if page.name != essay.NAME:  # which has a script, and tests of its own
+            assert_keeps_to_itself(page, tree)
         ids[page] = {tag["id"] for tag in tree.find_all(id=True)}
         for to, _, place in (to.partition("#") for to in links(tree) if not re.match(r"\w+:", to)):
             assert not to.startswith("/")
@@ -54,13 +58,14 @@ def test_every_relative_link_leads_to_a_place_on_the_site_and_every_file_can_be_
             places |= {(target, place)} if place and target.name != essay.NAME else set()
     assert {path for path in site.rglob("*") if path.is_file()} == reached
     assert [(page, place) for page, place in places if place not in ids[page]] == []
+    assert "default-src 'none'" in POLICY
+    assert "script" not in POLICY
 
 
 @pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
-def test_each_page_offers_its_own_copy_and_the_reference_is_there(site: Path, lesson: series.Lesson) -> None:
+def test_each_page_offers_its_own_copy(site: Path, lesson: series.Lesson) -> None:
     assert f"{website.COPIES}/{lesson.file}" in links(parsed(site / f"{lesson.stem}.html"))
     assert is_untouched(site / website.COPIES / lesson.file)
-    assert (site / "reference" / "muon_tutorial.html").is_file()
 
 
 def test_a_site_with_somebodys_work_among_its_copies_is_refused(
