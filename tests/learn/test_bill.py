@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from muon_tutorial.learn.bill.on_ranks import count
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -58,11 +59,6 @@ WRONG_BILLS = [
 ]
 
 
-@pytest.mark.parametrize(("bill", "says"), WRONG_BILLS)
-def test_a_wrong_bill_is_told_its_wrong_phase(bill: Any, says: str) -> None:
-    assert_wrong(exercises.bill_exercise(2, 2), bill, says)
-
-
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_bill_by_hand_is_the_ledgers_and_par_is_its_total(dp: int, tp: int) -> None:
     verdict = exercises.bill_exercise(dp, tp).check(lesson.bill)
@@ -87,9 +83,10 @@ WRONG_SENDS = [
 ]
 
 
-@pytest.mark.parametrize(("sends", "says"), WRONG_SENDS)
-def test_wrong_counts_are_told_by_place(sends: Any, says: str) -> None:
-    assert_wrong(exercises.sends_exercise(), sends, says)
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS),
+    (exercises.sends_exercise, WRONG_SENDS),
+)
 
 
 def test_right_counts_pass_and_a_stub_is_open() -> None:

@@ -21,7 +21,7 @@ from muon_tutorial.learn.cheaper.costs import Setting
 from muon_tutorial.plan.strategies import STRATEGIES
 from scripts.lab.report_001 import check_report
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, message_of_wrong, wrong_answers
 
 GRIDS = [(3, 2), (4, 1)]
 
@@ -67,11 +67,6 @@ WRONG_BYTES: list[tuple[Any, str]] = [
     (lambda *given: {**lesson.bytes_sent(*given), "zero1": ...}, "zero1 is still open"),
     (lambda entries: {}, "raised TypeError"),
 ]
-
-
-@pytest.mark.parametrize(("answer", "says"), WRONG_BYTES)
-def test_wrong_bytes_are_told_by_optimizer(answer: Any, says: str) -> None:
-    assert_wrong(exercises.bytes_exercise(2, 2), answer, says)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -125,11 +120,6 @@ WRONG_STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("step", "says"), WRONG_STEPS)
-def test_a_wrong_step_of_adamw_is_told_what_is_wrong(step: Any, says: str) -> None:
-    assert_wrong(exercises.adamw_exercise(2, 2, 0), step, says)
-
-
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_a_right_step_passes_and_is_torchs_adamw(dp: int, tp: int) -> None:
     assert exercises.adamw_exercise(dp, tp, 0).check(on_ranks.adamw_step)
@@ -166,11 +156,6 @@ WRONG_SUMS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "says"), WRONG_SUMS)
-def test_a_wrong_sum_of_events_is_told_what_it_counts(answer: Any, says: str) -> None:
-    assert_wrong(exercises.events_exercise(), answer, says)
-
-
 def test_the_honest_sum_passes_and_the_trace_is_a_quarter_of_itself() -> None:
     assert exercises.events_exercise().check(lesson.communicating)
     events = lesson.made_up_trace()
@@ -204,9 +189,12 @@ WRONG_WAITS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "says"), WRONG_WAITS)
-def test_wrong_waiting_is_told_by_rank(answer: Any, says: str) -> None:
-    assert_wrong(exercises.waits_exercise(), answer, says)
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (partial(exercises.bytes_exercise, 2, 2), WRONG_BYTES),
+    (partial(exercises.adamw_exercise, 2, 2, 0), WRONG_STEPS),
+    (exercises.events_exercise, WRONG_SUMS),
+    (exercises.waits_exercise, WRONG_WAITS),
+)
 
 
 def late_timeline(ranks: int) -> Timeline:

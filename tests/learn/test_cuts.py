@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
 from muon_tutorial.learn.cuts.on_ranks import KINDS
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
@@ -43,24 +44,19 @@ def with_length(length: Any) -> Any:
     return local_shape
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
-        (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
-        (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
-        (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
-        (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
-        (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
-        (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
-        (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
-        (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
-        (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
-        (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
-    ],
-)
-def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
-    assert_wrong(lesson.shapes_exercise(), answer, says)
+WRONG_SHAPES = [
+    (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
+    (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
+    (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
+    (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
+    (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
+    (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
+    (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
+    (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
+    (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
+    (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
+    (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
+]
 
 
 def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
@@ -129,20 +125,19 @@ def test_a_right_pass_through_both_layers_passes() -> None:
     assert lesson.layers_exercise(2, 2).check(lesson.both_layers)
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (own_part, "its own part of every sum"),
-        (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
-        (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
-        (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
-        (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
-        (nothing, "returned NoneType"),
-    ],
+WRONG_PASSES = [
+    (own_part, "its own part of every sum"),
+    (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
+    (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
+    (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
+    (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
+    (nothing, "returned NoneType"),
+]
+
+
+test_a_wrong_pass_is_told_what_it_has_calculated = pytest.mark.live(
+    wrong_answers((partial(lesson.layers_exercise, 2, 2), WRONG_PASSES))
 )
-def test_a_wrong_pass_is_told_what_it_has_calculated(answer: Any, says: str) -> None:
-    assert_wrong(lesson.layers_exercise(2, 2), answer, says)
 
 
 # The holder of an entry.
@@ -163,20 +158,20 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
     assert lesson.holders_exercise(dp, tp).check(lesson.who_holds)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda on, at: (on[:1], at), "dp copies the weight"),
-        (lambda on, at: ([0, 1], at), "Which tp coordinate has this row?"),
-        (lambda on, at: (on, on[-1]), "keeps another slice"),
-        (lambda on, at: (on, 1), "rank 1 has not even the weight"),
-        (lambda on, at: on, "the weight is on [0, 3], a column of the grid, not on 0."),
-        (lambda on, at: at, "return a pair"),
-    ],
-)
-def test_a_wrong_holder_is_told_which_entry(change: Any, says: str) -> None:
-    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: change(*lesson.who_holds(*case)), says)
-    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: case[9], "raised IndexError")
+def changed(change: Any) -> Any:
+    """A holder that is right but for a change."""
+    return lambda *case: change(*lesson.who_holds(*case))
+
+
+WRONG_HOLDERS = [
+    (changed(lambda on, at: (on[:1], at)), "dp copies the weight"),
+    (changed(lambda on, at: ([0, 1], at)), "Which tp coordinate has this row?"),
+    (changed(lambda on, at: (on, on[-1])), "keeps another slice"),
+    (changed(lambda on, at: (on, 1)), "rank 1 has not even the weight"),
+    (changed(lambda on, at: on), "the weight is on [0, 3], a column of the grid, not on 0."),
+    (changed(lambda on, at: at), "return a pair"),
+    (lambda *case: case[9], "raised IndexError"),
+]
 
 
 # A fused weight.
@@ -227,23 +222,25 @@ def concatenated(pieces: Any, heads: int) -> Any:
     return torch.cat(list(pieces))
 
 
-@pytest.mark.parametrize(
-    ("shard", "join", "says"),
-    [
-        (as_one, concatenated, "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2"),
-        (each_by_rows, qkv.join_qkv, "4 heads, tp 3: head 1 is torn between ranks 0 and 1"),
-        (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
-        (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
-        (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
-        (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
-        (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
-        (qkv.shard_qkv, concatenated, "joined again, row 6 is not what it was: row 6 of q belongs there"),
-        (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
-        (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
-    ],
+WRONG_CUTS = [
+    (as_one, concatenated, "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2"),
+    (each_by_rows, qkv.join_qkv, "4 heads, tp 3: head 1 is torn between ranks 0 and 1"),
+    (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
+    (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
+    (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
+    (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
+    (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
+    (qkv.shard_qkv, concatenated, "joined again, row 6 is not what it was: row 6 of q belongs there"),
+    (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
+    (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
+]
+
+
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (lesson.shapes_exercise, WRONG_SHAPES),
+    (partial(lesson.holders_exercise, 2, 3), WRONG_HOLDERS),
+    (lesson.qkv_exercise, WRONG_CUTS),
 )
-def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: Any, says: str) -> None:
-    assert_wrong(lesson.qkv_exercise(), shard, join, says)
 
 
 def test_gradients_differ_along_dp_and_from_step_to_step() -> None:

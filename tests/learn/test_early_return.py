@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from muon_tutorial.learn.early_return import exercises, loops, missing_wait
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.worlds.local import LocalWorld
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 RANKS = [2, 3]
 
@@ -99,10 +100,9 @@ WRONG_LOOPS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize(("loop", "says"), WRONG_LOOPS)
-def test_a_wrong_loop_is_told_what_it_does(loop: Any, says: str, ranks: int) -> None:
-    assert_wrong(exercises.prefetch_exercise(ranks, 0), loop, says)
+test_a_wrong_loop_is_told_what_it_does = wrong_answers(
+    *((partial(exercises.prefetch_exercise, ranks, 0), WRONG_LOOPS) for ranks in RANKS)
+)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

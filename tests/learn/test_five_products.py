@@ -13,7 +13,7 @@ from torch import Tensor
 from muon_tutorial.learn import five_products
 from muon_tutorial.learn.inputs.recordings import real_gradient
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 STEPS = (1, 2, 5, 7)
 
@@ -43,11 +43,6 @@ WRONG: list[tuple[Callable[..., Any], str]] = [
     (lambda X, a, b, c: 2 * right_step(X, a, b, c), "are not those of"),
     (lambda X, a, b, c: X.copy_(right_step(X, a, b, c)), "has changed X itself"),
 ]
-
-
-@pytest.mark.parametrize(("function", "says"), WRONG)
-def test_wrong_steps_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
-    assert_wrong(five_products.write_step(), function, says)
 
 
 def all_of_it(G: Tensor, steps: int = 5, lay: bool = True, turn: bool = True, least: float = 1e-7) -> Tensor:
@@ -80,11 +75,6 @@ WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), WRONG_WHOLES)
-def test_wrong_wholes_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
-    assert_wrong(five_products.write_all(), function, says)
-
-
 def test_all_of_newton_schulz_passes_and_the_stub_is_open() -> None:
     assert five_products.write_all().check(all_of_it)
     assert five_products.write_all().check(five_products.newton_schulz)
@@ -99,9 +89,11 @@ WRONG_COSTS: list[tuple[Callable[[int, int, int], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), WRONG_COSTS)
-def test_wrong_costs_are_told_what_they_count(function: Callable[..., Any], says: str) -> None:
-    assert_wrong(five_products.write_flops(), function, says)
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (five_products.write_step, WRONG),
+    (five_products.write_all, WRONG_WHOLES),
+    (five_products.write_flops, WRONG_COSTS),
+)
 
 
 def test_the_cost_is_what_the_products_take() -> None:

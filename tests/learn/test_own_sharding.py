@@ -16,7 +16,7 @@ from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(3, 2), (4, 1)]
 QUICK = 4.0
@@ -66,26 +66,16 @@ def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
     assert given_back.check(tried.redistribute_later)
 
 
-@pytest.mark.live
-@pytest.mark.parametrize("name", tried.ASSIGNED)
-def test_each_wrong_assign_is_told_what_is_wrong_with_it(name: str) -> None:
-    function, says = tried.ASSIGNED[name]
-    assert_wrong(lesson.check_assign(2, 2, 0, timeout=QUICK), function, says)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("name", tried.GATHERED)
-def test_each_wrong_gather_is_told_what_is_wrong_with_it(name: str) -> None:
-    function, says = tried.GATHERED[name]
-    assert_wrong(lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), function, says)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("name", tried.GIVEN_BACK)
-def test_each_wrong_redistribute_is_told_what_is_wrong_with_it(name: str) -> None:
-    function, says = tried.GIVEN_BACK[name]
-    both = open_exercise(), open_exercise()
-    assert_wrong(lesson.check_redistribute(2, 2, 0, both, timeout=QUICK), function, says)
+test_a_wrong_function_is_told_what_is_wrong_with_it = pytest.mark.live(
+    wrong_answers(
+        (lambda: lesson.check_assign(2, 2, 0, timeout=QUICK), tried.ASSIGNED),
+        (lambda: lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), tried.GATHERED),
+        (
+            lambda: lesson.check_redistribute(2, 2, 0, (open_exercise(), open_exercise()), timeout=QUICK),
+            tried.GIVEN_BACK,
+        ),
+    )
+)
 
 
 GRIDS_OF_WORK = [(2, 2), (3, 2), (4, 1), (1, 2), (2, 3)]

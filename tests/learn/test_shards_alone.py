@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from muon_tutorial.learn import shards_alone
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 
 def found(matrix: str, cut: str, pieces: int) -> shards_alone.Comparison:
@@ -90,11 +91,12 @@ WRONG_RATIOS: list[tuple[Any, str]] = [
 ]
 
 
+test_a_wrong_ratio_is_told_its_factor = wrong_answers((shards_alone.check_ratio, WRONG_RATIOS))
+
+
 def test_the_ratio_of_factors_is_judged_for_any_shape_and_cut() -> None:
     assert shards_alone.check_ratio().check(ratio)
     assert shards_alone.check_ratio().check(shards_alone.too_small)
-    for wrong, says in WRONG_RATIOS:
-        assert_wrong(shards_alone.check_ratio(), wrong, says)
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:
@@ -256,10 +258,9 @@ WRONG_UPDATES: list[tuple[Callable, str]] = [
 ]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(("wrong", "says"), WRONG_UPDATES)
-def test_an_update_that_does_not_survive_is_told_why(wrong: Callable, says: str) -> None:
-    assert_wrong(shards_alone.check_survival(2, 2), wrong, says)
+test_an_update_that_does_not_survive_is_told_why = pytest.mark.live(
+    wrong_answers((partial(shards_alone.check_survival, 2, 2), WRONG_UPDATES))
+)
 
 
 @pytest.mark.live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
 from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
 from muon_tutorial.learn.widgets import shell
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (1, 1)]
 
@@ -59,27 +60,22 @@ def from_coordinates(dp: int, tp: int) -> list[tuple[tuple[int, ...], ...]]:
 COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (swapped, "rows and columns are swapped. [0, 1, 2] is a row"),
-        (numbered_by_column, "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
-        (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
-        (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
-        (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
-        (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
-        (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
-        (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank is in it twice"),
-        (made([*COLUMNS, []], ROWS), "a dp group is empty"),
-        (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
-        (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
-        (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
-        (made([[0, 3]]), "return two lists"),
-        (lambda dp, tp: dp / 0, "ZeroDivisionError"),
-    ],
-)
-def test_wrong_groups_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
-    assert_wrong(lesson.groups_exercise(2, 3), answer, says)
+WRONG_GROUPS = [
+    (swapped, "rows and columns are swapped. [0, 1, 2] is a row"),
+    (numbered_by_column, "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
+    (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
+    (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
+    (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
+    (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
+    (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
+    (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank is in it twice"),
+    (made([*COLUMNS, []], ROWS), "a dp group is empty"),
+    (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
+    (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
+    (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
+    (made([[0, 3]]), "return two lists"),
+    (lambda dp, tp: dp / 0, "ZeroDivisionError"),
+]
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)
@@ -137,19 +133,19 @@ def test_right_groups_of_any_axes_pass_with_par() -> None:
     assert "You are below it!" in below.message
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (first_counts_fastest, "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4]."),
-        (along_one_only, "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6]."),
-        (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
-        (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
-        (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
-        (lambda sizes, along: sizes["xp"], "raised KeyError"),
-    ],
+WRONG_AXES = [
+    (first_counts_fastest, "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4]."),
+    (along_one_only, "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6]."),
+    (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
+    (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
+    (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
+    (lambda sizes, along: sizes["xp"], "raised KeyError"),
+]
+
+
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (partial(lesson.groups_exercise, 2, 3), WRONG_GROUPS), (lesson.axes_exercise, WRONG_AXES)
 )
-def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
-    assert_wrong(lesson.axes_exercise(), answer, says)
 
 
 # Pictures and the film.
@@ -206,32 +202,31 @@ def test_everybody_is_heard_where_all_make_all_groups() -> None:
     assert lesson.answers_exercise(2, 2).check(lesson.who_answers)
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (under_the_if, "Is yours under the if?"),
-        (
-            lambda rank, groups: lesson.who_answers(rank, groups[::-1] if rank == 0 else groups),
-            "Rank 0 makes its groups in another order",
-        ),
-        (
-            lambda rank, groups: lesson.who_answers(rank, groups)[:1],
-            "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]].",
-        ),
-        (
-            lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank,
-            "Rank 0 returned 0. Return a list of ranks for each group",
-        ),
-        (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
-        (
-            lambda rank, groups: [tuple(ranks) for ranks in lesson.who_answers(rank, groups)],
-            "Make it a list of lists.",
-        ),
-    ],
+WRONG_WAYS = [
+    (under_the_if, "Is yours under the if?"),
+    (
+        lambda rank, groups: lesson.who_answers(rank, groups[::-1] if rank == 0 else groups),
+        "Rank 0 makes its groups in another order",
+    ),
+    (
+        lambda rank, groups: lesson.who_answers(rank, groups)[:1],
+        "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]].",
+    ),
+    (
+        lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank,
+        "Rank 0 returned 0. Return a list of ranks for each group",
+    ),
+    (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
+    (
+        lambda rank, groups: [tuple(ranks) for ranks in lesson.who_answers(rank, groups)],
+        "Make it a list of lists.",
+    ),
+]
+
+
+test_a_wrong_way_to_answer_is_told_who_left_out_what = pytest.mark.live(
+    wrong_answers((partial(lesson.answers_exercise, 2, 2, timeout=5.0), WRONG_WAYS))
 )
-def test_a_wrong_way_to_answer_is_told_who_left_out_what(answer: Any, says: str) -> None:
-    assert_wrong(lesson.answers_exercise(2, 2, timeout=5.0), answer, says)
 
 
 def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:

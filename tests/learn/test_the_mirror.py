@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,14 +18,13 @@ from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
-from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
 from muon_tutorial.learn.the_mirror.recording import PHASES
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -72,17 +72,6 @@ SHAPES = [
     (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with entry 0"),
     (lambda flat, meta: None, "give a tensor"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("exercise", "answer", "words"),
-    [
-        *((lesson.way_back_exercise(), *case) for case in WAYS_BACK),
-        *((lesson.unpack_exercise(), *case) for case in SHAPES),
-    ],
-)
-def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer: Any, words: str) -> None:
-    assert_wrong(exercise, answer, words)
 
 
 def test_right_answers_pass_and_stubs_are_open() -> None:
@@ -148,9 +137,11 @@ WRONG_STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("step", "says"), WRONG_STEPS)
-def test_the_first_wrong_message_of_a_step_is_named(step: Any, says: str) -> None:
-    assert_wrong(lesson.step_exercise(2, 2, 0), step, says)
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (lesson.way_back_exercise, WAYS_BACK),
+    (lesson.unpack_exercise, SHAPES),
+    (partial(lesson.step_exercise, 2, 2, 0), WRONG_STEPS),
+)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

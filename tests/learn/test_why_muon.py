@@ -16,7 +16,7 @@ from muon_tutorial.learn.inputs.small_gpt import TrainedGPT
 from muon_tutorial.learn.why_muon.exercises import _slipped
 from muon_tutorial.learn.why_muon.race import RACERS, SEEDS
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, wrong_answers
 
 STEPS = (0, 3)
 
@@ -54,11 +54,6 @@ WRONG: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), WRONG)
-def test_wrong_updates_are_told_what_is_wrong_with_them(function: Callable[..., Any], says: str) -> None:
-    assert_wrong(why_muon.write_update(), function, says)
-
-
 def test_nesterov_then_u_vt_passes_in_any_form_and_the_stub_is_open() -> None:
     assert why_muon.write_update().check(right_update)
     assert why_muon.write_update().check(why_muon.svd_update)
@@ -94,11 +89,6 @@ WRONG_STEPS: list[tuple[Callable[..., object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), WRONG_STEPS)
-def test_wrong_steps_are_told_which_line_is_wrong(function: Callable[..., object], says: str) -> None:
-    assert_wrong(why_muon.write_step(), function, says)
-
-
 def test_the_whole_update_is_torchs_to_the_bit_and_the_stub_is_open() -> None:
     assert why_muon.write_step().check(why_muon.muon_step)
     assert why_muon.write_step().check(_slipped())
@@ -121,11 +111,11 @@ WRONG_TABLES: list[tuple[Callable[[Tensor], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "says"), WRONG_TABLES)
-def test_wrong_updates_of_a_table_are_told_what_they_leave(
-    function: Callable[[Tensor], Any], says: str
-) -> None:
-    assert_wrong(why_muon.write_table(), function, says)
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (why_muon.write_update, WRONG),
+    (why_muon.write_step, WRONG_STEPS),
+    (why_muon.write_table, WRONG_TABLES),
+)
 
 
 def test_rows_of_length_one_promise_most_and_are_told_their_lines() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from muon_tutorial.learn import zero1_buffer as lesson
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(4, 1), (3, 1), (2, 2), (1, 1)]
 Range = tuple[int, int]
@@ -33,19 +34,14 @@ def inclusive(whole: Range, place: int, length: int) -> Range:
     return (start, stop - 1) if stop else (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (lambda whole, place, length: None, "give a pair"),
-        (lambda whole, place, length: whole, "reaches out of the slice"),
-        (from_the_bucket, "counts from the start of the bucket"),
-        (backwards_where_empty, "they share nothing; say (0, 0)"),
-        (inclusive, "leaves out the last number"),
-        (lambda whole, place, length: whole[2], "raised IndexError"),
-    ],
-)
-def test_wrong_ranges_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
-    assert_wrong(lesson.range_exercise(), answer, says)
+WRONG_RANGES = [
+    (lambda whole, place, length: None, "give a pair"),
+    (lambda whole, place, length: whole, "reaches out of the slice"),
+    (from_the_bucket, "counts from the start of the bucket"),
+    (backwards_where_empty, "they share nothing; say (0, 0)"),
+    (inclusive, "leaves out the last number"),
+    (lambda whole, place, length: whole[2], "raised IndexError"),
+]
 
 
 def test_the_right_range_passes_and_the_stub_is_open() -> None:
@@ -82,17 +78,16 @@ def test_sent_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
     assert found == {"everything": 2 * (dp - 1) * mine, "straddling": 2 * to_others}
 
 
-def test_predicted_bytes_know_right_from_wrong() -> None:
-    exercise = lesson.bytes_exercise(4, 1, 400)
-    assert exercise.check(882, 404)
-    wrong = [
-        (441, 404, "these are entries"),
-        (882, 808, "float32"),
-        (882, 0, "straddling: not 0"),
-        ("a", 1, "every"),
-    ]
-    for case in wrong:
-        assert_wrong(lesson.bytes_exercise(4, 1, 400), *case)
+def test_predicted_bytes_pass() -> None:
+    assert lesson.bytes_exercise(4, 1, 400).check(882, 404)
+
+
+WRONG_BYTES = [
+    (441, 404, "these are entries"),
+    (882, 808, "float32"),
+    (882, 0, "straddling: not 0"),
+    ("a", 1, "every"),
+]
 
 
 def by_hand(sizes: list[int], dp: int, most: int) -> Any:
@@ -118,23 +113,25 @@ def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], 
     return lambda *given: [[change(*item) for item in ranges] for ranges in lesson.all_ranges(*given)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (lambda sizes, dp, most: None, "give a list of 4 lists"),
-        (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
-        (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
-        (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
-        (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
-        (
-            changed(lambda bucket, whole, local: (bucket, whole, whole)),
-            "its local_range is (0, 92), not (0, 120)",
-        ),
-        (lambda sizes, dp, most: sizes[99], "raised IndexError"),
-    ],
+WRONG_PLANS = [
+    (lambda sizes, dp, most: None, "give a list of 4 lists"),
+    (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
+    (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
+    (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
+    (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
+    (
+        changed(lambda bucket, whole, local: (bucket, whole, whole)),
+        "its local_range is (0, 92), not (0, 120)",
+    ),
+    (lambda sizes, dp, most: sizes[99], "raised IndexError"),
+]
+
+
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (lesson.range_exercise, WRONG_RANGES),
+    (partial(lesson.bytes_exercise, 4, 1, 400), WRONG_BYTES),
+    (lesson.plan_exercise, WRONG_PLANS),
 )
-def test_a_wrong_plan_of_all_ranks_is_told_its_first_wrong_range(answer: Any, says: str) -> None:
-    assert_wrong(lesson.plan_exercise(), answer, says)
 
 
 def test_the_plan_by_hand_is_the_packages_at_par_and_a_wrong_one_is_drawn() -> None:

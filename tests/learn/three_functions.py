@@ -159,44 +159,44 @@ def redistribute_raises(update: Tensor | None, owner: int, state: State) -> Any:
     return update.flatten()  # type: ignore[union-attr]
 
 
-ASSIGNED: dict[str, tuple[Any, str]] = {
-    "to places": (to_places, "is a place in that group; an owner is named by its global rank"),
-    "to myself": (to_myself, "share parameters, and name different owners"),
-    "to the first": (to_the_first, "of them get any"),
-    "too few": (too_few, "an owner for each of the parameters 0 to 3"),
-    "no function": (5, "Give a function."),
-    "raises": (assign_raises, "assign raised on rank 0: KeyError: 'ranks'"),
-}
-GATHERED: dict[str, tuple[Callable, str]] = {
-    "with padding": (with_padding, "That is with padding"),
-    "owner alone": (
+ASSIGNED: list[tuple[Any, str]] = [
+    (to_places, "is a place in that group; an owner is named by its global rank"),
+    (to_myself, "share parameters, and name different owners"),
+    (to_the_first, "of them get any"),
+    (too_few, "an owner for each of the parameters 0 to 3"),
+    (5, "Give a function."),
+    (assign_raises, "assign raised on rank 0: KeyError: 'ranks'"),
+]
+GATHERED: list[tuple[Callable, str]] = [
+    (with_padding, "That is with padding"),
+    (
         owner_alone,
         "which had returned without making the call. Only the owner gets the matrix",
     ),
-    "everybody gets it": (
+    (
         gathered(lambda full, mine: mine if full is None else full),
         "it is not the owner, so it must return None",
     ),
-    "own shard": (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
-    "upside down": (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
-    "not filled": (
+    (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
+    (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
+    (
         of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])),
         "no row of it, as if it was never filled",
     ),
-    "flat": (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
-    "nothing": (lambda *given: None, "the owner must return the whole matrix"),
-    "to a place": (to_a_place, "gather raised on rank"),
-}
-GIVEN_BACK: dict[str, tuple[Callable, str]] = {
-    "keeps all": (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
-    "nothing without update": (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
-    "no answer": (no_answer, "every rank must return its part, but it returned None"),
-    "first rows": (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
-    "needs an update": (
+    (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
+    (lambda *given: None, "the owner must return the whole matrix"),
+    (to_a_place, "gather raised on rank"),
+]
+GIVEN_BACK: list[tuple[Callable, str]] = [
+    (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
+    (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
+    (no_answer, "every rank must return its part, but it returned None"),
+    (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
+    (
         redistribute_raises,
         "no attribute 'flatten' Hint: On other ranks the update is None",
     ),
-}
+]
 
 
 NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}
