@@ -132,12 +132,3 @@ def test_the_sum_of_gradients_has_no_rounding_in_any_order(dp: int) -> None:
     exact = torch.stack(gradients).double().sum(0)
     assert torch.equal(sum(gradients, zero), exact.float())
     assert torch.equal(sum(reversed(gradients), zero), exact.float())
-
-
-@pytest.mark.parametrize("tp", [1, 2, 3, 4])
-def test_join_columns_undoes_my_columns(tp: int) -> None:
-    whole = first_look.weight(0)
-    assert torch.equal(
-        first_look.join_columns([first_look.my_columns(whole, rank, tp) for rank in range(tp)]),
-        whole,
-    )

@@ -220,12 +220,6 @@ def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, 
 
 
 @pytest.mark.live
-def test_a_run_is_killed_goes_on_elsewhere_and_passes() -> None:
-    exercise = lesson.check_survival(2, 1, JOB, Port)
-    assert exercise.check(port.save, port.load)
-
-
-@pytest.mark.live
 def test_ranks_that_do_not_save_together_are_told_so() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, launch
+from muon_tutorial import Grid
 from muon_tutorial.evidence.memory import plan_memory
 from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import plan_of, recorded
@@ -66,14 +66,6 @@ def test_a_step_answered_in_another_order_holds_at_each_moment_what_the_page_sho
         asked = [[item for item in diary.sent if item.phase == phase] for diary in run.diaries]
         assert sent["bytes"] == [sum(item.size for item in items) for items in asked]
         assert {(item.kind, item.axis) for items in asked for item in items} <= {(sent["kind"], sent["axis"])}
-
-
-def test_four_real_processes_take_the_step_that_the_page_shows(data: dict[str, Any]) -> None:
-    diaries = launch(on_ranks.record_rank, 4, args=(2, 2, essay_recorder.SEED), output="quiet")
-    run = assemble("", on_ranks.plan_of(2, 2), diaries)
-    shown = data["grids"]["2x2"]
-    assert shown["film"] == json.loads(json.dumps({n: essay_recorder.film_data(run, n) for n in run.shapes}))
-    assert shown["sent"] == essay_recorder.sent_by_phase(run)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

@@ -61,21 +61,6 @@ def test_a_piece_is_where_the_run_had_it_and_comes_from_a_rank_that_had_it_befor
                 assert piece.tile not in tiles[piece.rank][moment - 1]
 
 
-def test_pieces_fly_where_the_step_sends_and_nowhere_else() -> None:
-    flying = [
-        any(piece.flight(moment) for piece in picture.pieces(RUN, MATRIX, moment))
-        for moment in range(len(recording.MOMENTS))
-    ]
-    assert flying == [False, True, True, True, False, False, False, True]
-
-
-def test_the_same_letter_is_the_same_bytes() -> None:
-    named = picture.letters(RUN, MATRIX)
-    assert len(set(named[recording.AXIS])) == 1
-    first, second, third, fourth = named[-1]
-    assert first == third != second == fourth
-
-
 # In a browser.
 
 
