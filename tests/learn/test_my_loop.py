@@ -67,27 +67,6 @@ def test_the_lines_that_change_are_known() -> None:
         assert ("stays" in lesson.check_lines().check([2, number], [4, 11]).message) == (number != 2)
 
 
-PREPARED = {
-    ports.made_too_early: "made over the old parameters: embedding.weight",
-    ports.not_cut: "The model was not cut",
-    ports.adamw_alone: "prepare returned a AdamW. Muon is for the hidden matrices",
-    ports.nothing_made: "must return the optimizer, but it returned a NoneType",
-    ports.one_rate: "embedding.weight has the learning rate 0.02, not 0.003",
-    ports.torchs_decay: "embedding.weight has the weight decay 0.01, not 0.1",
-    ports.less_for_muon: "layers.0.up.weight is stepped by adamw",
-}
-UPDATED = {
-    ports.own_shard_clipped: "each rank has clipped its own shard",
-    ports.not_clipped: "it was not clipped before",
-    ports.clipped_afterwards: "it was not clipped before",
-    ports.clipped_too_short: "it must be clipped to 0.25",
-    ports.stepped_twice: "stepped 2 times, not once",
-    ports.scheduler_first: "the scheduler had moved before the optimizer stepped",
-    ports.scheduler_forgotten: "Does the scheduler step, once?",
-    ports.gradients_left: "the gradients are still there",
-}
-
-
 def said_of(report: PortReport) -> str:
     """The message about a port, including hints; empty if it is right."""
     found = exercises.explain_port(report)
@@ -98,13 +77,12 @@ def said_of(report: PortReport) -> str:
 @pytest.mark.live
 def test_each_wrong_port_is_told_what_is_wrong_with_it() -> None:
     pairs = [(port.prepare, port.update), (ports.stub, port.update), (port.prepare, ports.stub)]
-    pairs += [(prepare, port.update) for prepare in PREPARED]
-    pairs += [(port.prepare, update) for update in UPDATED]
+    pairs += [(prepare, port.update) for prepare, _ in ports.PREPARED]
+    pairs += [(port.prepare, update) for update, _ in ports.UPDATED]
     right, *rest = launch(ports.try_all, 4, args=((2, 2), pairs), output="quiet")[0]
     assert said_of(right) == ""
     assert [report.is_open for report in rest[:2]] == [True, True]
-    expected = [*PREPARED.values(), *UPDATED.values()]
-    for report, says in zip(rest[2:], expected, strict=True):
+    for report, (_, says) in zip(rest[2:], [*ports.PREPARED, *ports.UPDATED], strict=True):
         assert says in said_of(report)
 
 
@@ -195,25 +173,16 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LOADED = {
-    ports.scheduler_not_restored: "The scheduler was not restored",
-    ports.position_not_restored: "the data's position was not restored",
-    ports.one_step_off: "the loop went on with step 3",
-    ports.nothing_loaded: "What the new ranks held when they began is not what was saved",
-    ports.momentum_not_loaded: "What the new ranks held when they began is not what was saved",
-}
-
-
 @pytest.mark.live
 def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, tmp_path: Path) -> None:
-    loads = [port.load, *LOADED]
+    loads = [port.load, *(load for load, _ in ports.LOADED)]
     folders = [tmp_path / str(number) for number in range(len(loads))]
     for folder in folders:
         shutil.copytree(killed, folder)
     launch(ports.resume_all, 2, args=((1, 2), folders, JOB, loads), output="quiet")
     right, *wrong = [exercises.explain_life(lives.read(folder, JOB)) for folder in folders]
     assert right is None
-    for found, says in zip(wrong, LOADED.values(), strict=True):
+    for found, (_, says) in zip(wrong, ports.LOADED, strict=True):
         assert isinstance(found, Diagnosis)
         assert says in found.what
         assert found.hints

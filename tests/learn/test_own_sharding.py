@@ -19,7 +19,7 @@ from . import three_functions as tried
 from .answers import assert_quiz, assert_wrong, wrong_answers
 
 GRIDS = [(3, 2), (4, 1)]
-QUICK = 4.0
+QUICK = 2.0
 
 
 def open_exercise() -> Exercise:

@@ -118,13 +118,13 @@ def test_each_strategy_keeps_the_momentum_and_has_the_workers_that_are_shown(
 
 
 @pytest.mark.parametrize("name", [f"{dp}x{tp}" for dp, tp in essay_recorder.NETWORKS])
-def test_fifty_random_orders_meet_the_recorded_states_and_end_in_the_recorded_hash(
+def test_random_orders_meet_the_recorded_states_and_end_in_the_recorded_hash(
     data: dict[str, Any], name: str
 ) -> None:
     shown, draw = data["networks"][name], random.Random(0)
     dp, tp = map(int, name.split("x"))
     network = Network(dp, tp, essay_recorder.SEED)
-    for _ in range(50):
+    for _ in range(10):
         network.restart()
         now = 0
         while ready := network.ready:
@@ -151,8 +151,13 @@ def test_red_is_where_a_sabotaged_training_differs_and_only_an_owner_does_harm(d
     shown = data["saboteur"]
     assert len(shown["runs"]) == shown["ranks"] * len(SHAPES) * len(shown["faults"])
     owners = {place.name: place.owner(shown["ranks"]) for place in PLACES}
+    trained_again = random.Random(0).sample(sorted(shown["runs"]), len(shown["runs"]) // 3)
     for key, run in shown["runs"].items():
         rank, matrix, fault = key.split()
+        assert all(run["agree"])  # as the text says
+        assert any(run["wrong"][-1]) is (owners[matrix] == int(rank))
+        if key not in trained_again:
+            continue
         truth = sabotaged(shown["ranks"], int(rank), matrix, fault, essay_recorder.SEED)
         wrong = {
             (moment, each, name)
@@ -162,8 +167,6 @@ def test_red_is_where_a_sabotaged_training_differs_and_only_an_owner_does_harm(d
             if bits >> each & 1
         }
         assert wrong == truth.wrong
-        assert all(run["agree"])  # as the text says
-        assert any(run["wrong"][-1]) is (owners[matrix] == int(rank))
 
 
 def test_heat_maps_and_their_numbers_are_those_of_the_gradient(data: dict[str, Any]) -> None:

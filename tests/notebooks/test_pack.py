@@ -6,7 +6,6 @@ import ast
 import io
 import os
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -215,26 +214,3 @@ def test_a_copy_runs_where_only_what_a_host_has_is_installed(source: str, tmp_pa
     )
     copy = pack.packed(committed(FIRST), FIRST, source)
     assert bare.run_in(python, copy, tmp_path / "run") == []
-
-
-@pytest.mark.live
-@pytest.mark.exhaustive
-@pytest.mark.timeout(1800)
-def test_all_copies_run_with_torch_numpy_matplotlib_old_widgets_and_a_kernel(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    python = bare.real_venv(tmp_path / "venv")
-    before = listed(python)
-    assert not {"cloudpickle", "rich", "muon-tutorial"} & set(before.lower().split())
-    pack.write(series.LESSONS, tmp_path / "copies")
-    for path in sorted((tmp_path / "copies").iterdir()):
-        start = time.perf_counter()
-        assert bare.run_in(python, nbformat.read(path, as_version=4), tmp_path / path.stem) == []
-        with capsys.disabled():
-            print(f"{path.stem}: {time.perf_counter() - start:.1f} s")
-    assert listed(python) == before
-
-
-def listed(python: Path) -> str:
-    """The packages installed there, as pip lists them."""
-    return bare.run([python, "-m", "pip", "list", "--disable-pip-version-check"], check=True).stdout
