@@ -7,28 +7,14 @@ from typing import Any
 
 import pytest
 
-from muon_tutorial import launch
 from muon_tutorial.learn import bill as lesson
 from muon_tutorial.learn.bill import costs, exercises, rounding
-from muon_tutorial.learn.bill.on_ranks import count
 from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror.compare import different_bits, step_alone
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
-
-
-@pytest.mark.live
-def test_what_a_plan_predicts_is_what_real_ranks_count() -> None:
-    dp, tp = 3, 1
-    plans = costs.plans_of(dp, tp)
-    for rank, counted in enumerate(launch(count, dp * tp, args=(dp, tp, 0))):
-        assert list(counted) == list(plans)
-        for name, found in counted.items():
-            bill = costs.bill_of(name, plans[name], rank)
-            assert found.sent == {phase: sent for phase, sent in bill.sent.items() if phase != costs.AVERAGE}
-            assert found.state == bill.state
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

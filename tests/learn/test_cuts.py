@@ -241,14 +241,3 @@ test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
     (partial(lesson.holders_exercise, 2, 3), WRONG_HOLDERS),
     (lesson.qkv_exercise, WRONG_CUTS),
 )
-
-
-def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
-    def gradients(rank: int, step: int) -> torch.Tensor:
-        weights = work.my_parameters(rank, 2, 0)
-        work.fill_gradients(weights, rank, 2, step)
-        return torch.cat([grad.flatten() for weight in weights if (grad := weight.grad) is not None])
-
-    assert torch.equal(gradients(0, 0), gradients(0, 0))
-    for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
-        assert not torch.equal(gradients(0, 0), gradients(rank, step))

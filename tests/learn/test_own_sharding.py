@@ -90,11 +90,6 @@ def test_shared_work_can_be_spread_at_least_as_well_as_par(grid: tuple[int, int]
     assert "par is" in lesson.draw_loads(model, tried.in_turn(model)).alt
 
 
-def by_shard(params: list[torch.Tensor], state: dict[str, Any]) -> dict[int, int]:
-    ranks = state["holders"][0]
-    return {index: ranks[param.shape[0] % len(ranks)] for index, param in enumerate(params)}
-
-
 def by_shard_allowed(params: list[torch.Tensor], state: dict[str, Any]) -> dict[int, int]:
     holders = state["holders"]
     return {i: holders[i][(len(param) == 0) % len(holders[i])] for i, param in enumerate(params)}
@@ -107,7 +102,6 @@ def test_each_wrong_way_to_share_work_is_told_what_is_wrong_with_it(grid: tuple[
         (lambda params, state: dict.fromkeys(range(len(params)), 0), "hold rows of it"),
         (lambda params, state: {}, "Return a dict with an owner for each"),
         (lambda params, state: tried.in_turn(model), "The busiest rank,"),
-        (by_shard, "hold rows of it"),
         (by_shard_allowed, "What differs between them is the shards"),
         (lambda params, state: state["ranks"], "raised KeyError"),
     ]

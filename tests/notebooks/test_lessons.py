@@ -82,26 +82,12 @@ def test_it_begins_with_question_and_picture_and_gives_nothing_away(
     assert lesson_form.spoilers(committed, lesson.SPOILERS, page) == []
 
 
-def test_a_picture_stands_within_three_cells_of_the_parameters(committed: NotebookNode) -> None:
-    [parameters] = tagged(committed, "parameters")
-    last = committed.cells.index(parameters) + 3
-    shown = [str(cell.get("outputs")) for cell in committed.cells[:last]]
-    assert any("<img " in outputs for outputs in shown)
-
-
 def test_cells_are_short(committed: NotebookNode) -> None:
     lengths = [len(cell.source.splitlines()) for cell in code(committed)]
     assert statistics.median(lengths) <= 5
     for cell in (*code(committed), *code(solved(committed))):
         most = 25 if lesson_form.has(cell, "hard") else 15
         assert len(cell.source.splitlines()) <= most
-
-
-def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
-    text = source.read_text(encoding="utf-8")
-    notebook = read_text(text)
-    assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
-    assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
 
 
 def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:

@@ -111,7 +111,7 @@ for name in sys.stdin:
 
 @pytest.fixture(scope="module")
 def checker() -> Iterator[Popen[str]]:
-    """A process without network that runs the lessons whose names it reads; it answers with their problems."""
+    """A process without network that reads lessons' names, runs them, and answers with their problems."""
     command = [*bare.isolated(), "-c", CHECKER]
     with Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd=ROOT) as process:
         yield process
