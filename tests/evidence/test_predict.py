@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from muon_tutorial import (
     STRATEGIES,
+    Coordinate,
     Grid,
     Ledger,
     LiveWorld,
@@ -31,12 +33,12 @@ from muon_tutorial import (
     zero1,
 )
 from muon_tutorial.engine.collective import Collective, Label
+from muon_tutorial.engine.travel import AT_ONCE
 from muon_tutorial.evidence import formulas
-from muon_tutorial.evidence.formulas import boundary_received, straddled, tp_gathers
+from muon_tutorial.evidence.formulas import boundary_received, straddled, tp_gathers, zero1_gather_all
 from muon_tutorial.evidence.ledger import LedgerRow
 from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.evidence.ring_bytes import ring_bytes
-from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.strategies import Builder, gram
 from scripts.lab.benchmarks.predicted import llama_70b
 
@@ -45,7 +47,48 @@ from ..plan import cases as drawn
 from ..plan import variants
 from ..test_strategies import SMALL_BUCKETS, VARIANTS
 from ..worlds.requests import PARTS, ROOT, Ask
-from .zero1_by_rank import touched_pieces, zero1_by_rank
+
+
+def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
+    """Elements per tensor-parallel rank of each matrix that this rank orthogonalizes and tp cuts."""
+    return [
+        entry.size
+        for bucket in plan.buckets
+        for entry in bucket.entries
+        if entry.route.hops and bucket.works_on(entry, at)
+    ]
+
+
+def zero1_by_rank(plan: Plan) -> list[int]:
+    """Bytes that each rank sends for a ``zero1`` plan that gathers whole buckets, for all ranks at once.
+
+    Bytes that all ranks send equally are summed once, and the tensor-parallel gather of each matrix is added
+    to its workers as one range, so thousands of ranks cost no more than a few.
+    """
+    grid = plan.grid
+    D, T = grid.size("dp"), grid.size("tp")
+    steps = [_alike(plan)] + [0] * D
+    for bucket in plan.buckets:
+        for entry in bucket.entries:
+            if entry.route.hops:
+                cost = tp_gathers(T, [entry.size])
+                steps[entry.workers.start] += cost
+                steps[min(entry.workers.stop, D)] -= cost
+    by_dp = list(accumulate(steps))
+    return [by_dp[grid.at(rank)["dp"]] for rank in grid.ranks]
+
+
+def _alike(plan: Plan) -> int:
+    D, flags = plan.grid.size("dp"), 9 * 8
+    # Along a short axis, each rank sends them to every other; along a longer one, a ring sums them.
+    total = sum(
+        (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
+    )
+    for bucket in plan.buckets if D > 1 else ():
+        g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize
+        total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, plan.grid.at(0)), g, p))
+    return total
+
 
 DTYPES = (torch.float32, torch.bfloat16)
 EVERY: dict[str, Builder] = {**VARIANTS, "gram": gram}

@@ -22,7 +22,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from ...configs.functions import config
 from . import traps
-from .chrome_format import assert_keeps_to_the_format
+from .traps import assert_keeps_to_the_format
 
 pytestmark = pytest.mark.live
 

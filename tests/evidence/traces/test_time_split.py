@@ -24,7 +24,7 @@ from muon_tutorial.evidence.traces.time_split import (
 from muon_tutorial.evidence.traces.timeline_picture import describe_timeline, draw_timeline
 
 from . import traps
-from .chrome_format import assert_keeps_to_the_format
+from .traps import assert_keeps_to_the_format
 
 MS = 1_000_000
 
