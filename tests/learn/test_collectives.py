@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from muon_tutorial.learn.collectives.messages import (
     match_messages,
 )
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 pytestmark = pytest.mark.live
 SIZES = [2, 3]
@@ -103,23 +104,18 @@ def says(function: Callable, ranks: int, timeout: float = 5.0) -> str:
     return message_of_wrong(collectives.check_ring(ranks, timeout=timeout), function)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, who holds it already"),
-        (made(more_rounds=1), "sends piece 1 to rank 1, who holds it already"),
-        (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
-        (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
-        (lambda *given: solution(*given)[::-1], "at place 0. Pieces are in the order of ranks"),
-        (lambda *given: torch.cat(solution(*given)), "pieces; rank 0 returned Tensor"),
-        (one_buffer, "what came last has overwritten the rest"),
-        (torchs_own, "no message was seen. Send them yourself"),
-        (lambda mine, rank, ranks: dist.recv(mine, rank - 1), "there is no rank -1: ranks go from 0 to"),
-        (to_everybody, "In a ring it sends to rank 1 only"),
-    ],
-)
-def test_a_wrong_ring_is_told_what_is_wrong_with_it(wrong: Callable, message: str) -> None:
-    assert message in says(wrong, 3)
+WRONG_RINGS = [
+    (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, who holds it already"),
+    (made(more_rounds=1), "sends piece 1 to rank 1, who holds it already"),
+    (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
+    (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
+    (lambda *given: solution(*given)[::-1], "at place 0. Pieces are in the order of ranks"),
+    (lambda *given: torch.cat(solution(*given)), "pieces; rank 0 returned Tensor"),
+    (one_buffer, "what came last has overwritten the rest"),
+    (torchs_own, "no message was seen. Send them yourself"),
+    (lambda mine, rank, ranks: dist.recv(mine, rank - 1), "there is no rank -1: ranks go from 0 to"),
+    (to_everybody, "In a ring it sends to rank 1 only"),
+]
 
 
 def test_a_message_to_nobody_is_an_error_of_its_own_line_and_no_crash() -> None:
@@ -214,21 +210,28 @@ def formula(collective: str, entries: int, itemsize: int, ranks: int) -> float:
     return (2 if collective == "all_reduce" else 1) * entries * itemsize * (ranks - 1) / ranks
 
 
-def test_the_formula_knows_right_from_wrong() -> None:
+WRONG_FORMULAS = [
+    (lambda kind, n, size, ranks: formula(kind, n, 1, ranks), "Those are entries"),
+    (lambda kind, n, size, ranks: formula("all_gather", n, size, ranks), "one half of an all_reduce"),
+    (lambda kind, n, size, ranks: n * size, "One piece of each half need not travel"),
+    (lambda kind, n, size, ranks: formula(kind, n, size, ranks) * ranks, "those of the whole tensor"),
+    (lambda kind, n, size, ranks: 7, "Both halves send all pieces but one"),
+    (lambda kind, n, size, ranks: "many", "return a number, not a str"),
+    (lambda kind, n, size, ranks: n / 0, "ZeroDivisionError"),
+]
+
+
+test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+    (partial(collectives.check_ring, 3, timeout=5.0), WRONG_RINGS),
+    (collectives.check_formula, WRONG_FORMULAS),
+)
+
+
+def test_the_right_formula_passes() -> None:
     exercise = collectives.check_formula()
     assert exercise.check(formula)
     assert exercise.check(collectives.ring_formula)
     assert collectives.ring_formula("broadcast", 4096, 2, 4) == 4096 * 2
-    for wrong, says in [
-        (lambda kind, n, size, ranks: formula(kind, n, 1, ranks), "Those are entries"),
-        (lambda kind, n, size, ranks: formula("all_gather", n, size, ranks), "one half of an all_reduce"),
-        (lambda kind, n, size, ranks: n * size, "One piece of each half need not travel"),
-        (lambda kind, n, size, ranks: formula(kind, n, size, ranks) * ranks, "those of the whole tensor"),
-        (lambda kind, n, size, ranks: 7, "Both halves send all pieces but one"),
-        (lambda kind, n, size, ranks: "many", "return a number, not a str"),
-        (lambda kind, n, size, ranks: n / 0, "ZeroDivisionError"),
-    ]:
-        assert_wrong(exercise, wrong, says)
 
 
 def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:

@@ -27,23 +27,25 @@ LINK = "{http://www.w3.org/1999/xlink}href"
 
 
 def positions(shell: Shell, most: int) -> Iterator[dict[str, Any]]:
-    """All combinations of the controls' values. If they are too many, each control moves alone, with the
-    others at their first and at their last value, through all values or as many as ``most`` allows."""
+    """All combinations of the controls' values, in an order in which few controls move at a time. If they
+    are too many, each control moves alone, with the others at their first and at their last value, through
+    all values or as many as ``most`` allows."""
     values = {name: list(stops(control).values()) for name, control in shell.controls.items()}
-    if math.prod(map(len, values.values())) <= most:
-        yield from (dict(zip(values, chosen, strict=True)) for chosen in itertools.product(*values.values()))
-        return
+    sizes = [len(its) for its in values.values()]
+    chosen = set(itertools.product(*map(range, sizes))) if math.prod(sizes) <= most else set()
     each = max(2, most // (2 * len(values)))
-    for name, end in itertools.product(values, (0, -1)):
-        others = {other: of_one[end] for other, of_one in values.items()}
-        yield from ({**others, name: value} for value in _spread(values[name], each))
+    for others in [] if chosen else [[0] * len(sizes), [size - 1 for size in sizes]]:
+        for place, size in enumerate(sizes):
+            chosen |= {(*others[:place], number, *others[place + 1 :]) for number in _spread(size, each)}
+    for numbers in sorted(chosen):
+        yield {name: its[number] for (name, its), number in zip(values.items(), numbers, strict=True)}
 
 
-def _spread(values: list[Any], most: int) -> list[Any]:
-    """``most`` of the values, evenly spread, including the first and the last."""
-    if len(values) <= most:
-        return values
-    return [values[round(place * (len(values) - 1) / (most - 1))] for place in range(most)]
+def _spread(size: int, most: int) -> list[int]:
+    """``most`` of the places, evenly spread, including the first and the last."""
+    if size <= most:
+        return list(range(size))
+    return [round(place * (size - 1) / (most - 1)) for place in range(most)]
 
 
 def move(shell: Shell, position: Mapping[str, Any]) -> str:

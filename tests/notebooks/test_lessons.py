@@ -136,14 +136,3 @@ def test_a_medium_or_hard_exercise_has_a_folded_hint_before_its_stub(number: str
                 cell.source
             )
             hints = ""
-
-
-def test_words_and_lines_are_counted_outside_folds_headings_tables_and_comments() -> None:
-    text = read_text(
-        "# %% [markdown]\n# # 99 · Title\n#\n# Two of [four ranks](06.ipynb) wait.\n#\n"
-        "# <details><summary>More</summary>\n#\n# None.\n#\n# </details>\n#\n# | a | 1 |\n# |---|---|\n\n"
-        '# %% tags=["setup"] jupyter={"source_hidden": true}\nimport hidden\n\n'
-        "# %%\n# a comment is no code\nshown = 1\n\nalso = 2\n"
-    )
-    assert lesson_form.visible_words(text) == len(["Two", "of", "four", "ranks", "wait.", "a", "1"])
-    assert lesson_form.visible_code_lines(text) == 2
