@@ -134,23 +134,20 @@ def by_name(events: list[TraceEvent]) -> int:
     return sum(event.duration for event in events if event.communicates)
 
 
-def all_kernels(events: list[TraceEvent]) -> int:
-    return sum(event.duration for event in events if event.sort == "kernel")
-
-
-def summed_kernels(events: list[TraceEvent]) -> int:
-    return sum(event.duration for event in trace_events.at_work(events))
-
-
-def launches(events: list[TraceEvent]) -> int:
-    return sum(event.duration for event in events if event.sort == "launch")
-
-
 WRONG_SUMS: list[tuple[Any, str]] = [
     (by_name, "you have added up four events of one collective"),
-    (all_kernels, "event.communicates says which"),
-    (summed_kernels, "Count each moment once"),
-    (launches, "only the kernel is the GPU at work"),
+    (
+        lambda events: sum(event.duration for event in events if event.sort == "kernel"),
+        "event.communicates says which",
+    ),
+    (
+        lambda events: sum(event.duration for event in trace_events.at_work(events)),
+        "Count each moment once",
+    ),
+    (
+        lambda events: sum(event.duration for event in events if event.sort == "launch"),
+        "only the kernel is the GPU at work",
+    ),
     (lambda events: 4_300_000, "With a product under way"),
     (lambda events: max(event.name for event in events), "In the trace above"),
 ]

@@ -32,10 +32,6 @@ def by_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
         return (0, shape[1]) if kind == "column" else (shape[0], 0)
 
 
-def other_cut(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
-    return lesson.local_shape(shape, "row" if kind == "column" else "column", tp_rank, tp)
-
-
 def with_length(length: Any) -> Any:
     def local_shape(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
         mine = length(shape[0 if kind == "column" else 1], tp_rank, tp)
@@ -45,7 +41,10 @@ def with_length(length: Any) -> Any:
 
 
 WRONG_SHAPES = [
-    (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
+    (
+        lambda shape, kind, *at: lesson.local_shape(shape, "row" if kind == "column" else "column", *at),
+        "That is row parallel: column parallel cuts dimension 0, out.",
+    ),
     (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
     (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
     (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
@@ -199,14 +198,6 @@ def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     assert "rank 0 has 36 rows, and 18 are enough. Share the heads out." in all_on_one.message
 
 
-def as_one(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    return W.tensor_split(tp)[tp_rank]
-
-
-def each_by_rows(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    return torch.cat([part.tensor_split(tp)[tp_rank] for part in W.tensor_split(3)])
-
-
 def head_by_head(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
     parts = qkv.shard_qkv(W, heads, tp_rank, tp).tensor_split(3)
     rows = [part.reshape(-1, qkv.HEAD_DIM, qkv.WIDTH) for part in parts]
@@ -218,19 +209,27 @@ def rounded_down(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
     return torch.cat([part[tp_rank * step : (tp_rank + 1) * step] for part in W.tensor_split(3)])
 
 
-def concatenated(pieces: Any, heads: int) -> Any:
-    return torch.cat(list(pieces))
-
-
 WRONG_CUTS = [
-    (as_one, concatenated, "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2"),
-    (each_by_rows, qkv.join_qkv, "4 heads, tp 3: head 1 is torn between ranks 0 and 1"),
+    (
+        lambda W, heads, r, tp: W.tensor_split(tp)[r],
+        qkv.join_qkv,
+        "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2",
+    ),
+    (
+        lambda W, heads, r, tp: torch.cat([part.tensor_split(tp)[r] for part in W.tensor_split(3)]),
+        qkv.join_qkv,
+        "4 heads, tp 3: head 1 is torn between ranks 0 and 1",
+    ),
     (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
     (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
     (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
     (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
     (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
-    (qkv.shard_qkv, concatenated, "joined again, row 6 is not what it was: row 6 of q belongs there"),
+    (
+        qkv.shard_qkv,
+        lambda pieces, heads: torch.cat(list(pieces)),
+        "joined again, row 6 is not what it was: row 6 of q belongs there",
+    ),
     (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
     (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
 ]

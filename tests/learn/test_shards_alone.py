@@ -118,10 +118,6 @@ def backwards(piece: Tensor, dim: int, group: Any) -> Any:
     return torch.cat(gathered(piece, group)[::-1], dim=dim)
 
 
-def by_everybody(piece: Tensor, dim: int, group: Any) -> Any:
-    return solution(piece, dim, dist.group.WORLD)
-
-
 WRONG: list[tuple[Callable, str]] = [
     (along(lambda dim: 1), "Cut by rows, rank 0: the shape is"),
     (along(lambda dim: 0), "Cut by columns, rank 0: the shape is"),
@@ -152,7 +148,8 @@ def without_group(piece: Tensor, dim: int, group: Any) -> Tensor:
 def test_a_gather_that_leaves_out_its_group_is_told_so_in_a_few_lines(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert_wrong(shards_alone.check_gather(2, 2), by_everybody, "shards of all ranks")
+    everybody = lambda piece, dim, group: solution(piece, dim, dist.group.WORLD)  # noqa: E731
+    assert_wrong(shards_alone.check_gather(2, 2), everybody, "shards of all ranks")
     said = shards_alone.check_gather(2, 2).check(without_group).message
     assert "Without group=group all 4 ranks of the grid answer, not the 2 of your tp group." in said
     assert said.count("RuntimeError") == 1
@@ -171,10 +168,16 @@ def test_pictures_show_the_readers_run() -> None:
     assert "no matrix" in shown(lambda piece, dim, group: [piece])
 
 
-def from_gram(shard: Tensor, group: Any) -> Tensor:
-    gram = shard @ shard.T
-    dist.all_reduce(gram, group=group)
-    return power_of(gram, -0.5) @ shard
+def with_power(power: float) -> Callable:
+    def update(shard: Tensor, group: Any) -> Tensor:
+        gram = shard @ shard.T
+        dist.all_reduce(gram, group=group)
+        return power_of(gram, power) @ shard
+
+    return update
+
+
+from_gram = with_power(-0.5)
 
 
 def power_of(gram: Tensor, power: float) -> Tensor:
@@ -190,25 +193,6 @@ def from_triangle(shard: Tensor, group: Any) -> Tensor:
     dist.all_reduce(half, group=group)
     gram[rows, columns] = gram[columns, rows] = half
     return power_of(gram, -0.5) @ shard
-
-
-def with_power(power: float) -> Callable:
-    def update(shard: Tensor, group: Any) -> Tensor:
-        gram = shard @ shard.T
-        dist.all_reduce(gram, group=group)
-        return power_of(gram, power) @ shard
-
-    return update
-
-
-def of_everybody(shard: Tensor, group: Any) -> Tensor:
-    gram = shard @ shard.T
-    dist.all_reduce(gram)
-    return power_of(gram, -0.5) @ shard
-
-
-def in_double(shard: Tensor, group: Any) -> Tensor:
-    return from_gram(shard.double(), group)
 
 
 def in_half(shard: Tensor, group: Any) -> Tensor:
@@ -244,7 +228,7 @@ WRONG_UPDATES: list[tuple[Callable, str]] = [
     (with_power(0), "it is U S^1 Vᵀ"),
     (lambda shard, group: from_gram(shard, group) / 2, "points the right way, and its singular values are"),
     (after_gather, "The update is right, but a rank sends"),
-    (in_double, "is it float64"),
+    (lambda shard, group: from_gram(shard.double(), group), "is it float64"),
     (in_half, "The real matrix: "),
     (by_broadcast, "dist.broadcast is not counted here"),
     (lambda shard, group: torch.cat(gathered(shard, group), dim=1), "That is the whole update"),
@@ -259,7 +243,7 @@ test_an_update_that_does_not_survive_is_told_why = pytest.mark.live(
 
 @pytest.mark.live
 def test_a_wrong_update_is_shown_in_the_directions_of_the_gradient() -> None:
-    verdict = shards_alone.check_survival(2, 2).check(of_everybody)
+    verdict = shards_alone.check_survival(2, 2).check(lambda shard, group: from_gram(shard, None))
     assert "singular values are near 0.7" in verdict.message
     assert "group=group is missing" in verdict.message
     assert verdict.picture is not None

@@ -31,14 +31,6 @@ def with_dp_groups(dp_groups: Any) -> Any:
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
 
 
-def swapped(dp: int, tp: int) -> Any:
-    return lesson.groups(dp, tp)[::-1]
-
-
-def numbered_by_column(dp: int, tp: int) -> Any:
-    return lesson.groups(tp, dp)[::-1]
-
-
 one_too_short = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp - 1, tp)) for p in range(tp)])
 by_the_other_step = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp, dp)) for p in range(tp)])
 
@@ -61,8 +53,8 @@ COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
 
 
 WRONG_GROUPS = [
-    (swapped, "rows and columns are swapped. [0, 1, 2] is a row"),
-    (numbered_by_column, "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
+    (lambda dp, tp: lesson.groups(dp, tp)[::-1], "rows and columns are swapped. [0, 1, 2] is a row"),
+    (lambda dp, tp: lesson.groups(tp, dp)[::-1], "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
     (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
     (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
     (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
@@ -118,14 +110,6 @@ def from_the_package(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
     return lesson.groups_along(sizes, along)
 
 
-def first_counts_fastest(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(dict(reversed(list(sizes.items()))), along)
-
-
-def along_one_only(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(sizes, along[:1])
-
-
 def test_right_groups_of_any_axes_pass_with_par() -> None:
     assert "Yours takes 4 lines; par is 4." in lesson.axes_exercise().check(groups_along).message
     below = lesson.axes_exercise().check(from_the_package)
@@ -134,8 +118,14 @@ def test_right_groups_of_any_axes_pass_with_par() -> None:
 
 
 WRONG_AXES = [
-    (first_counts_fastest, "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4]."),
-    (along_one_only, "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6]."),
+    (
+        lambda sizes, along: lesson.groups_along(dict(reversed(sizes.items())), along),
+        "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4].",
+    ),
+    (
+        lambda sizes, along: lesson.groups_along(sizes, along[:1]),
+        "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6].",
+    ),
     (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
     (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
     (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),

@@ -208,7 +208,9 @@ def test_nothing_in_a_strangers_notebook_can_run_ask_or_cover_the_page(stranger:
 
 NEW_FORM = """
 # %% [markdown]
-# # A title?
+# # A title
+#
+# A question?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 "the set-up"
@@ -431,20 +433,6 @@ def test_frames_take_the_place_of_a_widget_and_move_with_the_keyboard(browser: A
     assert framed.stat().st_size < 2_000_000
 
 
-TEXT = """
-# %% [markdown]
-# # A title
-#
-# A question?
-
-# %% tags=["setup", "hero"] jupyter={"source_hidden": true}
-hero()
-
-# %% [markdown]
-# The end.
-"""
-
-
 BELOW = "more than half of the hero picture is below the screen"
 
 
@@ -461,7 +449,7 @@ BELOW = "more than half of the hero picture is below the screen"
 def test_a_screen_that_begins_too_late_is_found(
     before: str, tall: int | None, said: list[str], browser: Any, tmp_path: Path
 ) -> None:
-    notebook = read_text(TEXT.replace("question?", f"question?\n#\n# {before}"))
+    notebook = read_text(NEW_FORM.replace("question?", f"question?\n#\n# {before}"))
     drawn = f"<svg xmlns='http://www.w3.org/2000/svg' width='300' height='{tall}'/>"
     image = f'<img alt="hero" width="300" src="data:image/svg+xml,{drawn}">'
     shown = image if tall is not None else "no picture"
