@@ -16,21 +16,15 @@ from scripts.series import SETUP, main, setup, wanted, with_series
 
 from .reading import bold_terms
 
-MINUTES = {
-    "five": 5,
-    "ten": 10,
-    "fifteen": 15,
-    "twenty": 20,
-    "twenty-five": 25,
-    "thirty": 30,
-    "thirty-five": 35,
-    "forty": 40,
-    "forty-five": 45,
-    "fifty": 50,
-    "sixty": 60,
-    "sixty-five": 65,
-    "seventy": 70,
+TEXTS = {
+    lesson.number: (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
+    for lesson in series.LESSONS
 }
+NUMBERS = (
+    "five ten fifteen twenty twenty-five thirty thirty-five forty forty-five fifty fifty-five sixty"
+    " sixty-five seventy"
+)
+MINUTES = dict(zip(NUMBERS.split(), range(5, 75, 5), strict=True))
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)
@@ -40,9 +34,9 @@ def lesson(request: pytest.FixtureRequest) -> series.Lesson:
 
 @pytest.fixture
 def opening(lesson: series.Lesson) -> str:
-    """The title and the logistics: in one cell, or in two with a picture between them."""
-    first, hero, logistics = nbformat.read(FOLDER / lesson.file, as_version=4).cells[:3]
-    return f"{first.source}\n\n{logistics.source}" if "hero" in hero.metadata.tags else first.source
+    """The title and the logistics, between which a picture stands."""
+    first, _, logistics = nbformat.read(FOLDER / lesson.file, as_version=4).cells[:3]
+    return f"{first.source}\n\n{logistics.source}"
 
 
 def test_every_lesson_is_in_the_series_after_those_that_it_needs() -> None:
@@ -80,15 +74,11 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
 
 
-def text_of(lesson: series.Lesson) -> str:
-    return (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
     each = series.lesson("05")
     with pytest.raises(UsageError, match="lesson 05 has no list of links"):
-        with_series(text_of(each).replace(lost, "lost"), each)
+        with_series(TEXTS[each.number].replace(lost, "lost"), each)
 
 
 def test_a_readme_without_a_part_for_it_is_refused(
@@ -118,7 +108,7 @@ def test_with_a_repository_a_text_leads_to_colab_and_binder_and_its_set_up_finds
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     each = series.lesson("05")
-    text = text_of(each)
+    text = TEXTS[each.number]
     monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     once = with_series(text, each)
     assert with_series(once, each) == once
@@ -137,12 +127,6 @@ def test_a_copy_needs_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     without = series.navigation_of_copy(series.lesson("05"))
     monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     assert series.navigation_of_copy(series.lesson("05")) == without
-
-
-TEXTS = {
-    lesson.number: (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
-    for lesson in series.LESSONS
-}
 
 
 def bold_of(number: str) -> list[str]:
