@@ -91,18 +91,6 @@ def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
     assert_quiz(lesson.quiz(dp, tp), right, wrong)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3, 4, 7])
-def test_cut_by_column_then_by_row_the_parts_add_up_to_the_whole(tp: int) -> None:
-    given = work.make_numbers("whole", 2, seed=0)
-    for dp_rank, batch in enumerate(given.batches):
-        parts = [
-            torch.relu(batch @ work.cut(given.up, "column", tp_rank, tp).T)
-            @ work.cut(given.down, "row", tp_rank, tp).T
-            for tp_rank in range(tp)
-        ]
-        assert torch.equal(torch.stack(parts).sum(0), given.alone(dp_rank))
-
-
 # Both layers, on real ranks.
 
 

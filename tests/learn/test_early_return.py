@@ -23,13 +23,8 @@ RANKS = [2, 3]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_the_makespans_are_those_that_a_pencil_finds(ranks: int) -> None:
+def test_the_guess_of_makespans_knows_right_from_wrong(ranks: int) -> None:
     right = exercises.makespans(ranks)
-    assert right == {
-        "one_at_a_time": 4 * (2 + 3),
-        "ahead_of_work": 2 + 4 * 3,
-        "slow_link": 4 * 5 + 3,
-    }
     exercise = exercises.makespan_exercise(ranks)
     assert exercise.check(*right.values())
     for place, name in enumerate(right):

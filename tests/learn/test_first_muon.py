@@ -77,14 +77,6 @@ def test_real_ranks_do_what_intervals_predict(ranks: int) -> None:
         assert buffers.draw_run(run).svg == buffers.draw_run(imitated).svg
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 13])
-def test_each_number_is_filled_once_so_the_rest_are_zeros(ranks: int) -> None:
-    run = pretended(ranks)
-    assert sum(run.zeros(rank) for rank in range(ranks)) == (ranks - 1) * sharing.LENGTH
-    assert run.wrong() == []
-    assert misplaced.explain(run) is None
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 9])
 def test_the_guess_knows_right_from_wrong(ranks: int) -> None:
     more, guess = ranks + 1, lesson.guess(ranks)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,6 @@ from muon_tutorial.learn.my_loop import (
     exercises,
     lives,
     port,
-    published,
     tiny_job,
 )
 from muon_tutorial.learn.my_loop.port import Job, Port
@@ -260,16 +258,6 @@ def test_a_batch_is_the_same_however_many_places_share_it() -> None:
 def test_a_kill_comes_between_two_checkpoints(steps: int) -> None:
     job = Job(steps)
     assert job.every < job.fatal < 2 * job.every <= job.steps
-
-
-def test_published_names_have_permanent_links() -> None:
-    assert {
-        idea: {name.project for name in published.NAMES if name.idea == idea} for idea in published.IDEAS
-    } == {idea: {"torchtitan", "Megatron-LM"} for idea in published.IDEAS}
-    for name in published.NAMES:
-        assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/blob/[0-9a-f]{40}/[\w/]+\.py#L\d+", name.link)
-        assert name.link in lesson.say_published()
-        assert name.does in lesson.say_published()
 
 
 def mine(model: Any, shard: Any) -> Any:

@@ -18,7 +18,6 @@ from muon_tutorial.learn.own_sharding.transfers import Transfer
 from . import three_functions as tried
 from .answers import assert_quiz, assert_wrong, wrong_answers
 
-GRIDS = [(3, 2), (4, 1)]
 QUICK = 2.0
 
 
@@ -45,8 +44,8 @@ def test_the_prediction_knows_the_rows_and_who_gets_a_tensor(ranks: int) -> None
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("grid", GRIDS)
-def test_the_references_functions_pass_on_every_grid(grid: tuple[int, int]) -> None:
+def test_the_references_functions_pass() -> None:
+    grid = (3, 2)
     assert lesson.check_assign(*grid, 0).check(right.assign)
     assert lesson.check_gather(*grid, 0, open_exercise()).check(right.gather)
     given_back = lesson.check_redistribute(*grid, 0, (open_exercise(), open_exercise()))

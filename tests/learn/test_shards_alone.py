@@ -21,25 +21,6 @@ def found(matrix: str, cut: str, pieces: int) -> shards_alone.Comparison:
     return shards_alone.compare(shards_alone.pieces_alone(whole, shards_alone.DIMS[cut], pieces), whole)
 
 
-@pytest.mark.parametrize("matrix", ["real", "Gaussian", "power law"])
-@pytest.mark.parametrize("tp", [2, 4])
-def test_cut_by_columns_every_singular_value_is_the_root_of_tp_and_the_update_wrong(
-    matrix: str, tp: int
-) -> None:
-    result = found(matrix, "columns", tp)
-    assert result.values[0] == pytest.approx(tp**0.5)
-    assert result.values[-1] == pytest.approx(tp**0.5)
-    assert result.cosine < 0.97
-    assert result.at_best > 0.2
-
-
-def test_cut_by_rows_it_is_nearly_harmless_on_independent_numbers_and_on_nothing_else() -> None:
-    assert found("Gaussian", "rows", 4).cosine > 0.97
-    assert found("real", "rows", 4).cosine < 0.72
-    assert found("power law", "rows", 4).cosine < 0.72
-    assert found("Gaussian", "columns", 4).cosine == pytest.approx(0.86, abs=0.01)
-
-
 def test_one_piece_is_the_whole_and_no_rescaling_brings_others_nearer_than_at_best() -> None:
     for alone in (found("real", "columns", 1), found("real", "rows", 1)):
         assert alone.distance < 1e-9

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, LocalWorld, Muon, Replicate, launch
+from muon_tutorial import Replicate, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
@@ -21,7 +21,6 @@ from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
-from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
 from muon_tutorial.learn.the_mirror.recording import PHASES, Tile
 
@@ -215,33 +214,6 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole:
     assert_quiz(
         lesson.quiz(lesson.plan_of(dp, tp)), right, {**wrong, "different": (1, "entries that differ")}
     )
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_a_step_put_together_by_hand_is_the_packages_own_and_that_of_one_process(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp)
-    run = lesson.stepped(lesson.reference_step, dp, tp, 0)
-    assert run.broke == ""
-    world = LocalWorld(Grid.of(dp=dp, tp=tp))
-    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
-    muons = [
-        Muon(
-            parameters_on(world.grid.at(rank), 0),
-            lr=0.02,
-            strategy="zero1",
-            mesh=world.mesh(rank),
-            tp_dim=dims,
-        )
-        for rank in world.grid.ranks
-    ]
-    with torch.no_grad():
-        world.run([muon.program() for muon in muons])
-    for muon, report in zip(muons, run.reports, strict=True):
-        for param, mine in zip(muon.param_groups[0]["params"], report.after.values(), strict=True):
-            assert torch.equal(param.detach(), mine)
-    gradients = lesson.whole_gradients(plan, run.reports)
-    alone = lesson.step_alone(gradients, 0)
-    assert lesson.different_bits(lesson.whole_weights(plan, run.reports), alone) == 0
 
 
 @pytest.mark.live

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from muon_tutorial.learn import zero1_buffer as lesson
 
@@ -67,15 +65,6 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
     wrong += [(right, padding + 1, "padding: not"), (right, None, "padding: not None")]
     for case in wrong:
         assert_wrong(lesson.split_exercise(plan), *case)
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_sent_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
-    plan, found = lesson.plan_of(dp, tp, 400), lesson.sent_for_momentum(dp, tp, 400)
-    mine = sum(lesson.slice_length(plan, bucket.index) for bucket in plan.buckets)
-    shared = [lesson.kept_of(plan, name) for name in lesson.split_matrices(plan)]
-    to_others = sum((len(kept) - 1) * kept[0] for kept in shared if 0 in kept)
-    assert found == {"everything": 2 * (dp - 1) * mine, "straddling": 2 * to_others}
 
 
 def test_predicted_bytes_pass() -> None:
@@ -158,43 +147,9 @@ def test_an_entry_lies_where_it_is_said_to(dp: int, tp: int) -> None:
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 400)
-    whole = sum(lesson.length_of(plan, bucket) for bucket in plan.buckets)
-    said = lesson.draw_step(plan, 0).alt
-    sent = [whole * size * (dp - 1) // dp for size in (4, 2, 4)]
-    assert re.findall(r": ([\d,]+) bytes", said) == [f"{size:,}" for size in sent]
-    assert "momentum: its slices (never travels)" in said
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp, 400)
     kept = sum(stop - start for start, stop in (m.local_range for m in plan.dist_meta(plan.grid.at(0))))
     right = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": 6 if tp == 1 else 4}
     wrong = {"kept": (kept + 1, "Add up its slices"), "padding": (99, "above the rulers")}
     assert_quiz(lesson.quiz(plan), right, {**wrong, "buckets": (1, "Press the button")})
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_parts_taken_with_local_range_make_the_matrix(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 400)
-    for meta in plan.dist_meta(plan.grid.at(0)):
-        slices = [lesson.my_slice(plan, meta.bucket_idx, place, 0) for place in range(dp)]
-        parts = [
-            kept[slice(*lesson.local_range(meta.global_range, place, len(kept)))]
-            for place, kept in enumerate(slices)
-        ]
-        assert torch.equal(torch.cat(parts), lesson.whole_matrix(plan, meta, 0))
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (3, 2), (1, 1)])
-def test_in_one_list_matrices_lie_on_fewer_ranks_and_all_entries_are_kept_once(dp: int, tp: int) -> None:
-    said = lesson.draw_cuts(dp, tp).alt
-    plans = {cut: lesson.plan_of(dp, tp, 1, cut=cut) for cut in lesson.CUTS}
-    runs = {cut: [len(lesson.keepers(plan, name)) for name in lesson.SHAPES] for cut, plan in plans.items()}
-    assert sum(runs["list"]) <= len(lesson.SHAPES) + dp - 1 <= sum(runs["bucket"])
-    for cut, plan in plans.items():
-        assert f'cut="{cut}": a rank works on {sum(runs[cut]) / dp:.1f} of 7 matrices' in said
-        for meta in plan.dist_meta(plan.grid.at(0)):
-            assert sum(lesson.kept_of(plan, meta.name).values()) == math.prod(meta.shape)
