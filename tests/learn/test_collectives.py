@@ -15,11 +15,9 @@ from torch import Tensor
 
 from muon_tutorial.learn import collectives
 from muon_tutorial.learn.collectives.messages import (
-    MessageNote,
     PieceContent,
     content_of,
     fill,
-    match_messages,
 )
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
@@ -261,23 +259,3 @@ def test_a_sum_tells_its_piece_and_its_summands(ranks: int, data: st.DataObject)
 @pytest.mark.parametrize("numbers", [[0.0] * 3, [1.0, 2.0], [0.5], [float("nan")], []])
 def test_what_is_no_piece_is_none(numbers: list[float]) -> None:
     assert content_of(torch.tensor(numbers), 4) is None
-
-
-def note(verb: str, peer: int, piece: int, start: float, stop: float | None) -> MessageNote:
-    return MessageNote(verb, peer, PieceContent(piece, frozenset({piece})), 8, start, stop)  # type: ignore[arg-type]
-
-
-def test_rounds_count_what_had_to_arrive_before() -> None:
-    zero = [
-        note("sent", 1, 0, 10.0, 11.0),
-        note("received", 1, 1, 10.1, 11.5),
-        note("sent", 1, 1, 12.0, 13.0),
-    ]
-    one = [
-        note("sent", 0, 1, 10.2, 11.0),
-        note("received", 0, 0, 10.3, 11.0),
-        note("received", 0, 1, 11.0, 13.5),
-    ]
-    found = match_messages([zero, one])
-    assert [(m.round, m.sender, m.receiver) for m in found] == [(1, 0, 1), (1, 1, 0), (2, 0, 1)]
-    assert [m.stop for m in found] == [1.0, 1.5, 3.5]

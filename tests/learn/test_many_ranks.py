@@ -6,7 +6,6 @@ import pytest
 
 from muon_tutorial.learn.many_ranks import exercises, scaling
 from muon_tutorial.timing.recommend import plan_model
-from muon_tutorial.timing.step_cost import estimate
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
@@ -31,19 +30,6 @@ def test_parts_of_a_step_are_the_step() -> None:
             parts = computed + step.latency + step.transfer(links)
             assert parts == pytest.approx(step.seconds(links))
         assert 0 <= step.transfer(8.0) < step.transfer() / 2
-
-
-def test_newton_schulz_of_one_owner_is_that_of_all_matrices() -> None:
-    """The sum over shapes equals the time of a walk of all matrices on one rank."""
-    matrices = scaling.matrices_of(scaling.UNSEEN, 1)
-    alone = estimate(
-        "layerwise",
-        scaling.layerwise,
-        matrices,
-        scaling.Grid.of(dp=1),
-        scaling.find_machine(scaling.MACHINE),
-    )
-    assert scaling.newton_schulz_seconds(matrices) == pytest.approx(alone.product, rel=1e-6)
 
 
 def test_the_unseen_grid_is_as_the_solution_says() -> None:

@@ -13,9 +13,7 @@ import torch.distributed as dist
 
 from muon_tutorial import Grid, build_mesh, launch
 from muon_tutorial.learn import the_grid as lesson
-from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
-from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
-from muon_tutorial.learn.widgets import shell
+from muon_tutorial.learn.the_grid.pictures import NOBODY, film_of
 
 from .answers import assert_quiz, assert_wrong, wrong_answers
 
@@ -139,33 +137,6 @@ test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
 
 
 # Pictures and the film.
-
-
-@pytest.mark.parametrize("pressed", range(6))
-def test_a_pressed_rank_has_its_colour_and_its_row_and_column_an_edge(pressed: int) -> None:
-    buttons = shell.RankButtons(3, 2)
-    buttons.children[pressed].click()
-    at = Grid.of(dp=3, tp=2).at(pressed)
-    assert buttons.value == pressed
-    for rank, button in enumerate(buttons.children):
-        assert button.style.button_color == (rank_colour(rank) if rank == pressed else EMPTY)
-        edge = button.layout.border_top
-        assert (edge == shell.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
-        assert (edge == shell.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-@pytest.mark.parametrize("first", ["tp", "dp"])
-def test_after_a_call_in_its_row_and_one_in_its_column_everybody_knows_all(
-    dp: int, tp: int, first: Axis
-) -> None:
-    grid = Grid.of(dp=dp, tp=tp)
-    film = film_of(grid, first)
-    assert len(film) == 5
-    assert all(known == {rank} for rank, known in enumerate(film[0].heard))
-    assert all(known == set(grid.at(rank).group(first)) for rank, known in enumerate(film[2].heard))
-    assert all(known == set(grid.ranks) for known in film[4].heard)
-    assert not any(moment.waits for moment in film)
 
 
 # On real ranks.

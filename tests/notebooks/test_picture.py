@@ -48,19 +48,6 @@ def test_each_is_one_small_file_that_asks_for_nothing_and_runs_nothing(path: Pat
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|\bon\w+=", text)
 
 
-def test_a_piece_is_where_the_run_had_it_and_comes_from_a_rank_that_had_it_before() -> None:
-    tiles = [diary.tiles[MATRIX] for diary in RUN.diaries]
-    for moment in range(len(recording.MOMENTS)):
-        found = [*picture.pieces(RUN, MATRIX, moment)]
-        for rank in RUN.grid.ranks:
-            kept = [piece.tile for piece in found if piece.rank == rank and piece.stays]
-            assert kept == tiles[rank][moment]
-        for piece in found:
-            if piece.source != piece.rank and piece.stays:
-                assert piece.tile in tiles[piece.source][moment - 1]
-                assert piece.tile not in tiles[piece.rank][moment - 1]
-
-
 # In a browser.
 
 
