@@ -15,7 +15,6 @@ from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_
 from scripts.lab.report_001 import as_markdown, check_report, read_summaries
 
 VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
-MB = 1e6
 
 
 @pytest.fixture(params=["packaged", "traces"])

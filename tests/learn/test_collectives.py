@@ -23,7 +23,6 @@ from muon_tutorial.learn.collectives.messages import (
 from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
 
 pytestmark = pytest.mark.live
-SIZES = [2, 3]
 
 
 def made(

@@ -15,7 +15,6 @@ from scripts import picture
 from . import lab
 
 RUN = recording.load()
-MATRIX = RUN.busiest()
 MOTION = {"reduce": False, "no-preference": True}
 
 
