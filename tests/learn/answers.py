@@ -23,8 +23,12 @@ def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
     assert says in " ".join(message_of_wrong(exercise, *answers).split())
 
 
-def wrong_answers(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
-    """A test with a case for each wrong answer: it does not pass, and is told what is wrong with it.
+PASSES = "passes"
+"""In a table of answers, in place of a message."""
+
+
+def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
+    """A test with a case for each answer: it passes, or it does not and is told what is wrong with it.
 
     Each table has a function that makes an exercise, and rows of answers and a part of their message.
     """
@@ -32,7 +36,10 @@ def wrong_answers(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Call
 
     @pytest.mark.parametrize(("make", "row"), cases)
     def test(make: Callable[[], Exercise], row: Any) -> None:
-        assert_wrong(make(), *row)
+        if row[-1] == PASSES:
+            assert make().check(*row[:-1])
+        else:
+            assert_wrong(make(), *row)
 
     return test
 

@@ -20,7 +20,7 @@ from muon_tutorial.learn.collectives.messages import (
     fill,
 )
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
+from .answers import PASSES, assert_quiz, assert_wrong, judged, message_of_wrong
 
 pytestmark = pytest.mark.live
 
@@ -186,7 +186,9 @@ def formula(collective: str, entries: int, itemsize: int, ranks: int) -> float:
     return (2 if collective == "all_reduce" else 1) * entries * itemsize * (ranks - 1) / ranks
 
 
-WRONG_FORMULAS = [
+FORMULAS = [
+    (formula, PASSES),
+    (collectives.ring_formula, PASSES),
     (lambda kind, n, size, ranks: formula(kind, n, 1, ranks), "Those are entries"),
     (lambda kind, n, size, ranks: formula("all_gather", n, size, ranks), "one half of an all_reduce"),
     (lambda kind, n, size, ranks: n * size, "One piece of each half need not travel"),
@@ -197,16 +199,13 @@ WRONG_FORMULAS = [
 ]
 
 
-test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(collectives.check_ring, 3, timeout=5.0), WRONG_RINGS),
-    (collectives.check_formula, WRONG_FORMULAS),
+    (collectives.check_formula, FORMULAS),
 )
 
 
-def test_the_right_formula_passes() -> None:
-    exercise = collectives.check_formula()
-    assert exercise.check(formula)
-    assert exercise.check(collectives.ring_formula)
+def test_a_broadcast_sends_the_whole_tensor() -> None:
     assert collectives.ring_formula("broadcast", 4096, 2, 4) == 4096 * 2
 
 

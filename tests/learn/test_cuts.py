@@ -15,7 +15,7 @@ from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
 from muon_tutorial.learn.cuts.on_ranks import KINDS
 
-from .answers import assert_quiz, assert_wrong, wrong_answers
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
@@ -40,7 +40,9 @@ def with_length(length: Any) -> Any:
     return local_shape
 
 
-WRONG_SHAPES = [
+SHAPES = [
+    (by_chunk, PASSES),
+    (lesson.local_shape, PASSES),
     (
         lambda shape, kind, *at: lesson.local_shape(shape, "row" if kind == "column" else "column", *at),
         "That is row parallel: column parallel cuts dimension 0, out.",
@@ -56,11 +58,6 @@ WRONG_SHAPES = [
     (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
     (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
 ]
-
-
-def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
-    assert lesson.shapes_exercise().check(by_chunk)
-    assert lesson.shapes_exercise().check(lesson.local_shape)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 7])
@@ -107,12 +104,8 @@ def nothing(*given: Any) -> Any:
     work.both_layers(*given)
 
 
-@pytest.mark.live
-def test_a_right_pass_through_both_layers_passes() -> None:
-    assert lesson.layers_exercise(2, 2).check(lesson.both_layers)
-
-
-WRONG_PASSES = [
+LAYERS = [
+    (lesson.both_layers, PASSES),
     (own_part, "its own part of every sum"),
     (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
     (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
@@ -123,7 +116,7 @@ WRONG_PASSES = [
 
 
 test_a_wrong_pass_is_told_what_it_has_calculated = pytest.mark.live(
-    wrong_answers((partial(lesson.layers_exercise, 2, 2), WRONG_PASSES))
+    judged((partial(lesson.layers_exercise, 2, 2), LAYERS))
 )
 
 
@@ -223,8 +216,8 @@ WRONG_CUTS = [
 ]
 
 
-test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
-    (lesson.shapes_exercise, WRONG_SHAPES),
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (lesson.shapes_exercise, SHAPES),
     (partial(lesson.holders_exercise, 2, 3), WRONG_HOLDERS),
     (lesson.qkv_exercise, WRONG_CUTS),
 )

@@ -17,7 +17,7 @@ from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.worlds.local import LocalWorld
 
 from ..exhaustive import left_out
-from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
+from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
 
 RANKS = [2, 3]
 
@@ -79,7 +79,7 @@ WRONG_LOOPS = [
 ]
 
 
-test_a_wrong_loop_is_told_what_it_does = wrong_answers(
+test_a_wrong_loop_is_told_what_it_does = judged(
     *((partial(exercises.prefetch_exercise, ranks, 0), WRONG_LOOPS) for ranks in RANKS)
 )
 

@@ -19,7 +19,7 @@ from muon_tutorial.learn.first_muon import on_ranks as sharing
 from muon_tutorial.learn.first_muon import pictures as buffers
 
 from . import sharings
-from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
+from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
 
 SIZES = [1, 3]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
@@ -159,9 +159,7 @@ def test_an_all_gather_of_own_updates_passes_at_par() -> None:
 
 
 test_a_wrong_sharing_is_told_what_is_wrong_with_it = pytest.mark.live(
-    wrong_answers(
-        (partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS)
-    )
+    judged((partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS))
 )
 
 

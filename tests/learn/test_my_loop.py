@@ -25,7 +25,7 @@ from muon_tutorial.learn.my_loop.port import Job, Port
 from muon_tutorial.learn.my_loop.trials import PortReport
 
 from . import ports
-from .answers import assert_quiz, assert_wrong, message_of_wrong, wrong_answers
+from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
 
 JOB = Job(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}
@@ -158,7 +158,7 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
 
 
 test_a_wrong_clip_is_told_what_is_wrong_with_it = pytest.mark.live(
-    wrong_answers((partial(lesson.check_clip, 4), WRONG_CLIPS))
+    judged((partial(lesson.check_clip, 4), WRONG_CLIPS))
 )
 
 

@@ -16,7 +16,7 @@ from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.transfers import Transfer
 
 from . import three_functions as tried
-from .answers import assert_quiz, assert_wrong, wrong_answers
+from .answers import assert_quiz, assert_wrong, judged
 
 QUICK = 2.0
 
@@ -66,7 +66,7 @@ def test_other_right_ways_pass_and_a_broadcast_hands_over_more() -> None:
 
 
 test_a_wrong_function_is_told_what_is_wrong_with_it = pytest.mark.live(
-    wrong_answers(
+    judged(
         (lambda: lesson.check_assign(2, 2, 0, timeout=QUICK), tried.ASSIGNED),
         (lambda: lesson.check_gather(2, 2, 0, open_exercise(), timeout=QUICK), tried.GATHERED),
         (

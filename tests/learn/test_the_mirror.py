@@ -24,7 +24,7 @@ from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
 from muon_tutorial.learn.the_mirror.recording import PHASES, Tile
 
-from .answers import assert_quiz, assert_wrong, wrong_answers
+from .answers import assert_quiz, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -131,7 +131,7 @@ WRONG_STEPS = [
 ]
 
 
-test_a_wrong_answer_is_told_what_is_wrong_with_it = wrong_answers(
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (lesson.way_back_exercise, WAYS_BACK),
     (lesson.unpack_exercise, SHAPES),
     (partial(lesson.step_exercise, 2, 2, 0), WRONG_STEPS),
