@@ -9,18 +9,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from muon_tutorial.learn.the_mirror import recording
 from scripts import picture
 
 from . import lab
 
-RUN = recording.load()
 MOTION = {"reduce": False, "no-preference": True}
-
-
-@pytest.fixture(scope="module")
-def svg() -> str:
-    return picture.TARGET.read_text(encoding="utf-8")
 
 
 def test_the_committed_film_and_its_words_in_the_readme_are_those_of_the_run() -> None:
