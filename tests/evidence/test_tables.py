@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.evidence.tables import Table, fitted_overhead, median_and_spread
-from scripts.lab.benchmarks.predicted import gloo_table, strategies_table
+from scripts.lab.benchmarks.predicted import strategies_table
 
 
 def test_a_table_is_markdown_with_its_command_and_notes() -> None:
@@ -57,14 +57,3 @@ def test_ratios_are_of_whole_steps_and_their_sign_turns_round() -> None:
     assert [over_zero1["zero1, gather all", g, p] for g, p in ((4, 4), (2, 2))] == [1.25, 1.5]
     assert over_zero1["zero1, gather all", 4, 2] == pytest.approx(4 / 3)
     assert over_ddp["zero1, boundary", 4, 2] < 1 < over_ddp["zero1, boundary", 4, 4]
-
-
-def test_gloo_reduces_and_scatters_at_the_price_of_an_all_reduce() -> None:
-    rows = {
-        (kind, parts): (most_on_a_ring, least, most)
-        for kind, parts, most_on_a_ring, least, most in (row.values() for row in gloo_table("").rows)
-    }
-    for parts in (2, 3, 4, 8):
-        assert rows["reduce_scatter", parts][1:] == rows["all_reduce", parts][1:]
-        assert rows["reduce_scatter", parts][0] == pytest.approx((parts - 1) / parts)
-    assert rows["broadcast", 8] == (1.0, 0.0, 3.0)

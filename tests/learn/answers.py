@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import pytest
 
 from muon_tutorial.learn.exercises.judge import Exercise
 
@@ -16,9 +18,30 @@ def message_of_wrong(exercise: Exercise, *answers: Any) -> str:
 
 
 def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
-    """Assert that answers do not pass, and that the message contains the last argument."""
+    """Assert that answers do not pass, and that the message, as one line, contains the last argument."""
     *answers, says = answers_and_says
-    assert says in message_of_wrong(exercise, *answers)
+    assert says in " ".join(message_of_wrong(exercise, *answers).split())
+
+
+PASSES = "passes"
+"""In a table of answers, in place of a message."""
+
+
+def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
+    """A test with a case for each answer: it passes, or it does not and is told what is wrong with it.
+
+    Each table has a function that makes an exercise, and rows of answers and a part of their message.
+    """
+    cases = [pytest.param(make, row, id=str(row[-1])) for make, rows in tables for row in rows]
+
+    @pytest.mark.parametrize(("make", "row"), cases)
+    def test(make: Callable[[], Exercise], row: Any) -> None:
+        if row[-1] == PASSES:
+            assert make().check(*row[:-1])
+        else:
+            assert_wrong(make(), *row)
+
+    return test
 
 
 def assert_quiz(quiz: Exercise, right: Mapping[str, Any], wrong: Mapping[str, tuple[Any, str]]) -> None:

@@ -23,10 +23,6 @@ def made_too_early(model: nn.Module, shard: Any) -> Any:
     return optimizer
 
 
-def not_cut(model: nn.Module, shard: Any) -> Any:
-    return MuonWithAdamW.from_model(model, **RIGHT)
-
-
 def cut_then(make: Callable[[nn.Module], Any]) -> Any:
     """A prepare that shards the model and then makes something of it."""
 
@@ -37,11 +33,27 @@ def cut_then(make: Callable[[nn.Module], Any]) -> Any:
     return prepare
 
 
-adamw_alone = cut_then(lambda model: torch.optim.AdamW(model.parameters(), lr=LR))
-nothing_made = cut_then(lambda model: None)
-one_rate = cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY))
-torchs_decay = cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR))
-less_for_muon = cut_then(lambda model: MuonWithAdamW.from_model(model, **RIGHT, exclude=["layers.0.up*"]))
+PREPARED: list[tuple[Any, str]] = [
+    (made_too_early, "made over the old parameters: embedding.weight"),
+    (lambda model, shard: MuonWithAdamW.from_model(model, **RIGHT), "The model was not cut"),
+    (
+        cut_then(lambda model: torch.optim.AdamW(model.parameters(), lr=LR)),
+        "prepare returned a AdamW. Muon is for the hidden matrices",
+    ),
+    (cut_then(lambda model: None), "must return the optimizer, but it returned a NoneType"),
+    (
+        cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, weight_decay=WEIGHT_DECAY)),
+        "embedding.weight has the learning rate 0.02, not 0.003",
+    ),
+    (
+        cut_then(lambda model: MuonWithAdamW.from_model(model, lr=LR, adamw_lr=ADAMW_LR)),
+        "embedding.weight has the weight decay 0.01, not 0.1",
+    ),
+    (
+        cut_then(lambda model: MuonWithAdamW.from_model(model, **RIGHT, exclude=["layers.0.up*"])),
+        "layers.0.up.weight is stepped by adamw",
+    ),
+]
 
 
 def own_shard_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
@@ -70,12 +82,19 @@ def updated(*acts: str, most: float = MAX_NORM) -> Any:
 
 
 not_clipped = updated("step", "schedule", "clear")
-clipped_afterwards = updated("step", "schedule", "clip", "clear")
-clipped_too_short = updated("clip", "step", "schedule", "clear", most=MAX_NORM / 2)
-stepped_twice = updated("clip", "step", "step", "schedule", "clear")
-scheduler_first = updated("clip", "schedule", "step", "clear")
-scheduler_forgotten = updated("clip", "step", "clear")
-gradients_left = updated("clip", "step", "schedule")
+UPDATED: list[tuple[Any, str]] = [
+    (own_shard_clipped, "each rank has clipped its own shard"),
+    (not_clipped, "it was not clipped before"),
+    (updated("step", "schedule", "clip", "clear"), "it was not clipped before"),
+    (updated("clip", "step", "schedule", "clear", most=MAX_NORM / 2), "it must be clipped to 0.25"),
+    (updated("clip", "step", "step", "schedule", "clear"), "stepped 2 times, not once"),
+    (
+        updated("clip", "schedule", "step", "clear"),
+        "the scheduler had moved before the optimizer stepped",
+    ),
+    (updated("clip", "step", "clear"), "Does the scheduler step, once?"),
+    (updated("clip", "step", "schedule"), "the gradients are still there"),
+]
 
 
 def stub(*_: object) -> Any:
@@ -100,21 +119,13 @@ def torch_save(manager: Any, step: int, model: nn.Module, optimizer: Any, schedu
         )
 
 
-def scheduler_not_restored(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    return manager.load(model, optimizer)["step"]
-
-
-def position_not_restored(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    scheduler.load_state_dict(manager.load(model, optimizer)["scheduler"])
-    return 0
-
-
-def one_step_off(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    return port.load(manager, model, optimizer, scheduler) + 1
-
-
 def nothing_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
     return manager.latest_step() or 0
+
+
+def nothing_asked(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
+    """Right when a run goes on, but for the scheduler."""
+    return manager.load(model, optimizer)["step"]
 
 
 def momentum_not_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
@@ -125,8 +136,13 @@ def momentum_not_loaded(manager: Any, model: nn.Module, optimizer: Any, schedule
     return extra["step"]
 
 
-def nothing_asked(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    return manager.load(model, optimizer)["step"]
+LOADED: list[tuple[Any, str]] = [
+    (nothing_asked, "The scheduler was not restored"),
+    (lambda *given: port.load(*given) and 0, "the data's position was not restored"),
+    (lambda *given: port.load(*given) + 1, "the loop went on with step 3"),
+    (nothing_loaded, "What the new ranks held when they began is not what was saved"),
+    (momentum_not_loaded, "What the new ranks held when they began is not what was saved"),
+]
 
 
 def no_step_returned(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> Any:

@@ -128,21 +128,21 @@ RIGHT: dict[str, Callable] = {
     "with a flag": with_a_flag,
 }
 KEEPS = "Rank 1 has the update, but it never reached rank 0: what sums?"
-WRONG: dict[str, tuple[Any, str]] = {
-    "early": (early, "which is 1,024 too early"),
-    "keeps to itself": (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
-    "averages": (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
-    "everybody does all": (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
-    "drops it from the list": (drops_it_from_the_list, "rank 1 23,552 entries of bfloat16"),
-    "deals out what is there": (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
-    "offset first": (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
-    "the gradient": (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
-    "the largest": (takes_the_largest, "Rank 0 had handed over its update: is what comes back a sum?"),
-    "no function": (3, "Give a function."),
-    "gives up": (gives_up, "rank 0 24,576 entries of bfloat16; rank 1 nothing, as it has returned"),
-    "nothing": (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
-    "another shape": (lambda *given: torch.zeros(7, 2), "has 24,576 entries; rank 0 returned 7 × 2"),
-}
+WRONG: list[tuple[Any, str]] = [
+    (early, "which is 1,024 too early"),
+    (lambda mine, rank, ranks: fill(mine, rank, ranks, False), KEEPS),
+    (lambda *given: solution(*given) / 2, "the sum of all buffers is not what came back"),
+    (lambda mine, *_: summed(fill(mine, 0, 1, skips=False)), "added up"),
+    (drops_it_from_the_list, "rank 1 23,552 entries of bfloat16"),
+    (lambda mine, *at: solution(present(mine), *at), "first wrong place"),
+    (moves_the_offset_first, "raised RuntimeError: The expanded size of the tensor (0)"),
+    (sends_the_gradient, "is not Newton–Schulz of the gradient of q1"),
+    (takes_the_largest, "Rank 0 had handed over its update: is what comes back a sum?"),
+    (3, "Give a function."),
+    (gives_up, "rank 0 24,576 entries of bfloat16; rank 1 nothing, as it has returned"),
+    (lambda *given: None, "Return the buffer; rank 0 returned NoneType"),
+    (lambda *given: torch.zeros(7, 2), "has 24,576 entries; rank 0 returned 7 × 2"),
+]
 
 
 def lack_a_gradient(rank: int) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import broken_runs as lesson
-from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun, run_file
+from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun
 
 from .answers import assert_quiz, message_of_wrong
 
@@ -49,16 +49,6 @@ def hang(clinic: Any) -> TrainingRun:
 @pytest.fixture(scope="module")
 def lie(clinic: Any) -> TrainingRun:
     return clinic.run("lie")
-
-
-def test_the_sound_file_has_every_rung_of_the_oracle_and_its_ladder_says_so() -> None:
-    [sound] = {lesson.with_lines(lesson.file_of("A", 2, 2, 0), REPAIRS["A"])}
-    run = run_file(sound, 2, 2)
-    assert not run.hangs
-    assert all(rung.reached and not rung.wrong for rung in lesson.rungs(run))
-    assert (lesson.first_difference(run), lesson.waits(run)) == (None, [])
-    assert lesson.copies_agree(run)
-    assert "no rung that was reached differs" in lesson.draw_ladder(run).alt
 
 
 @pytest.mark.parametrize("letter", lesson.LETTERS)
@@ -116,12 +106,11 @@ def test_a_repair_keeps_the_indentation_and_deletes_what_is_empty() -> None:
     assert lesson.with_lines("a\n  b\n\nc\n", {2: "d", 4: ""}) == "a\n  d\n\n"
 
 
-def test_a_file_is_read_whole_or_by_method_and_unknown_names_are_refused(clinic: Any) -> None:
-    assert repr(clinic.read("A")).startswith("   1  class Loop(RankNotes):\n")
-    assert repr(clinic.read("F", "momentum")).splitlines()[0] == "  49      def momentum(self) -> None:"
-    assert "def input" not in repr(clinic.read("F", "momentum"))
+def test_a_method_and_a_rung_that_are_not_there_are_refused(clinic: Any, lie: TrainingRun) -> None:
     with pytest.raises(UsageError, match=r"no method 'backward'; it has own_seed, .*, log"):
         clinic.read("F", "backward")
+    with pytest.raises(UsageError, match="there is no rung 'average' of step 0"):
+        lesson.say_numbers(lie, 0, "average")
 
 
 @pytest.mark.parametrize("letter", ["H", "a", 3, None, ["A"]])
@@ -141,32 +130,10 @@ def test_one_place_alone_is_below_or_above_what_trips_a_file(seed: int, dp: int)
     assert all("{" not in text.replace("= {", "").replace("{name:", "") for text in files)
 
 
-def test_size_and_cosine_are_said_for_each_rank_at_a_rung(lie: TrainingRun) -> None:
-    lines = lesson.say_numbers(lie, 2, "share").splitlines()
-    assert len(lines) == 1 + 4 * 4
-    assert any(re.match(r"rank 0 +\w+ +1\.0000 +1\.0000 +0e\+00", line) for line in lines)
-    with pytest.raises(UsageError, match="there is no rung 'average' of step 0"):
-        lesson.say_numbers(lie, 0, "average")
-
-
 def test_no_bug_is_within_rounding_and_every_lie_is_far_outside(clinic: Any) -> None:
     off = {letter: lesson.first_difference(clinic.run(letter)).off for letter in "ACEFG"}
     assert 0 < off["E"] < 20 * lesson.ROUNDING
     assert min(off[letter] for letter in "ACFG") > 1e4 * lesson.ROUNDING
-
-
-def test_the_guilty_rank_is_silent_and_all_who_wait_point_to_it(hang: TrainingRun) -> None:
-    assert [rank for rank, report in enumerate(hang.reports) if not report.stuck] == [2]
-    assert [(each.waiter, each.awaited, each.phase) for each in lesson.waits(hang)] == [
-        (0, 2, "average"),
-        (1, 3, "average"),
-        (3, 2, "load"),
-    ]
-    assert lesson.say_calls(hang, 3).splitlines()[2:] == ["rank 2: none", "rank 3: load …"]
-    assert "rank 3: line 28, in load: pieces" in lesson.say_stacks(hang)
-    assert "rank 2: returned" in lesson.say_stacks(hang)
-    assert hang.reports[3].stack.startswith('  File "loop.py", line 11, in train\n    self.take_step()\n')
-    assert "gave up waiting, in this order" in lesson.say_outcome(hang)
 
 
 def test_the_first_picture_is_the_recording_of_that_run(hang: TrainingRun) -> None:

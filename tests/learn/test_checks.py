@@ -1,21 +1,18 @@
-"""Exercises say what is wrong with an answer, and give hints after a failed try."""
+"""Exercises say what is wrong with an answer and give hints; a prediction stands beside its run."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers, value_of
+from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers
+from muon_tutorial.learn.pictures.picture import Picture, blank, finish
+from muon_tutorial.learn.widgets.reveal import compare, is_same
 
 
 def no_negative(value: int) -> str | None:
     return f"{value} is negative." if value < 0 else None
-
-
-def test_an_unanswered_stub_is_not_judged() -> None:
-    verdict = Exercise(no_negative, hints=("Think.",)).check(...)
-    assert verdict.passed is None
-    assert not verdict
-    assert "Think" not in repr(verdict)
 
 
 def test_hints_come_one_by_one_and_the_right_answer_is_praised_without_one() -> None:
@@ -49,31 +46,6 @@ def test_who_comes_back_with_nothing_is_told_how_to_begin() -> None:
 )
 def test_numbers_judges_each_answer_by_name(answers: dict, passed: bool | None, says: str) -> None:
     verdict = numbers(("a", 1, "count a"), ("b", 2, "count b")).check(answers)
-    assert verdict.passed is passed
-    assert says in verdict.message
-
-
-def doubles(function: object) -> str | None:
-    return None if value_of(function, 2) == 4 else "2 + 2 is 4."  # type: ignore[arg-type]
-
-
-def fails(number: int) -> float:
-    return number / 0
-
-
-@pytest.mark.parametrize(
-    ("function", "passed", "says"),
-    [
-        (lambda number: 2 * number, True, ""),
-        (lambda number: number, False, "2 + 2 is 4."),
-        (lambda number: ..., None, "Replace"),
-        (fails, False, "ZeroDivisionError: division by zero. In: return number / 0"),
-        (lambda: 4, False, "TypeError"),
-        (4, False, "Give a function."),
-    ],
-)
-def test_a_function_is_judged_by_what_it_returns(function: object, passed: bool | None, says: str) -> None:
-    verdict = Exercise(doubles).check(function)
     assert verdict.passed is passed
     assert says in verdict.message
 
@@ -125,3 +97,45 @@ def test_a_hint_follows_the_diagnosis_and_each_mistake_has_its_own_next_hint() -
 def test_a_right_answer_is_told_its_par(answer: int, says: str) -> None:
     verdict = Exercise(signed, praise="It is even.", par=Par("steps", 4, lambda value: value)).check(answer)
     assert verdict.message == f"It is even. {says}"
+
+
+@pytest.fixture
+def card() -> Picture:
+    return finish(blank(20, 10)[0], "card", "two dots")
+
+
+@pytest.mark.parametrize(
+    ("mine", "found", "same"),
+    [
+        (["Gaussian", "rows"], ("gaussian", "rows"), True),
+        ("muon", "Muon", True),
+        ((0, 3), [0, 3], True),
+        (0.7, 0.701, True),
+        (0.7, 0.72, False),
+        (24_600, 24_576, False),
+        (3.0, 3, True),
+        ([0, 3], [0, 3, 4], False),
+        ("1", 1, False),
+        ({1: 7}, {1: 7}, True),
+        (True, 1.0, True),
+    ],
+)
+def test_a_prediction_is_right_however_it_is_written(mine: object, found: object, same: bool) -> None:
+    assert is_same(mine, found) is same
+
+
+def test_what_was_typed_stands_beside_what_the_run_gave_and_is_folded_until_then(card: Picture) -> None:
+    found = {"messages": 4, "<who>": "all"}
+    unread = compare({"messages": ...}, found, card)._repr_html_()
+    assert re.fullmatch(
+        r"<details><summary>You have not predicted yet.*<td>4</td>.*<img .*</details>", unread
+    )
+    page = compare({"messages": 3, "<who>": "all"}, found, card)._repr_html_()
+    assert "<details>" not in page
+    assert "<td>messages</td><td>3</td><td>4</td><td>not as you said</td>" in page
+    assert "<td>&lt;who&gt;</td><td>all</td><td>all</td><td>as you said</td>" in page
+    assert repr(compare({"messages": 3}, found, card)).splitlines() == [
+        "messages: you said 3, the run gave 4. not as you said",
+        "<who>: you said –, the run gave all.",
+        "two dots",
+    ]

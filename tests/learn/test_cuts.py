@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.cuts import qkv
 from muon_tutorial.learn.cuts.on_ranks import KINDS
 
-from .answers import assert_quiz, assert_wrong
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (2, 7)]
 
@@ -31,10 +32,6 @@ def by_chunk(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
         return (0, shape[1]) if kind == "column" else (shape[0], 0)
 
 
-def other_cut(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
-    return lesson.local_shape(shape, "row" if kind == "column" else "column", tp_rank, tp)
-
-
 def with_length(length: Any) -> Any:
     def local_shape(shape: tuple[int, int], kind: str, tp_rank: int, tp: int) -> Any:
         mine = length(shape[0 if kind == "column" else 1], tp_rank, tp)
@@ -43,29 +40,24 @@ def with_length(length: Any) -> Any:
     return local_shape
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (other_cut, "That is row parallel: column parallel cuts dimension 0, out."),
-        (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
-        (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
-        (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
-        (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
-        (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
-        (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
-        (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
-        (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
-        (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
-        (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
-    ],
-)
-def test_wrong_shapes_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
-    assert_wrong(lesson.shapes_exercise(), answer, says)
-
-
-def test_shapes_of_torchs_own_chunk_pass_and_the_stub_is_open() -> None:
-    assert lesson.shapes_exercise().check(by_chunk)
-    assert lesson.shapes_exercise().check(lesson.local_shape)
+SHAPES = [
+    (by_chunk, PASSES),
+    (lesson.local_shape, PASSES),
+    (
+        lambda shape, kind, *at: lesson.local_shape(shape, "row" if kind == "column" else "column", *at),
+        "That is row parallel: column parallel cuts dimension 0, out.",
+    ),
+    (lambda shape, kind, tp_rank, tp: (shape[0] // tp, shape[1] // tp), "Dimension 1 stays whole"),
+    (lambda shape, kind, tp_rank, tp: shape, "That is the whole weight"),
+    (with_length(lambda n, tp_rank, tp: float(n)), "of whole numbers for tp_rank 0, not (10.0, 8)"),
+    (with_length(lambda n, tp_rank, tp: n if tp == 1 else None), "for tp_rank 0, not (None, 8)"),
+    (with_length(lambda n, tp_rank, tp: n // tp), "Your pieces hold 6 of 7 together. Round up."),
+    (with_length(lambda n, tp_rank, tp: -(-n // tp)), "A rank cannot hold more than is left"),
+    (with_length(lambda n, tp_rank, tp: min(-(-n // tp), n - tp_rank * -(-n // tp))), "never below 0"),
+    (with_length(lambda n, tp_rank, tp: n // tp + (tp_rank < n % tp)), "fills one after another"),
+    (lambda shape, *_: shape[0], "give a pair (rows, columns) of whole numbers for tp_rank 0, not 10."),
+    (piece_of_chunk, "(1, 5), column parallel, tp 2, tp_rank 1: The function raised IndexError"),
+]
 
 
 @pytest.mark.parametrize("tp", [1, 2, 3, 4, 5, 7])
@@ -96,18 +88,6 @@ def test_the_quiz_knows_right_from_wrong(dp_tp: tuple[int, int]) -> None:
     assert_quiz(lesson.quiz(dp, tp), right, wrong)
 
 
-@pytest.mark.parametrize("tp", [1, 2, 3, 4, 7])
-def test_cut_by_column_then_by_row_the_parts_add_up_to_the_whole(tp: int) -> None:
-    given = work.make_numbers("whole", 2, seed=0)
-    for dp_rank, batch in enumerate(given.batches):
-        parts = [
-            torch.relu(batch @ work.cut(given.up, "column", tp_rank, tp).T)
-            @ work.cut(given.down, "row", tp_rank, tp).T
-            for tp_rank in range(tp)
-        ]
-        assert torch.equal(torch.stack(parts).sum(0), given.alone(dp_rank))
-
-
 # Both layers, on real ranks.
 
 
@@ -124,25 +104,20 @@ def nothing(*given: Any) -> Any:
     work.both_layers(*given)
 
 
-@pytest.mark.live
-def test_a_right_pass_through_both_layers_passes() -> None:
-    assert lesson.layers_exercise(2, 2).check(lesson.both_layers)
+LAYERS = [
+    (lesson.both_layers, PASSES),
+    (own_part, "its own part of every sum"),
+    (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
+    (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
+    (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
+    (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
+    (nothing, "returned NoneType"),
+]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (own_part, "its own part of every sum"),
-        (lambda x, up, down, group: summed(x @ up.T @ down.T, group), "without relu"),
-        (lambda x, up, down, group: torch.relu(summed(x @ up.T @ down.T, group)), "relu comes after the sum"),
-        (lambda *given: summed(own_part(*given)), "the sum over all ranks"),
-        (lambda x, up, down, group: torch.relu(x @ up.T), "returned shape (4, 5); y has the shape (4, 6)"),
-        (nothing, "returned NoneType"),
-    ],
+test_a_wrong_pass_is_told_what_it_has_calculated = pytest.mark.live(
+    judged((partial(lesson.layers_exercise, 2, 2), LAYERS))
 )
-def test_a_wrong_pass_is_told_what_it_has_calculated(answer: Any, says: str) -> None:
-    assert_wrong(lesson.layers_exercise(2, 2), answer, says)
 
 
 # The holder of an entry.
@@ -163,20 +138,20 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
     assert lesson.holders_exercise(dp, tp).check(lesson.who_holds)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda on, at: (on[:1], at), "dp copies the weight"),
-        (lambda on, at: ([0, 1], at), "Which tp coordinate has this row?"),
-        (lambda on, at: (on, on[-1]), "keeps another slice"),
-        (lambda on, at: (on, 1), "rank 1 has not even the weight"),
-        (lambda on, at: on, "the weight is on [0, 3], a column of the grid, not on 0."),
-        (lambda on, at: at, "return a pair"),
-    ],
-)
-def test_a_wrong_holder_is_told_which_entry(change: Any, says: str) -> None:
-    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: change(*lesson.who_holds(*case)), says)
-    assert_wrong(lesson.holders_exercise(2, 3), lambda *case: case[9], "raised IndexError")
+def changed(change: Any) -> Any:
+    """A holder that is right but for a change."""
+    return lambda *case: change(*lesson.who_holds(*case))
+
+
+WRONG_HOLDERS = [
+    (changed(lambda on, at: (on[:1], at)), "dp copies the weight"),
+    (changed(lambda on, at: ([0, 1], at)), "Which tp coordinate has this row?"),
+    (changed(lambda on, at: (on, on[-1])), "keeps another slice"),
+    (changed(lambda on, at: (on, 1)), "rank 1 has not even the weight"),
+    (changed(lambda on, at: on), "the weight is on [0, 3], a column of the grid, not on 0."),
+    (changed(lambda on, at: at), "return a pair"),
+    (lambda *case: case[9], "raised IndexError"),
+]
 
 
 # A fused weight.
@@ -204,14 +179,6 @@ def test_a_right_cut_is_scored_and_stubs_are_open() -> None:
     assert "rank 0 has 36 rows, and 18 are enough. Share the heads out." in all_on_one.message
 
 
-def as_one(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    return W.tensor_split(tp)[tp_rank]
-
-
-def each_by_rows(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
-    return torch.cat([part.tensor_split(tp)[tp_rank] for part in W.tensor_split(3)])
-
-
 def head_by_head(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
     parts = qkv.shard_qkv(W, heads, tp_rank, tp).tensor_split(3)
     rows = [part.reshape(-1, qkv.HEAD_DIM, qkv.WIDTH) for part in parts]
@@ -223,35 +190,34 @@ def rounded_down(W: torch.Tensor, heads: int, tp_rank: int, tp: int) -> Any:
     return torch.cat([part[tp_rank * step : (tp_rank + 1) * step] for part in W.tensor_split(3)])
 
 
-def concatenated(pieces: Any, heads: int) -> Any:
-    return torch.cat(list(pieces))
+WRONG_CUTS = [
+    (
+        lambda W, heads, r, tp: W.tensor_split(tp)[r],
+        qkv.join_qkv,
+        "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2",
+    ),
+    (
+        lambda W, heads, r, tp: torch.cat([part.tensor_split(tp)[r] for part in W.tensor_split(3)]),
+        qkv.join_qkv,
+        "4 heads, tp 3: head 1 is torn between ranks 0 and 1",
+    ),
+    (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
+    (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
+    (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
+    (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
+    (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
+    (
+        qkv.shard_qkv,
+        lambda pieces, heads: torch.cat(list(pieces)),
+        "joined again, row 6 is not what it was: row 6 of q belongs there",
+    ),
+    (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
+    (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
+]
 
 
-@pytest.mark.parametrize(
-    ("shard", "join", "says"),
-    [
-        (as_one, concatenated, "4 heads, tp 3: head 0 is torn between ranks 0 and 1 and 2"),
-        (each_by_rows, qkv.join_qkv, "4 heads, tp 3: head 1 is torn between ranks 0 and 1"),
-        (head_by_head, qkv.join_qkv, "rank 0's piece is not q above k above v"),
-        (rounded_down, qkv.join_qkv, "row 9 of q is on no rank"),
-        (lambda W, *rest: W, qkv.join_qkv, "row 0 of q is on 3 ranks"),
-        (lambda W, *rest: W[0], qkv.join_qkv, "a piece is (rows, 8); yours is (8,)"),
-        (lambda W, *rest: W / 2, qkv.join_qkv, "rows that are not rows of W"),
-        (qkv.shard_qkv, concatenated, "joined again, row 6 is not what it was: row 6 of q belongs there"),
-        (qkv.shard_qkv, lambda pieces, heads: pieces[0], "join_qkv returns (18, 8), not (36, 8)"),
-        (lambda W, heads, r, tp: W.nothing, qkv.join_qkv, "raised AttributeError"),
-    ],
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (lesson.shapes_exercise, SHAPES),
+    (partial(lesson.holders_exercise, 2, 3), WRONG_HOLDERS),
+    (lesson.qkv_exercise, WRONG_CUTS),
 )
-def test_a_wrong_cut_is_told_the_first_torn_head_or_lost_row(shard: Any, join: Any, says: str) -> None:
-    assert_wrong(lesson.qkv_exercise(), shard, join, says)
-
-
-def test_gradients_differ_along_dp_and_from_step_to_step() -> None:
-    def gradients(rank: int, step: int) -> torch.Tensor:
-        weights = work.my_parameters(rank, 2, 0)
-        work.fill_gradients(weights, rank, 2, step)
-        return torch.cat([grad.flatten() for weight in weights if (grad := weight.grad) is not None])
-
-    assert torch.equal(gradients(0, 0), gradients(0, 0))
-    for rank, step in ((1, 0), (2, 0), (3, 0), (0, 1)):
-        assert not torch.equal(gradients(0, 0), gradients(rank, step))

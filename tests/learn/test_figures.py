@@ -1,25 +1,24 @@
-"""Pictures: one <img> with alt text, the same bytes for the same data, unique ids, readable ink."""
+"""Pictures can be read and have the same bytes for the same data; what each rank holds."""
 
 from __future__ import annotations
 
-import base64
-import re
-import xml.dom.minidom
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-import pytest
-
-from muon_tutorial.learn.first_look.on_ranks import plan_of
-from muon_tutorial.learn.first_look.pictures import draw_grid
-from muon_tutorial.learn.pictures import colours, picture
-from muon_tutorial.learn.pictures.holdings import RankBoxes, momentum_holdings, say_held
+from muon_tutorial import Grid, Matrix, Plan, Shard, replicated, zero1
+from muon_tutorial.learn.pictures import colours
+from muon_tutorial.learn.pictures.holdings import (
+    RankBoxes,
+    compute_holdings,
+    momentum_holdings,
+    name_contents,
+    say_held,
+    weight_holdings,
+)
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)
-
-
-def draw(name: str = "one", dp: int = 2, tp: int = 2) -> picture.Picture:
-    plan = plan_of(dp, tp)
-    return draw_grid(plan.grid, momentum_holdings(plan), "The momentum", "by holder", name)
 
 
 def luminance(colour: str) -> float:
@@ -47,38 +46,6 @@ def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
     assert len(set(colours.RANKS)) == len(colours.RANKS) == 8
 
 
-def test_a_picture_is_one_img_that_brings_everything_in_the_same_bytes_for_the_same_data() -> None:
-    assert draw().svg == draw().svg
-    html = draw().html
-    assert re.fullmatch(r'<img alt="[^"<>]{40,}" width="\d+" src="data:image/svg\+xml;base64,[^"]+">', html)
-    svg = base64.b64decode(html.split("base64,")[1][:-2]).decode()
-    xml.dom.minidom.parseString(svg)
-    assert not re.search(r"@media|currentColor|var\(|<script|https?://(?!www\.w3\.org)", svg)
-    assert picture.CARD in svg
-
-
-def test_ids_are_prefixed_and_every_reference_has_its_id() -> None:
-    svg = draw("mine").svg
-    ids = set(re.findall(r'\bid="([^"]+)"', svg))
-    assert ids
-    assert all(name.startswith("mine-") for name in ids)
-    assert set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
-
-
-def test_alt_text_is_made_from_the_data_and_escaped() -> None:
-    assert "holds rows 24 to 47, columns 32 to 63" in draw().alt
-    assert draw().alt == repr(draw()).replace("\n", " ")
-    odd = picture.Picture("<svg/>", 'a "b" <c>', 10)
-    assert 'alt="a &quot;b&quot; &lt;c&gt;"' in odd.html
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(1, 1), (1, 4), (3, 2), (5, 4)])
-def test_every_grid_can_be_drawn_and_names_every_rank(dp: int, tp: int) -> None:
-    drawn = draw("one", dp, tp)
-    assert drawn.alt.count(" holds ") == dp * tp
-    assert drawn.width <= 900
-
-
 def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
     assert say_held(RankBoxes(0, (Box((0, 0), SHAPE),)), SHAPE) == "the whole matrix"
     past_the_end = Box((12, 0), (0, 8))
@@ -86,3 +53,41 @@ def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
     assert say_held(RankBoxes(1, (), "L"), SHAPE) == "nothing"
     one_row = RankBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
     assert say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1 (bytes L)"
+
+
+SIZES = st.integers(1, 12)
+RANKS = st.integers(1, 4)
+
+
+def plan_of(builder: object, shape: tuple[int, int], dp: int, tp: int, dim: int = 1) -> Plan:
+    first, second = ("tp", Shard(0)), ("tp", Shard(dim))
+    matrices = [Matrix(0, "first", (5, 7), (first,)), Matrix(1, "second", shape, (second,))]
+    return builder(matrices, Grid.of(dp=dp, tp=tp))  # type: ignore[operator]
+
+
+@given(rows=SIZES, columns=SIZES, dp=RANKS, tp=RANKS, dim=st.sampled_from((0, 1)))
+def test_zero1_momentum_has_one_holder_for_each_element(
+    rows: int, columns: int, dp: int, tp: int, dim: int
+) -> None:
+    held = momentum_holdings(plan_of(zero1, (rows, columns), dp, tp, dim), 1)
+    count = torch.zeros(rows, columns, dtype=torch.int64)
+    for item in held:
+        for box in item.boxes:
+            count[box.slices] += 1
+    assert (count == 1).all()
+
+
+def test_replicated_momentum_is_copied_as_the_weight_is_and_newton_schulz_sees_all_where_it_works() -> None:
+    plan = plan_of(replicated, (6, 8), 2, 2)
+    assert momentum_holdings(plan, 1) == weight_holdings(plan, 1)
+    held = compute_holdings(plan_of(zero1, (6, 8), 2, 2), 1)
+    assert {box.shape for item in held for box in item.boxes} == {(6, 8)}
+
+
+def test_contents_are_named_by_their_bytes_and_letters_do_not_run_out() -> None:
+    one, other = torch.zeros(4), torch.tensor([0.0, -0.0, 0.0, 0.0])
+    assert name_contents([one, other, one.clone()]) == ["A", "B", "A"]
+    assert name_contents([one.view(2, 2), one]) == ["A", "B"]
+    names = name_contents([torch.tensor(number) for number in range(60)])
+    assert len(set(names)) == 60
+    assert names[26] == "A2"

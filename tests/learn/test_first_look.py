@@ -84,23 +84,6 @@ def pretended(dp: int, tp: int) -> tuple[Plan, list[first_look.WeightReport], Te
     return plan, reports, alone
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_in_the_film_every_rank_has_the_whole_matrix_once_and_each_entry_is_kept_once(
-    dp: int, tp: int
-) -> None:
-    moments = first_look.moments_of(first_look.plan_of(dp, tp))
-    whole = 48 * 64
-    sizes = [[sum(piece.box.numel for piece in held) for held in moment.held] for moment in moments]
-    assert sizes[4] == sizes[5] == [whole] * (dp * tp)
-    assert sum(sizes[2]) == sum(sizes[6]) == whole
-    assert sizes[0] == sizes[3] == sizes[7]
-    for moment in moments:
-        assert all(flight.source != flight.target for flight in moment.flights)
-        for flight in moment.flights:
-            landed = moment.held[flight.target]
-            assert any(piece.box == flight.piece.box for piece in landed)
-
-
 def test_the_film_ends_in_no_bit_that_differs_and_would_say_so_if_one_did() -> None:
     plan, reports, alone = pretended(2, 2)
     film = first_look.film_of(plan, reports, alone)
@@ -132,12 +115,3 @@ def test_the_sum_of_gradients_has_no_rounding_in_any_order(dp: int) -> None:
     exact = torch.stack(gradients).double().sum(0)
     assert torch.equal(sum(gradients, zero), exact.float())
     assert torch.equal(sum(reversed(gradients), zero), exact.float())
-
-
-@pytest.mark.parametrize("tp", [1, 2, 3, 4])
-def test_join_columns_undoes_my_columns(tp: int) -> None:
-    whole = first_look.weight(0)
-    assert torch.equal(
-        first_look.join_columns([first_look.my_columns(whole, rank, tp) for rank in range(tp)]),
-        whole,
-    )

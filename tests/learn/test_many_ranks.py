@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
-from muon_tutorial import launch
-from muon_tutorial.learn.many_ranks import balance, exercises, on_ranks, scaling
+from muon_tutorial.learn.many_ranks import exercises, scaling
 from muon_tutorial.timing.recommend import plan_model
-from muon_tutorial.timing.step_cost import estimate
 
 from .answers import assert_quiz, assert_wrong, message_of_wrong
 
@@ -36,32 +32,6 @@ def test_parts_of_a_step_are_the_step() -> None:
         assert 0 <= step.transfer(8.0) < step.transfer() / 2
 
 
-def test_newton_schulz_of_one_owner_is_that_of_all_matrices() -> None:
-    """The sum over shapes equals the time of a walk of all matrices on one rank."""
-    matrices = scaling.matrices_of(scaling.UNSEEN, 1)
-    alone = estimate(
-        "layerwise",
-        scaling.layerwise,
-        matrices,
-        scaling.Grid.of(dp=1),
-        scaling.find_machine(scaling.MACHINE),
-    )
-    assert scaling.newton_schulz_seconds(matrices) == pytest.approx(alone.product, rel=1e-6)
-
-
-def test_owners_run_out_the_floor_holds_and_latency_grows() -> None:
-    found = scaling.steps()
-    assert found[0].matrices == 560
-    assert [step.idle_owners for step in found] == [max(0, step.owners - 560) for step in found]
-    assert all(step.busiest >= step.floor * (1 - 1e-9) for step in found)
-    assert found[-1].busiest == pytest.approx(found[-1].floor)
-    latencies = [step.latency for step in found]
-    assert latencies == sorted(latencies)
-    fastest = min(found, key=lambda step: step.seconds())
-    assert fastest.ranks == 4096
-    assert found[0].idle < 0.05 < 0.8 < found[-1].idle
-
-
 def test_the_unseen_grid_is_as_the_solution_says() -> None:
     exercise = exercises.unseen_exercise()
     assert exercises.unseen() == {"idle": 288, "shrinks": 1.0, "slower": True}
@@ -80,36 +50,6 @@ def test_neither_ring_is_sooner() -> None:
     assert_wrong(exercise, "tp=8", "how many network cards")
     assert_wrong(exercise, "tp=1", "how many bytes")
     assert_wrong(exercise, "both", 'Say "tp=1"')
-    alone, with_tp = (scaling.gradient_wire(scaling.UNSEEN, 64, tp) for tp in (1, 8))
-    assert alone[0] == pytest.approx(8 * with_tp[0], rel=0.01)
-    assert alone[1] == pytest.approx(8 * with_tp[1])
-
-
-def test_what_the_text_says_of_entries_and_work_is_so() -> None:
-    large, expert = (7168, 16384), (2048, 7168)
-    assert {large, expert} <= set(balance.owned_models()[0].shapes)
-    assert max(balance.owned_models()[0].shapes, key=balance.work) == large
-    assert 7168 * 16384 / (2048 * 7168) == 8
-    assert round(balance.work(large) / balance.work(expert)) == 30
-    for model in balance.owned_models():
-        shares = [
-            model.plan_work(deal(model.shapes, model.owners))[1]
-            for deal in (balance.assign, balance.by_entries)
-        ]
-        assert shares[0] <= shares[1]
-        assert shares[0] < 1.02
-
-
-@pytest.mark.live
-def test_any_owners_give_the_bits_of_one_process() -> None:
-    dp, tp = 2, 2
-    draw = random.Random(dp)
-    drawn = [draw.randrange(dp * tp) for _ in on_ranks.SHAPES]
-    for assign in (balance.assign, balance.by_entries, lambda shapes, owners: drawn):
-        found = launch(on_ranks.step_with, dp * tp, args=(dp, tp, 2, 0, assign))
-        assert all(each.same for each in found)
-        assert sorted(index for each in found for index in each.owned) == list(range(len(on_ranks.SHAPES)))
-    assert "same bits as one process: True" in on_ranks.say_stepped(found)
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -20,14 +19,13 @@ from muon_tutorial.learn.my_loop import (
     exercises,
     lives,
     port,
-    published,
     tiny_job,
 )
 from muon_tutorial.learn.my_loop.port import Job, Port
 from muon_tutorial.learn.my_loop.trials import PortReport
 
 from . import ports
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
 
 JOB = Job(6)
 LOSSES = {step: 3.9 - step / 10 for step in range(6)}
@@ -67,27 +65,6 @@ def test_the_lines_that_change_are_known() -> None:
         assert ("stays" in lesson.check_lines().check([2, number], [4, 11]).message) == (number != 2)
 
 
-PREPARED = {
-    ports.made_too_early: "made over the old parameters: embedding.weight",
-    ports.not_cut: "The model was not cut",
-    ports.adamw_alone: "prepare returned a AdamW. Muon is for the hidden matrices",
-    ports.nothing_made: "must return the optimizer, but it returned a NoneType",
-    ports.one_rate: "embedding.weight has the learning rate 0.02, not 0.003",
-    ports.torchs_decay: "embedding.weight has the weight decay 0.01, not 0.1",
-    ports.less_for_muon: "layers.0.up.weight is stepped by adamw",
-}
-UPDATED = {
-    ports.own_shard_clipped: "each rank has clipped its own shard",
-    ports.not_clipped: "it was not clipped before",
-    ports.clipped_afterwards: "it was not clipped before",
-    ports.clipped_too_short: "it must be clipped to 0.25",
-    ports.stepped_twice: "stepped 2 times, not once",
-    ports.scheduler_first: "the scheduler had moved before the optimizer stepped",
-    ports.scheduler_forgotten: "Does the scheduler step, once?",
-    ports.gradients_left: "the gradients are still there",
-}
-
-
 def said_of(report: PortReport) -> str:
     """The message about a port, including hints; empty if it is right."""
     found = exercises.explain_port(report)
@@ -98,13 +75,12 @@ def said_of(report: PortReport) -> str:
 @pytest.mark.live
 def test_each_wrong_port_is_told_what_is_wrong_with_it() -> None:
     pairs = [(port.prepare, port.update), (ports.stub, port.update), (port.prepare, ports.stub)]
-    pairs += [(prepare, port.update) for prepare in PREPARED]
-    pairs += [(port.prepare, update) for update in UPDATED]
+    pairs += [(prepare, port.update) for prepare, _ in ports.PREPARED]
+    pairs += [(port.prepare, update) for update, _ in ports.UPDATED]
     right, *rest = launch(ports.try_all, 4, args=((2, 2), pairs), output="quiet")[0]
     assert said_of(right) == ""
     assert [report.is_open for report in rest[:2]] == [True, True]
-    expected = [*PREPARED.values(), *UPDATED.values()]
-    for report, says in zip(rest[2:], expected, strict=True):
+    for report, (_, says) in zip(rest[2:], [*ports.PREPARED, *ports.UPDATED], strict=True):
         assert says in said_of(report)
 
 
@@ -181,10 +157,9 @@ def test_gradients_are_clipped_by_the_norm_of_the_whole() -> None:
     assert lesson.check_clip(3).check(by_whole_tensors)
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(("wrong", "says"), WRONG_CLIPS)
-def test_a_wrong_clip_is_told_what_is_wrong_with_it(wrong: Any, says: str) -> None:
-    assert_wrong(lesson.check_clip(4), wrong, says)
+test_a_wrong_clip_is_told_what_is_wrong_with_it = pytest.mark.live(
+    judged((partial(lesson.check_clip, 4), WRONG_CLIPS))
+)
 
 
 @pytest.fixture(scope="module")
@@ -196,34 +171,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LOADED = {
-    ports.scheduler_not_restored: "The scheduler was not restored",
-    ports.position_not_restored: "the data's position was not restored",
-    ports.one_step_off: "the loop went on with step 3",
-    ports.nothing_loaded: "What the new ranks held when they began is not what was saved",
-    ports.momentum_not_loaded: "What the new ranks held when they began is not what was saved",
-}
-
-
 @pytest.mark.live
 def test_each_wrong_way_of_going_on_is_told_what_is_wrong_with_it(killed: Path, tmp_path: Path) -> None:
-    loads = [port.load, *LOADED]
+    loads = [port.load, *(load for load, _ in ports.LOADED)]
     folders = [tmp_path / str(number) for number in range(len(loads))]
     for folder in folders:
         shutil.copytree(killed, folder)
     launch(ports.resume_all, 2, args=((1, 2), folders, JOB, loads), output="quiet")
     right, *wrong = [exercises.explain_life(lives.read(folder, JOB)) for folder in folders]
     assert right is None
-    for found, says in zip(wrong, LOADED.values(), strict=True):
+    for found, (_, says) in zip(wrong, ports.LOADED, strict=True):
         assert isinstance(found, Diagnosis)
         assert says in found.what
         assert found.hints
-
-
-@pytest.mark.live
-def test_a_run_is_killed_goes_on_elsewhere_and_passes() -> None:
-    exercise = lesson.check_survival(2, 1, JOB, Port)
-    assert exercise.check(port.save, port.load)
 
 
 @pytest.mark.live
@@ -298,16 +258,6 @@ def test_a_batch_is_the_same_however_many_places_share_it() -> None:
 def test_a_kill_comes_between_two_checkpoints(steps: int) -> None:
     job = Job(steps)
     assert job.every < job.fatal < 2 * job.every <= job.steps
-
-
-def test_published_names_have_permanent_links() -> None:
-    assert {
-        idea: {name.project for name in published.NAMES if name.idea == idea} for idea in published.IDEAS
-    } == {idea: {"torchtitan", "Megatron-LM"} for idea in published.IDEAS}
-    for name in published.NAMES:
-        assert re.fullmatch(r"https://github\.com/[\w-]+/[\w-]+/blob/[0-9a-f]{40}/[\w/]+\.py#L\d+", name.link)
-        assert name.link in lesson.say_published()
-        assert name.does in lesson.say_published()
 
 
 def mine(model: Any, shard: Any) -> Any:

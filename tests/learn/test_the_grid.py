@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +13,9 @@ import torch.distributed as dist
 
 from muon_tutorial import Grid, build_mesh, launch
 from muon_tutorial.learn import the_grid as lesson
-from muon_tutorial.learn.pictures.colours import EMPTY, rank_colour
-from muon_tutorial.learn.the_grid.pictures import NOBODY, Axis, film_of
-from muon_tutorial.learn.widgets import shell
+from muon_tutorial.learn.the_grid.pictures import NOBODY, film_of
 
-from .answers import assert_quiz, assert_wrong
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 GRIDS = [(2, 3), (3, 1), (1, 4), (1, 1)]
 
@@ -28,14 +27,6 @@ def made(*lists: Any) -> Any:
 def with_dp_groups(dp_groups: Any) -> Any:
     """An answer with the right tp groups, and dp groups made from the sizes and the right ones."""
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
-
-
-def swapped(dp: int, tp: int) -> Any:
-    return lesson.groups(dp, tp)[::-1]
-
-
-def numbered_by_column(dp: int, tp: int) -> Any:
-    return lesson.groups(tp, dp)[::-1]
 
 
 one_too_short = with_dp_groups(lambda dp, tp, _: [list(range(p, dp * tp - 1, tp)) for p in range(tp)])
@@ -59,27 +50,22 @@ def from_coordinates(dp: int, tp: int) -> list[tuple[tuple[int, ...], ...]]:
 COLUMNS, ROWS = [[0, 3], [1, 4], [2, 5]], [[0, 1, 2], [3, 4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (swapped, "rows and columns are swapped. [0, 1, 2] is a row"),
-        (numbered_by_column, "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
-        (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
-        (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
-        (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
-        (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
-        (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
-        (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank is in it twice"),
-        (made([*COLUMNS, []], ROWS), "a dp group is empty"),
-        (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
-        (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
-        (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
-        (made([[0, 3]]), "return two lists"),
-        (lambda dp, tp: dp / 0, "ZeroDivisionError"),
-    ],
-)
-def test_wrong_groups_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
-    assert_wrong(lesson.groups_exercise(2, 3), answer, says)
+WRONG_GROUPS = [
+    (lambda dp, tp: lesson.groups(dp, tp)[::-1], "rows and columns are swapped. [0, 1, 2] is a row"),
+    (lambda dp, tp: lesson.groups(tp, dp)[::-1], "rank 1 (dp=0, tp=1) and rank 0 (dp=0, tp=0) differ in tp"),
+    (one_too_short, "dp group [2]: rank 5 (dp=1, tp=2) is missing"),
+    (by_the_other_step, "dp group [0, 2, 4]: rank 2 (dp=0, tp=2) and rank 0"),
+    (with_dp_groups(lambda dp, tp, right: right[1:]), "rank 0 (dp=0, tp=0) is in no dp"),
+    (with_dp_groups(lambda dp, tp, right: right * 2), "rank 0 is in two dp groups"),
+    (made([[0, 3, 6], [1, 4], [2, 5]], ROWS), "there is no rank 6; ranks go from 0 to 5"),
+    (made([[0, 3, 3], [1, 4], [2, 5]], ROWS), "dp group [0, 3, 3]: a rank is in it twice"),
+    (made([*COLUMNS, []], ROWS), "a dp group is empty"),
+    (made(COLUMNS, [[0, 1, 2], [3, 4]]), "tp group [3, 4]: rank 5 (dp=1, tp=2) is missing"),
+    (made(COLUMNS, ROWS), "On a grid of dp 3, tp 2"),
+    (made([0, 1], [2, 3]), "dp_groups is no list of lists"),
+    (made([[0, 3]]), "return two lists"),
+    (lambda dp, tp: dp / 0, "ZeroDivisionError"),
+]
 
 
 @pytest.mark.parametrize("dp_tp", GRIDS)
@@ -122,14 +108,6 @@ def from_the_package(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
     return lesson.groups_along(sizes, along)
 
 
-def first_counts_fastest(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(dict(reversed(list(sizes.items()))), along)
-
-
-def along_one_only(sizes: Mapping[str, int], along: Sequence[str]) -> Any:
-    return lesson.groups_along(sizes, along[:1])
-
-
 def test_right_groups_of_any_axes_pass_with_par() -> None:
     assert "Yours takes 4 lines; par is 4." in lesson.axes_exercise().check(groups_along).message
     below = lesson.axes_exercise().check(from_the_package)
@@ -137,49 +115,28 @@ def test_right_groups_of_any_axes_pass_with_par() -> None:
     assert "You are below it!" in below.message
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (first_counts_fastest, "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4]."),
-        (along_one_only, "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6]."),
-        (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
-        (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
-        (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
-        (lambda sizes, along: sizes["xp"], "raised KeyError"),
-    ],
+WRONG_AXES = [
+    (
+        lambda sizes, along: lesson.groups_along(dict(reversed(sizes.items())), along),
+        "along ['pp']: [0, 1] is no group. Rank 0's is [0, 4].",
+    ),
+    (
+        lambda sizes, along: lesson.groups_along(sizes, along[:1]),
+        "along ['pp', 'dp']: [0, 4] is no group. Rank 0's is [0, 2, 4, 6].",
+    ),
+    (lambda sizes, along: groups_along(sizes, along)[1:], "no group [0, 4]"),
+    (lambda sizes, along: groups_along(sizes, along) * 2, "stands there twice"),
+    (lambda sizes, along: torch.arange(8).reshape(2, 4), "return a list of lists of ranks"),
+    (lambda sizes, along: sizes["xp"], "raised KeyError"),
+]
+
+
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (partial(lesson.groups_exercise, 2, 3), WRONG_GROUPS), (lesson.axes_exercise, WRONG_AXES)
 )
-def test_wrong_groups_of_any_axes_are_told_the_first_wrong_one(answer: Any, says: str) -> None:
-    assert_wrong(lesson.axes_exercise(), answer, says)
 
 
 # Pictures and the film.
-
-
-@pytest.mark.parametrize("pressed", range(6))
-def test_a_pressed_rank_has_its_colour_and_its_row_and_column_an_edge(pressed: int) -> None:
-    buttons = shell.RankButtons(3, 2)
-    buttons.children[pressed].click()
-    at = Grid.of(dp=3, tp=2).at(pressed)
-    assert buttons.value == pressed
-    for rank, button in enumerate(buttons.children):
-        assert button.style.button_color == (rank_colour(rank) if rank == pressed else EMPTY)
-        edge = button.layout.border_top
-        assert (edge == shell.EDGES["tp"]) == (rank != pressed and rank in at.group("tp"))
-        assert (edge == shell.EDGES["dp"]) == (rank != pressed and rank in at.group("dp"))
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-@pytest.mark.parametrize("first", ["tp", "dp"])
-def test_after_a_call_in_its_row_and_one_in_its_column_everybody_knows_all(
-    dp: int, tp: int, first: Axis
-) -> None:
-    grid = Grid.of(dp=dp, tp=tp)
-    film = film_of(grid, first)
-    assert len(film) == 5
-    assert all(known == {rank} for rank, known in enumerate(film[0].heard))
-    assert all(known == set(grid.at(rank).group(first)) for rank, known in enumerate(film[2].heard))
-    assert all(known == set(grid.ranks) for known in film[4].heard)
-    assert not any(moment.waits for moment in film)
 
 
 # On real ranks.
@@ -201,37 +158,37 @@ def asks_nobody(rank: int, all_groups: Sequence[Sequence[int]]) -> Any:
     return [list(ranks) for ranks in all_groups if rank in ranks]
 
 
-@pytest.mark.live
-def test_everybody_is_heard_where_all_make_all_groups() -> None:
-    assert lesson.answers_exercise(2, 2).check(lesson.who_answers)
+WAYS = [
+    (lesson.who_answers, PASSES),
+    (
+        lambda rank, groups: lesson.who_answers(rank, groups[::-1] if rank == 0 else groups),
+        "Rank 0 makes its groups in another order",
+    ),
+    (
+        lambda rank, groups: lesson.who_answers(rank, groups)[:1],
+        "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]].",
+    ),
+    (
+        lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank,
+        "Rank 0 returned 0. Return a list of ranks for each group",
+    ),
+    (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
+    (
+        lambda rank, groups: [tuple(ranks) for ranks in lesson.who_answers(rank, groups)],
+        "Make it a list of lists.",
+    ),
+]
 
 
-@pytest.mark.live
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (under_the_if, "Is yours under the if?"),
+test_a_wrong_way_to_answer_is_told_who_left_out_what = pytest.mark.live(
+    judged(
+        (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
         (
-            lambda rank, groups: lesson.who_answers(rank, groups[::-1] if rank == 0 else groups),
-            "Rank 0 makes its groups in another order",
+            partial(lesson.answers_exercise, 2, 2, timeout=2.0),  # here some wait until it is over
+            [(under_the_if, "Is yours under the if?")],
         ),
-        (
-            lambda rank, groups: lesson.who_answers(rank, groups)[:1],
-            "Rank 0 heard [[0, 2]]; in its groups, in order, there are [[0, 2], [0, 1]].",
-        ),
-        (
-            lambda rank, groups: len(lesson.who_answers(rank, groups)) and rank,
-            "Rank 0 returned 0. Return a list of ranks for each group",
-        ),
-        (asks_nobody, "Rank 0 is in 2 groups, and asked in 0"),
-        (
-            lambda rank, groups: [tuple(ranks) for ranks in lesson.who_answers(rank, groups)],
-            "Make it a list of lists.",
-        ),
-    ],
+    )
 )
-def test_a_wrong_way_to_answer_is_told_who_left_out_what(answer: Any, says: str) -> None:
-    assert_wrong(lesson.answers_exercise(2, 2, timeout=5.0), answer, says)
 
 
 def _row_then_column(rank: int, dp: int, tp: int, skipper: int) -> Any:

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from muon_tutorial import Grid, LocalWorld, Muon, Replicate, launch
+from muon_tutorial import Replicate, launch
 from muon_tutorial.engine.collective import Walk
 from muon_tutorial.engine.hops import take
 from muon_tutorial.engine.travel import travel
 from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.learn import the_mirror as lesson
-from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.learn.the_mirror import replay
 from muon_tutorial.learn.the_mirror.network import Network, ReadyButtons
-from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, parameters_on
 from muon_tutorial.learn.the_mirror.pictures import bytes_sent
-from muon_tutorial.learn.the_mirror.recording import PHASES
+from muon_tutorial.learn.the_mirror.recording import PHASES, Tile
 
-from .answers import assert_quiz, assert_wrong
+from .answers import assert_quiz, assert_wrong, judged
 
 GRIDS = [(3, 2), (1, 4), (4, 1)]
 
@@ -72,23 +72,6 @@ SHAPES = [
     (lambda flat, meta: flat[: math.prod(meta.shape)].view(meta.shape), "it begins with entry 0"),
     (lambda flat, meta: None, "give a tensor"),
 ]
-
-
-@pytest.mark.parametrize(
-    ("exercise", "answer", "words"),
-    [
-        *((lesson.way_back_exercise(), *case) for case in WAYS_BACK),
-        *((lesson.unpack_exercise(), *case) for case in SHAPES),
-    ],
-)
-def test_a_wrong_answer_is_told_what_is_wrong_with_it(exercise: Exercise, answer: Any, words: str) -> None:
-    assert_wrong(exercise, answer, words)
-
-
-def test_right_answers_pass_and_stubs_are_open() -> None:
-    assert lesson.way_back_exercise().check(lesson.way_back)
-    assert lesson.way_back_exercise().check(walking(lambda route: reversed(route.hops)))
-    assert lesson.unpack_exercise().check(lesson.unpack)
 
 
 Unpack = Callable[[torch.Tensor, Any], torch.Tensor]
@@ -148,9 +131,11 @@ WRONG_STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("step", "says"), WRONG_STEPS)
-def test_the_first_wrong_message_of_a_step_is_named(step: Any, says: str) -> None:
-    assert_wrong(lesson.step_exercise(2, 2, 0), step, says)
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (lesson.way_back_exercise, WAYS_BACK),
+    (lesson.unpack_exercise, SHAPES),
+    (partial(lesson.step_exercise, 2, 2, 0), WRONG_STEPS),
+)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -231,33 +216,6 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int, requests: int, whole:
     )
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_a_step_put_together_by_hand_is_the_packages_own_and_that_of_one_process(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp)
-    run = lesson.stepped(lesson.reference_step, dp, tp, 0)
-    assert run.broke == ""
-    world = LocalWorld(Grid.of(dp=dp, tp=tp))
-    dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
-    muons = [
-        Muon(
-            parameters_on(world.grid.at(rank), 0),
-            lr=0.02,
-            strategy="zero1",
-            mesh=world.mesh(rank),
-            tp_dim=dims,
-        )
-        for rank in world.grid.ranks
-    ]
-    with torch.no_grad():
-        world.run([muon.program() for muon in muons])
-    for muon, report in zip(muons, run.reports, strict=True):
-        for param, mine in zip(muon.param_groups[0]["params"], report.after.values(), strict=True):
-            assert torch.equal(param.detach(), mine)
-    gradients = lesson.whole_gradients(plan, run.reports)
-    alone = lesson.step_alone(gradients, 0)
-    assert lesson.different_bits(lesson.whole_weights(plan, run.reports), alone) == 0
-
-
 @pytest.mark.live
 @pytest.mark.parametrize(("dp", "tp"), [(2, 2), (3, 1)])
 def test_real_ranks_write_the_diary_of_one_process(dp: int, tp: int) -> None:
@@ -275,3 +233,37 @@ def test_the_shipped_recording_is_of_this_step() -> None:
     for mine, theirs in zip(shipped.diaries, here.diaries, strict=True):
         assert mine.tiles == theirs.tiles
         assert list(mine.sent) == list(theirs.sent)
+
+
+@pytest.fixture(params=GRIDS, ids=str)
+def recording(request: pytest.FixtureRequest) -> replay.Recording:
+    dp, tp = request.param
+    return lesson.record_here(dp, tp, 0)
+
+
+def test_what_is_written_is_read_again(recording: replay.Recording) -> None:
+    text = replay.dumps(recording)
+    assert replay.dumps(replay.loads(text)) == text
+    assert len(text) < 200_000
+
+
+def cells(tiles: Iterable[Tile]) -> list[tuple[int, int]]:
+    """All entries that some tiles cover."""
+    return [
+        cell
+        for _, row, column, rows, columns in tiles
+        for cell in itertools.product(range(row, row + rows), range(column, column + columns))
+    ]
+
+
+def test_the_way_back_passes_the_boxes_of_the_way_out_and_ranges_cover_once(
+    recording: replay.Recording,
+) -> None:
+    for name, (rows, columns) in recording.shapes.items():
+        for diary in recording.diaries:
+            held = [set(cells(moment)) for moment in diary.tiles[name]]
+            assert all(held[moment] == held[replay.LAST - moment] for moment in (0, 1, 3))
+            assert held[5] <= held[2]  # entries that were gathered needlessly do not come back
+            assert all(tile[0] == diary.rank for tile in diary.tiles[name][6])
+        ranges = [tile for diary in recording.diaries for tile in diary.tiles[name][1]]
+        assert sorted(cells(ranges)) == list(itertools.product(range(rows), range(columns)))

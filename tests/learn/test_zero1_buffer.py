@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
-import torch
 
 from muon_tutorial.learn import zero1_buffer as lesson
 
-from .answers import assert_quiz, assert_wrong
+from .answers import PASSES, assert_quiz, assert_wrong, judged
 
 GRIDS = [(4, 1), (3, 1), (2, 2), (1, 1)]
 Range = tuple[int, int]
@@ -33,24 +32,16 @@ def inclusive(whole: Range, place: int, length: int) -> Range:
     return (start, stop - 1) if stop else (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (lambda whole, place, length: None, "give a pair"),
-        (lambda whole, place, length: whole, "reaches out of the slice"),
-        (from_the_bucket, "counts from the start of the bucket"),
-        (backwards_where_empty, "they share nothing; say (0, 0)"),
-        (inclusive, "leaves out the last number"),
-        (lambda whole, place, length: whole[2], "raised IndexError"),
-    ],
-)
-def test_wrong_ranges_are_told_what_is_wrong_with_them(answer: Any, says: str) -> None:
-    assert_wrong(lesson.range_exercise(), answer, says)
-
-
-def test_the_right_range_passes_and_the_stub_is_open() -> None:
-    assert lesson.range_exercise().check(lesson.local_range)
-    assert lesson.range_exercise().check(lambda whole, place, length: list(from_plan(whole, place, length)))
+RANGES = [
+    (lesson.local_range, PASSES),
+    (lambda *given: list(from_plan(*given)), PASSES),
+    (lambda whole, place, length: None, "give a pair"),
+    (lambda whole, place, length: whole, "reaches out of the slice"),
+    (from_the_bucket, "counts from the start of the bucket"),
+    (backwards_where_empty, "they share nothing; say (0, 0)"),
+    (inclusive, "leaves out the last number"),
+    (lambda whole, place, length: whole[2], "raised IndexError"),
+]
 
 
 def from_plan(whole: Range, place: int, length: int) -> Range:
@@ -73,26 +64,13 @@ def test_the_prediction_knows_right_from_wrong(dp: int, tp: int, bucket: int) ->
         assert_wrong(lesson.split_exercise(plan), *case)
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_sent_bytes_are_what_the_slices_say(dp: int, tp: int) -> None:
-    plan, found = lesson.plan_of(dp, tp, 400), lesson.sent_for_momentum(dp, tp, 400)
-    mine = sum(lesson.slice_length(plan, bucket.index) for bucket in plan.buckets)
-    shared = [lesson.kept_of(plan, name) for name in lesson.split_matrices(plan)]
-    to_others = sum((len(kept) - 1) * kept[0] for kept in shared if 0 in kept)
-    assert found == {"everything": 2 * (dp - 1) * mine, "straddling": 2 * to_others}
-
-
-def test_predicted_bytes_know_right_from_wrong() -> None:
-    exercise = lesson.bytes_exercise(4, 1, 400)
-    assert exercise.check(882, 404)
-    wrong = [
-        (441, 404, "these are entries"),
-        (882, 808, "float32"),
-        (882, 0, "straddling: not 0"),
-        ("a", 1, "every"),
-    ]
-    for case in wrong:
-        assert_wrong(lesson.bytes_exercise(4, 1, 400), *case)
+BYTES = [
+    (882, 404, PASSES),
+    (441, 404, "these are entries"),
+    (882, 808, "float32"),
+    (882, 0, "straddling: not 0"),
+    ("a", 1, "every"),
+]
 
 
 def by_hand(sizes: list[int], dp: int, most: int) -> Any:
@@ -118,23 +96,25 @@ def changed(change: Callable[[int, Range, Range], Any]) -> Callable[[list[int], 
     return lambda *given: [[change(*item) for item in ranges] for ranges in lesson.all_ranges(*given)]
 
 
-@pytest.mark.parametrize(
-    ("answer", "says"),
-    [
-        (lambda sizes, dp, most: None, "give a list of 4 lists"),
-        (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
-        (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
-        (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
-        (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
-        (
-            changed(lambda bucket, whole, local: (bucket, whole, whole)),
-            "its local_range is (0, 92), not (0, 120)",
-        ),
-        (lambda sizes, dp, most: sizes[99], "raised IndexError"),
-    ],
+WRONG_PLANS = [
+    (lambda sizes, dp, most: None, "give a list of 4 lists"),
+    (lambda sizes, dp, most: [[]] * dp, "rank 0 needs 7 entries"),
+    (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
+    (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
+    (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
+    (
+        changed(lambda bucket, whole, local: (bucket, whole, whole)),
+        "its local_range is (0, 92), not (0, 120)",
+    ),
+    (lambda sizes, dp, most: sizes[99], "raised IndexError"),
+]
+
+
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (lesson.range_exercise, RANGES),
+    (partial(lesson.bytes_exercise, 4, 1, 400), BYTES),
+    (lesson.plan_exercise, WRONG_PLANS),
 )
-def test_a_wrong_plan_of_all_ranks_is_told_its_first_wrong_range(answer: Any, says: str) -> None:
-    assert_wrong(lesson.plan_exercise(), answer, says)
 
 
 def test_the_plan_by_hand_is_the_packages_at_par_and_a_wrong_one_is_drawn() -> None:
@@ -161,43 +141,9 @@ def test_an_entry_lies_where_it_is_said_to(dp: int, tp: int) -> None:
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_what_a_rank_holds_and_sends_in_a_step_is_the_packages_prediction(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 400)
-    whole = sum(lesson.length_of(plan, bucket) for bucket in plan.buckets)
-    said = lesson.draw_step(plan, 0).alt
-    sent = [whole * size * (dp - 1) // dp for size in (4, 2, 4)]
-    assert re.findall(r": ([\d,]+) bytes", said) == [f"{size:,}" for size in sent]
-    assert "momentum: its slices (never travels)" in said
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
 def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
     plan = lesson.plan_of(dp, tp, 400)
     kept = sum(stop - start for start, stop in (m.local_range for m in plan.dist_meta(plan.grid.at(0))))
     right = {"kept": kept, "padding": lesson.padding_of(plan), "buckets": 6 if tp == 1 else 4}
     wrong = {"kept": (kept + 1, "Add up its slices"), "padding": (99, "above the rulers")}
     assert_quiz(lesson.quiz(plan), right, {**wrong, "buckets": (1, "Press the button")})
-
-
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_parts_taken_with_local_range_make_the_matrix(dp: int, tp: int) -> None:
-    plan = lesson.plan_of(dp, tp, 400)
-    for meta in plan.dist_meta(plan.grid.at(0)):
-        slices = [lesson.my_slice(plan, meta.bucket_idx, place, 0) for place in range(dp)]
-        parts = [
-            kept[slice(*lesson.local_range(meta.global_range, place, len(kept)))]
-            for place, kept in enumerate(slices)
-        ]
-        assert torch.equal(torch.cat(parts), lesson.whole_matrix(plan, meta, 0))
-
-
-@pytest.mark.parametrize(("dp", "tp"), [(4, 1), (3, 2), (1, 1)])
-def test_in_one_list_matrices_lie_on_fewer_ranks_and_all_entries_are_kept_once(dp: int, tp: int) -> None:
-    said = lesson.draw_cuts(dp, tp).alt
-    plans = {cut: lesson.plan_of(dp, tp, 1, cut=cut) for cut in lesson.CUTS}
-    runs = {cut: [len(lesson.keepers(plan, name)) for name in lesson.SHAPES] for cut, plan in plans.items()}
-    assert sum(runs["list"]) <= len(lesson.SHAPES) + dp - 1 <= sum(runs["bucket"])
-    for cut, plan in plans.items():
-        assert f'cut="{cut}": a rank works on {sum(runs[cut]) / dp:.1f} of 7 matrices' in said
-        for meta in plan.dist_meta(plan.grid.at(0)):
-            assert sum(lesson.kept_of(plan, meta.name).values()) == math.prod(meta.shape)

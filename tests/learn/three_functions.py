@@ -21,29 +21,13 @@ from muon_tutorial.worlds.live import build_mesh
 State = dict[str, Any]
 
 
-def to_places(params: list[Tensor], state: State) -> Any:
-    return {index: index % dist.get_world_size(state["group"]) for index in range(len(params))}
-
-
-def to_myself(params: list[Tensor], state: State) -> Any:
-    return dict.fromkeys(range(len(params)), dist.get_rank())
-
-
-def to_the_first(params: list[Tensor], state: State) -> Any:
-    return dict.fromkeys(range(len(params)), dist.get_process_group_ranks(state["group"])[0])
-
-
-def too_few(params: list[Tensor], state: State) -> Any:
-    return {0: dist.get_process_group_ranks(state["group"])[0]}
-
-
-def assign_raises(params: list[Tensor], state: State) -> Any:
-    return state["ranks"]
+def ranks_of(state: State) -> list[int]:
+    return dist.get_process_group_ranks(state["group"])
 
 
 def backwards(params: list[Tensor], state: State) -> Any:
     """Right: in turn, from the last."""
-    ranks = dist.get_process_group_ranks(state["group"])[::-1]
+    ranks = ranks_of(state)[::-1]
     return {index: ranks[index % len(ranks)] for index in range(len(params))}
 
 
@@ -73,7 +57,7 @@ def shape_of(state: State) -> tuple[int, int]:
 
 def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
     """Right: a message from each rank that holds a row."""
-    ranks = dist.get_process_group_ranks(state["group"])
+    ranks = ranks_of(state)
     rows, columns = shape_of(state)
     if dist.get_rank() != owner:
         if len(mine):
@@ -90,7 +74,7 @@ def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
 
 def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
     """Right, unless the padding stays: every piece is padded to the longest."""
-    ranks = dist.get_process_group_ranks(state["group"])
+    ranks = ranks_of(state)
     rows, columns = shape_of(state)
     longest = max(right.rows_of(rows, len(ranks)))
     own = mine.new_zeros(longest, columns)
@@ -103,16 +87,6 @@ def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
     return full[:rows] if strip else full
 
 
-def with_padding(mine: Tensor, owner: int, state: State) -> Any:
-    return padded(mine, owner, state, strip=False)
-
-
-def owner_alone(mine: Tensor, owner: int, state: State) -> Any:
-    if dist.get_rank() != owner:
-        return None
-    return right.gather(mine, owner, state)
-
-
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
     """A gather that returns something else than the whole matrix (None where this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
@@ -122,14 +96,9 @@ def of_owner(change: Callable[[Tensor], Any]) -> Callable:
     return gathered(lambda full, mine: None if full is None else change(full))
 
 
-def to_a_place(mine: Tensor, owner: int, state: State) -> Any:
-    place = dist.get_process_group_ranks(state["group"]).index(owner)
-    return padded(mine, place, state)
-
-
 def broadcast(update: Tensor | None, owner: int, state: State) -> Any:
     """Right, but sends more than is needed."""
-    ranks = dist.get_process_group_ranks(state["group"])
+    ranks = ranks_of(state)
     whole = torch.empty(shape_of(state), dtype=torch.bfloat16) if update is None else update
     dist.broadcast(whole, src=owner, group=state["group"])
     return whole.split(right.rows_of(len(whole), len(ranks)))[ranks.index(dist.get_rank())]
@@ -140,13 +109,8 @@ def keeps_all(update: Tensor | None, owner: int, state: State) -> Any:
     return part if update is None else update
 
 
-def nothing_without_update(update: Tensor | None, owner: int, state: State) -> Any:
-    return None if update is None else right.redistribute(update, owner, state)
-
-
 def no_answer(update: Tensor | None, owner: int, state: State) -> Any:
     right.redistribute(update, owner, state)
-    return None
 
 
 def first_rows(update: Tensor | None, owner: int, state: State) -> Any:
@@ -155,48 +119,56 @@ def first_rows(update: Tensor | None, owner: int, state: State) -> Any:
     return whole[: state["local_shape"][0]]
 
 
-def redistribute_raises(update: Tensor | None, owner: int, state: State) -> Any:
-    return update.flatten()  # type: ignore[union-attr]
-
-
-ASSIGNED: dict[str, tuple[Any, str]] = {
-    "to places": (to_places, "is a place in that group; an owner is named by its global rank"),
-    "to myself": (to_myself, "share parameters, and name different owners"),
-    "to the first": (to_the_first, "of them get any"),
-    "too few": (too_few, "an owner for each of the parameters 0 to 3"),
-    "no function": (5, "Give a function."),
-    "raises": (assign_raises, "assign raised on rank 0: KeyError: 'ranks'"),
-}
-GATHERED: dict[str, tuple[Callable, str]] = {
-    "with padding": (with_padding, "That is with padding"),
-    "owner alone": (
-        owner_alone,
+ASSIGNED: list[tuple[Any, str]] = [
+    (
+        lambda params, state: {index: index % len(ranks_of(state)) for index in range(len(params))},
+        "is a place in that group; an owner is named by its global rank",
+    ),
+    (
+        lambda params, state: dict.fromkeys(range(len(params)), dist.get_rank()),
+        "share parameters, and name different owners",
+    ),
+    (lambda params, state: dict.fromkeys(range(len(params)), ranks_of(state)[0]), "of them get any"),
+    (lambda params, state: {0: ranks_of(state)[0]}, "an owner for each of the parameters 0 to 3"),
+    (5, "Give a function."),
+    (lambda params, state: state["ranks"], "assign raised on rank 0: KeyError: 'ranks'"),
+]
+GATHERED: list[tuple[Callable, str]] = [
+    (lambda mine, owner, state: padded(mine, owner, state, strip=False), "That is with padding"),
+    (
+        lambda mine, owner, state: right.gather(mine, owner, state) if dist.get_rank() == owner else None,
         "which had returned without making the call. Only the owner gets the matrix",
     ),
-    "everybody gets it": (
+    (
         gathered(lambda full, mine: mine if full is None else full),
         "it is not the owner, so it must return None",
     ),
-    "own shard": (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
-    "upside down": (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
-    "not filled": (
+    (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
+    (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
+    (
         of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])),
         "no row of it, as if it was never filled",
     ),
-    "flat": (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
-    "nothing": (lambda *given: None, "the owner must return the whole matrix"),
-    "to a place": (to_a_place, "gather raised on rank"),
-}
-GIVEN_BACK: dict[str, tuple[Callable, str]] = {
-    "keeps all": (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
-    "nothing without update": (nothing_without_update, "Timeout in redistribute, matrix 0: rank 0 waited"),
-    "no answer": (no_answer, "every rank must return its part, but it returned None"),
-    "first rows": (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
-    "needs an update": (
-        redistribute_raises,
+    (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
+    (lambda *given: None, "the owner must return the whole matrix"),
+    (
+        lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state),
+        "gather raised on rank",
+    ),
+]
+GIVEN_BACK: list[tuple[Callable, str]] = [
+    (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
+    (
+        lambda update, *given: None if update is None else right.redistribute(update, *given),
+        "Timeout in redistribute, matrix 0: rank 0 waited",
+    ),
+    (no_answer, "every rank must return its part, but it returned None"),
+    (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
+    (
+        lambda update, *given: update.flatten(),
         "no attribute 'flatten' Hint: On other ranks the update is None",
     ),
-}
+]
 
 
 NAMES = {"shard": "fsdp", "replicate": "dp", "tp": "tp", "ep": "ep"}

@@ -1,13 +1,12 @@
 """An environment like a hosted notebook's, without our packages: a venv with a kernel, and runs in it.
 
 ``linked_venv`` takes seconds: its packages are links to those of this environment, chosen by their declared
-dependencies. ``real_venv`` installs its own.
+dependencies.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -22,11 +21,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.notebook_guards import Problem, find_problems
-from scripts.notebooks import ROOT, WATCH
+from scripts.notebooks import WATCH
 
 HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")
 NO_NETWORK = "ip link set lo up && ! ip route get 192.0.2.1 2>/dev/null && exec "
-OLD_WIDGETS = "ipywidgets==7.7.*"
 
 
 def run(command: Sequence[object], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -61,16 +59,6 @@ def linked_venv(folder: Path, names: Sequence[str] = HOST) -> Path:
         for part in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
             if not (site / part).exists():
                 (site / part).symlink_to(str(installed.locate_file(part)))
-    return python
-
-
-def real_venv(folder: Path) -> Path:
-    """A virtual environment filled by pip: the tested torch, numpy, matplotlib, old ipywidgets, a kernel."""
-    [torch] = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    python = folder / "bin" / "python"
-    wanted = [torch, "numpy", "matplotlib", OLD_WIDGETS, "ipykernel"]
-    subprocess.run([python, "-m", "pip", "install", "--quiet", *wanted], check=True)
     return python
 
 

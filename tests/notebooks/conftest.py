@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with (shared / "site.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (shared / "site.made").exists():
-            assert website.main(["--still", "--out", str(target)]) == 0
+            with warnings.catch_warnings(record=True) as warned:
+                assert website.main(["--still", "--out", str(target)]) == 0
+            assert [each.message for each in warned if "pdoc" in each.filename] == []
             (shared / "site.made").touch()
     return target
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib.util
 import json
 import os
@@ -101,20 +100,6 @@ def lab_server(folder: Path) -> Iterator[Server]:
     finally:
         process.terminate()
         process.wait(20)
-
-
-def photograph(driver: Any, folder: Path, name: str, tall: str = "document.documentElement") -> None:
-    """Write the whole page as pictures at most 1600 pixels high, with a window as tall as ``tall``."""
-    height = driver.execute_script(f"return {tall}.scrollHeight") + 200
-    size = {"width": 1280, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        for top in range(0, height, 1600):
-            clip = {"x": 0, "y": top, "width": 1280, "height": min(1600, height - top), "scale": 1}
-            taken = driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
-            (folder / f"{name}-{top // 1600:02d}.png").write_bytes(base64.b64decode(taken["data"]))
-    finally:
-        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def open_notebook(driver: Any, server: Server, notebook: Path) -> None:

@@ -9,6 +9,13 @@ from typing import Any
 from bs4 import BeautifulSoup
 from nbformat import NotebookNode
 
+from muon_tutorial.learn.widgets.shell import VIEW
+from scripts.files import POLICY
+from scripts.notebook_guards import WIDGET_STATE
+
+FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
+"""Attributes whose URL a browser loads at once."""
+
 
 def bold_terms(notebook: NotebookNode) -> list[str]:
     """The bold terms in prose, in order, without code and labels ("Quiz.")."""
@@ -21,3 +28,19 @@ def bold_terms(notebook: NotebookNode) -> list[str]:
 def parsed(page: Path) -> Any:
     """The tree of an HTML page."""
     return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+
+
+def assert_keeps_to_itself(page: Path, tree: Any) -> None:
+    """Assert that a page without a script loads nothing, forbids that, and has no state of a widget."""
+    assert tree.find_all(["script", "iframe", "object", "embed", "base", "audio", "video"]) == []
+    asked = [tag[name] for tag in tree.find_all() for name in FETCHED & tag.attrs.keys()]
+    asked += [tag["href"] for tag in tree.find_all(["link", "image", "use"])]
+    assert [url[:60] for url in asked if not url.startswith("data:")] == []
+    styles = " ".join([tag.string for tag in tree.find_all("style")])
+    styles += " ".join([tag["style"] for tag in tree.find_all(style=True)])
+    assert re.findall(r"@import|url\((?![\"']?data:)[^)]*|@font-face", styles) == []
+    text = page.read_text(encoding="utf-8")
+    assert [mark for mark in (WIDGET_STATE, VIEW, "model_id", "ipywidgets.org") if mark in text] == []
+    metas = tree.find_all("meta", attrs={"http-equiv": "Content-Security-Policy"})
+    assert [meta["content"] for meta in metas] == [POLICY], page.name
+    assert text.index("Content-Security") < 500

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from muon_tutorial import Grid, launch
+from muon_tutorial import Grid
 from muon_tutorial.evidence.memory import plan_memory
 from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import plan_of, recorded
@@ -28,10 +28,9 @@ from muon_tutorial.timing import step_cost
 from scripts import essay, essay_recorder, first_screens
 
 from . import lab
-from .reading import parsed
+from .reading import FETCHED, parsed
 
 GRIDS = [pytest.param(dp, tp, id=f"{dp}x{tp}") for dp, tp in essay_recorder.GRIDS]
-FETCHED = {"src", "srcset", "poster", "data", "background", "action", "formaction", "ping", "manifest"}
 RIGHT = "\ue014"  # the arrow key
 
 
@@ -67,14 +66,6 @@ def test_a_step_answered_in_another_order_holds_at_each_moment_what_the_page_sho
         asked = [[item for item in diary.sent if item.phase == phase] for diary in run.diaries]
         assert sent["bytes"] == [sum(item.size for item in items) for items in asked]
         assert {(item.kind, item.axis) for items in asked for item in items} <= {(sent["kind"], sent["axis"])}
-
-
-def test_four_real_processes_take_the_step_that_the_page_shows(data: dict[str, Any]) -> None:
-    diaries = launch(on_ranks.record_rank, 4, args=(2, 2, essay_recorder.SEED), output="quiet")
-    run = assemble("", on_ranks.plan_of(2, 2), diaries)
-    shown = data["grids"]["2x2"]
-    assert shown["film"] == json.loads(json.dumps({n: essay_recorder.film_data(run, n) for n in run.shapes}))
-    assert shown["sent"] == essay_recorder.sent_by_phase(run)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)
@@ -127,13 +118,13 @@ def test_each_strategy_keeps_the_momentum_and_has_the_workers_that_are_shown(
 
 
 @pytest.mark.parametrize("name", [f"{dp}x{tp}" for dp, tp in essay_recorder.NETWORKS])
-def test_fifty_random_orders_meet_the_recorded_states_and_end_in_the_recorded_hash(
+def test_random_orders_meet_the_recorded_states_and_end_in_the_recorded_hash(
     data: dict[str, Any], name: str
 ) -> None:
     shown, draw = data["networks"][name], random.Random(0)
     dp, tp = map(int, name.split("x"))
     network = Network(dp, tp, essay_recorder.SEED)
-    for _ in range(50):
+    for _ in range(10):
         network.restart()
         now = 0
         while ready := network.ready:
@@ -160,8 +151,13 @@ def test_red_is_where_a_sabotaged_training_differs_and_only_an_owner_does_harm(d
     shown = data["saboteur"]
     assert len(shown["runs"]) == shown["ranks"] * len(SHAPES) * len(shown["faults"])
     owners = {place.name: place.owner(shown["ranks"]) for place in PLACES}
+    trained_again = random.Random(0).sample(sorted(shown["runs"]), len(shown["runs"]) // 3)
     for key, run in shown["runs"].items():
         rank, matrix, fault = key.split()
+        assert all(run["agree"])  # as the text says
+        assert any(run["wrong"][-1]) is (owners[matrix] == int(rank))
+        if key not in trained_again:
+            continue
         truth = sabotaged(shown["ranks"], int(rank), matrix, fault, essay_recorder.SEED)
         wrong = {
             (moment, each, name)
@@ -171,8 +167,6 @@ def test_red_is_where_a_sabotaged_training_differs_and_only_an_owner_does_harm(d
             if bits >> each & 1
         }
         assert wrong == truth.wrong
-        assert all(run["agree"])  # as the text says
-        assert any(run["wrong"][-1]) is (owners[matrix] == int(rank))
 
 
 def test_heat_maps_and_their_numbers_are_those_of_the_gradient(data: dict[str, Any]) -> None:

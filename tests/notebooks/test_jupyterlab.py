@@ -70,14 +70,11 @@ def wait_for_alt(page: Any, start: str) -> None:
     ids=lambda path: path.stem[:2],
 )
 def test_opened_unrun_and_untrusted_its_pictures_are_there_with_alt_text(
-    page: Any, server: lab.Server, lesson: Path, tmp_path: Path
+    page: Any, server: lab.Server, lesson: Path
 ) -> None:
     lab.show_notebook(page, server, lesson)
     expected = pictures_in(lesson)
     shown = lab.wait_for(lambda: all_drawn(page, expected), 20, f"{expected} pictures are not there")
-    lab.photograph(
-        page, tmp_path, lesson.stem, f"{lab.NOTEBOOK}.node.querySelector('.jp-WindowedPanel-outer')"
-    )
     assert page.execute_script(TRUST) is False
     assert page.execute_script(ERRORS) == 0
     assert all(len(picture["alt"]) > 40 for picture in shown)
@@ -91,9 +88,7 @@ def all_drawn(page: Any, expected: int) -> list[dict[str, Any]]:
     return shown if len(shown) == expected and all(picture["drawn"] for picture in shown) else []
 
 
-def test_all_cells_run_the_widget_moves_and_its_picture_changes(
-    page: Any, server: lab.Server, tmp_path: Path
-) -> None:
+def test_all_cells_run_the_widget_moves_and_its_picture_changes(page: Any, server: lab.Server) -> None:
     lab.open_notebook(page, server, FIRST)
     page.execute_script(RUN_ALL)
     lab.wait_for(lambda: page.execute_script(ALL_RAN), 90, "not all cells ran")
@@ -103,4 +98,3 @@ def test_all_cells_run_the_widget_moves_and_its_picture_changes(
     wait_for_alt(page, "3 · The momentum: averaged over dp")
     press(page, ".widget-play button")
     wait_for_alt(page, "The end. Beside one process alone, 0 of 98,304 bits differ.")
-    page.save_screenshot(str(tmp_path / "after.png"))

@@ -1,10 +1,11 @@
-"""Every lesson has the common form, and its committed notebook equals its text. Nothing is run here."""
+"""Every lesson has the common form, and its committed notebook equals its text; and the course as a whole."""
 
 from __future__ import annotations
 
 import importlib
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import nbformat
@@ -81,26 +82,12 @@ def test_it_begins_with_question_and_picture_and_gives_nothing_away(
     assert lesson_form.spoilers(committed, lesson.SPOILERS, page) == []
 
 
-def test_a_picture_stands_within_three_cells_of_the_parameters(committed: NotebookNode) -> None:
-    [parameters] = tagged(committed, "parameters")
-    last = committed.cells.index(parameters) + 3
-    shown = [str(cell.get("outputs")) for cell in committed.cells[:last]]
-    assert any("<img " in outputs for outputs in shown)
-
-
 def test_cells_are_short(committed: NotebookNode) -> None:
     lengths = [len(cell.source.splitlines()) for cell in code(committed)]
     assert statistics.median(lengths) <= 5
     for cell in (*code(committed), *code(solved(committed))):
         most = 25 if lesson_form.has(cell, "hard") else 15
         assert len(cell.source.splitlines()) <= most
-
-
-def test_every_stub_has_its_solution_and_its_header(source: Path) -> None:
-    text = source.read_text(encoding="utf-8")
-    notebook = read_text(text)
-    assert len(tagged(notebook, "stub")) == len(tagged(notebook, "solution")) > 0
-    assert re.search(r"\*(Easy|Medium|Hard) · \d+ minutes? · (required|optional)\*", text)
 
 
 def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
@@ -112,3 +99,40 @@ def test_prose_names_no_number_that_a_parameter_sets(committed: NotebookNode) ->
     text = " ".join(cell.source for cell in committed.cells if cell.cell_type == "markdown")
     counted = r"\b(two|three|four|six|eight|\d+) (ranks|processes|copies|columns|rows|pieces)\b"
     assert re.findall(counted, text, re.IGNORECASE) == []
+
+
+LEAST_WRITTEN = 300
+TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in sources()}
+
+
+def test_the_reader_writes_enough() -> None:
+    """The lines of the solutions that are not in the stubs."""
+    lines: dict[str, list[str]] = {"stub": [], "solution": []}
+    for cell in (cell for text in TEXTS.values() for cell in text["cells"]):
+        for kind in lines:
+            if lesson_form.has(cell, kind):
+                source = "\n".join(re.findall(r"```python\n(.*?)\n```", cell["source"], re.DOTALL))
+                lines[kind] += lesson_form.code_lines_of(source if kind == "solution" else cell["source"])
+    stubs, solutions = (Counter(line.strip() for line in each) for each in lines.values())
+    assert (solutions - stubs).total() >= LEAST_WRITTEN
+
+
+@pytest.mark.parametrize("lesson", series.LESSONS, ids=lambda lesson: lesson.number)
+def test_stated_minutes_are_reading_and_required_exercises(lesson: series.Lesson) -> None:
+    text = TEXTS[lesson.number]
+    took = lesson_form.reading_minutes(text) + lesson_form.exercise_minutes(text)
+    assert 0.8 * took <= lesson.minutes <= 1.2 * took
+    assert lesson.optional == lesson_form.exercise_minutes(text, "optional")
+
+
+@pytest.mark.parametrize("number", TEXTS)
+def test_a_medium_or_hard_exercise_has_a_folded_hint_before_its_stub(number: str) -> None:
+    hints = ""
+    for cell in TEXTS[number].cells:
+        if cell.cell_type == "markdown" and not lesson_form.has(cell, "solution"):
+            hints = cell.source
+        if lesson_form.has(cell, "stub"):
+            assert "<summary>Hint</summary>" in hints or re.search(r"^\*Easy ·", hints, re.MULTILINE), (
+                cell.source
+            )
+            hints = ""

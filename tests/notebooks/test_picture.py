@@ -9,19 +9,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from muon_tutorial.learn.the_mirror import recording
 from scripts import picture
 
 from . import lab
 
-RUN = recording.load()
-MATRIX = RUN.busiest()
 MOTION = {"reduce": False, "no-preference": True}
-
-
-@pytest.fixture(scope="module")
-def svg() -> str:
-    return picture.TARGET.read_text(encoding="utf-8")
 
 
 def test_the_committed_film_and_its_words_in_the_readme_are_those_of_the_run() -> None:
@@ -46,34 +38,6 @@ def test_each_is_one_small_file_that_asks_for_nothing_and_runs_nothing(path: Pat
     hatching = {"defs", "pattern", "line"}
     assert names == {"svg", "title", "style", "rect", "g", "text", "circle", *hatching}
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\((?!#)|@import|\bon\w+=", text)
-
-
-def test_a_piece_is_where_the_run_had_it_and_comes_from_a_rank_that_had_it_before() -> None:
-    tiles = [diary.tiles[MATRIX] for diary in RUN.diaries]
-    for moment in range(len(recording.MOMENTS)):
-        found = [*picture.pieces(RUN, MATRIX, moment)]
-        for rank in RUN.grid.ranks:
-            kept = [piece.tile for piece in found if piece.rank == rank and piece.stays]
-            assert kept == tiles[rank][moment]
-        for piece in found:
-            if piece.source != piece.rank and piece.stays:
-                assert piece.tile in tiles[piece.source][moment - 1]
-                assert piece.tile not in tiles[piece.rank][moment - 1]
-
-
-def test_pieces_fly_where_the_step_sends_and_nowhere_else() -> None:
-    flying = [
-        any(piece.flight(moment) for piece in picture.pieces(RUN, MATRIX, moment))
-        for moment in range(len(recording.MOMENTS))
-    ]
-    assert flying == [False, True, True, True, False, False, False, True]
-
-
-def test_the_same_letter_is_the_same_bytes() -> None:
-    named = picture.letters(RUN, MATRIX)
-    assert len(set(named[recording.AXIS])) == 1
-    first, second, third, fourth = named[-1]
-    assert first == third != second == fourth
 
 
 # In a browser.

@@ -1,33 +1,30 @@
-"""The order of the lessons, in one place: links, set-up cells, minutes, the README's table."""
+"""The order of the lessons and their words, in one place: links, set-up cells, minutes, README, glossary."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import nbformat
 import pytest
 
 from muon_tutorial.errors import UsageError
-from muon_tutorial.learn.course import series
-from scripts.notebooks import FOLDER, sources
+from muon_tutorial.learn.course import glossary, series
+from scripts.notebooks import FOLDER, read_text, sources
 from scripts.series import SETUP, main, setup, wanted, with_series
 
-MINUTES = {
-    "five": 5,
-    "ten": 10,
-    "fifteen": 15,
-    "twenty": 20,
-    "twenty-five": 25,
-    "thirty": 30,
-    "thirty-five": 35,
-    "forty": 40,
-    "forty-five": 45,
-    "fifty": 50,
-    "sixty": 60,
-    "sixty-five": 65,
-    "seventy": 70,
+from .reading import bold_terms
+
+TEXTS = {
+    lesson.number: (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
+    for lesson in series.LESSONS
 }
+NUMBERS = (
+    "five ten fifteen twenty twenty-five thirty thirty-five forty forty-five fifty fifty-five sixty"
+    " sixty-five seventy"
+)
+MINUTES = dict(zip(NUMBERS.split(), range(5, 75, 5), strict=True))
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)
@@ -37,9 +34,9 @@ def lesson(request: pytest.FixtureRequest) -> series.Lesson:
 
 @pytest.fixture
 def opening(lesson: series.Lesson) -> str:
-    """The title and the logistics: in one cell, or in two with a picture between them."""
-    first, hero, logistics = nbformat.read(FOLDER / lesson.file, as_version=4).cells[:3]
-    return f"{first.source}\n\n{logistics.source}" if "hero" in hero.metadata.tags else first.source
+    """The title and the logistics, between which a picture stands."""
+    first, _, logistics = nbformat.read(FOLDER / lesson.file, as_version=4).cells[:3]
+    return f"{first.source}\n\n{logistics.source}"
 
 
 def test_every_lesson_is_in_the_series_after_those_that_it_needs() -> None:
@@ -77,15 +74,11 @@ def test_a_path_has_what_its_lessons_need_or_says_so(path: series.CoursePath) ->
     assert {before for before in needed - set(path.numbers) if before not in path.note} == set()
 
 
-def text_of(lesson: series.Lesson) -> str:
-    return (FOLDER / "src" / f"{lesson.stem}.py").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("lost", ["# %% tags=", "*Previous:*"])
 def test_a_text_without_a_place_for_them_is_refused_and_not_robbed(lost: str) -> None:
     each = series.lesson("05")
     with pytest.raises(UsageError, match="lesson 05 has no list of links"):
-        with_series(text_of(each).replace(lost, "lost"), each)
+        with_series(TEXTS[each.number].replace(lost, "lost"), each)
 
 
 def test_a_readme_without_a_part_for_it_is_refused(
@@ -115,7 +108,7 @@ def test_with_a_repository_a_text_leads_to_colab_and_binder_and_its_set_up_finds
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     each = series.lesson("05")
-    text = text_of(each)
+    text = TEXTS[each.number]
     monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     once = with_series(text, each)
     assert with_series(once, each) == once
@@ -134,3 +127,78 @@ def test_a_copy_needs_no_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     without = series.navigation_of_copy(series.lesson("05"))
     monkeypatch.setattr(series, "REPOSITORY", "ada/muon")
     assert series.navigation_of_copy(series.lesson("05")) == without
+
+
+def bold_of(number: str) -> list[str]:
+    """The terms that a lesson introduces in bold, in small letters."""
+    return [term.casefold() for term in bold_terms(read_text(TEXTS[number]))]
+
+
+@pytest.mark.parametrize("number", TEXTS)
+def test_what_a_lesson_sets_in_bold_is_what_the_glossary_has_from_it(number: str) -> None:
+    entries = [(term.bold or term.word).casefold() for term in glossary.TERMS if term.lesson == number]
+    assert sorted(entries) == sorted(bold_of(number))
+
+
+def test_no_word_is_brought_in_twice() -> None:
+    words = Counter(term.word.casefold() for term in glossary.TERMS)
+    in_bold = Counter(term for number in TEXTS for term in bold_of(number))
+    assert [word for word, count in (words + Counter()).items() if count > 1] == []
+    assert [word for word, count in in_bold.items() if count > 1] == []
+
+
+def test_a_symbol_stands_in_the_lessons_that_are_named() -> None:
+    for symbol in glossary.SYMBOLS:
+        for sign in symbol.sign.removesuffix(", …").split(", "):
+            for number in symbol.lessons:
+                assert re.search(rf"(?<!\w){re.escape(sign)}(?!\w)", TEXTS[number]), (sign, number)
+
+
+def test_a_meaning_is_a_sentence_that_fits_a_table() -> None:
+    meanings = [term.meaning for term in glossary.TERMS]
+    for meaning in [*meanings, *(symbol.meaning for symbol in glossary.SYMBOLS)]:
+        assert re.fullmatch(r"[^|]+\.", meaning), meaning
+        assert len(meaning.split()) <= 20, meaning
+
+
+def test_the_page_is_what_the_glossary_says_and_its_links_lead_to_notebooks() -> None:
+    assert (FOLDER / "GLOSSARY.md").read_text(encoding="utf-8") == glossary.page(), "run scripts/series.py"
+    linked = set(re.findall(r"\]\(([^)]+)\)", glossary.page()))
+    assert linked == {lesson.file for lesson in series.LESSONS}
+    assert all((FOLDER / file).exists() for file in linked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "entry"),
+    [
+        *((form, "hop (lesson 09): One change") for form in ("hop", "Hops", "HOP")),
+        *((form, "U, S, Vt: The SVD") for form in ("Vt", " Vt")),
+        ("s", "s: One singular value."),
+        (" rank ", "rank"),
+        ("Dp ", "dp"),
+    ],
+)
+def test_a_word_or_symbol_is_found_in_any_of_its_forms(asked: str, entry: str) -> None:
+    assert repr(glossary.look_up(asked)).startswith(entry)
+
+
+def test_without_a_word_all_are_shown_as_tables_and_one_word_is_one_table() -> None:
+    shown = glossary.look_up()._repr_markdown_()
+    rows = [line for line in shown.splitlines() if line.startswith("| ")]
+    assert len(rows) == len(glossary.TERMS) + len(glossary.SYMBOLS) + 2
+    assert shown.index("| Adam |") < shown.index("| rank |") < shown.index("| `G` |")
+    assert glossary.look_up("rank")._repr_markdown_().count("|---|---|---|") == 2
+    assert glossary.look_up("ring")._repr_markdown_().count("|---|---|---|") == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ("bukket", "did you mean 'bucket'"),
+        ("§", "shows all words"),
+        *((near, "did you mean 'rank'") for near in ("RANKS", "Rnak", " ranks")),
+    ],
+)
+def test_an_unknown_word_is_refused_with_advice(asked: str, advice: str) -> None:
+    with pytest.raises(UsageError, match=advice):
+        glossary.look_up(asked)

@@ -1,14 +1,16 @@
-"""The split of wall time and its picture: pure functions of a timeline."""
+"""The split of wall time, its picture, and the document that Perfetto opens: pure functions of a timeline."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muon_tutorial.evidence.traces.perfetto import lanes, merge_documents
 from muon_tutorial.evidence.traces.time_intervals import intersect, union
 from muon_tutorial.evidence.traces.time_split import (
     STATES,
@@ -20,6 +22,9 @@ from muon_tutorial.evidence.traces.time_split import (
     split_markdown,
 )
 from muon_tutorial.evidence.traces.timeline_picture import describe_timeline, draw_timeline
+
+from . import traps
+from .traps import assert_keeps_to_the_format
 
 MS = 1_000_000
 
@@ -79,36 +84,36 @@ def test_a_rank_waits_until_the_last_member_asks() -> None:
     assert (early.unsplit, late.unsplit) == (0, 0)
 
 
-def test_one_rank_alone_cannot_tell_transfer_from_waiting() -> None:
-    (row,) = split(Timeline(late_peer().ranks[:1]))
-    assert (row.unsplit, row.waiting, row.communication) == (25 * MS, 0, 0)
+EARLY, LATE = late_peer().ranks
+SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
+    "one rank alone cannot tell transfer from waiting": (
+        (EARLY,),
+        {"unsplit": 25 * MS, "waiting": 0, "communication": 0},
+    ),
+    "a sender that is done before its peer asks did not wait for it": (
+        (replace(EARLY, flights=(flight(0, 10 * MS, 12 * MS),)), LATE),
+        {"communication": 2 * MS, "waiting": 0},
+    ),
+    "compute counts as compute while a collective is under way": (
+        (replace(EARLY, compute=((0, 20 * MS),)), LATE),
+        {"compute": 20 * MS, "overlapped": 10 * MS, "waiting": 10 * MS},
+    ),
+    "time blocked in an operator is not told apart": (
+        (RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),)),),
+        {"compute": 4, "unsplit": 3, "neither": 3},
+    ),
+    # Blocked from 8 ms, request at 10, waiting to 30, moving to 35, back at 36: the edges are calls.
+    "beyond flights known from all sides a blocked rank communicates": (
+        (replace(EARLY, compute=(), blocked=((8 * MS, 36 * MS),)), LATE),
+        {"waiting": 20 * MS, "communication": 8 * MS, "unsplit": 0},
+    ),
+}
 
 
-def test_a_sender_that_is_done_before_its_peer_asks_did_not_wait_for_it() -> None:
-    first, second = late_peer().ranks
-    sender = replace(first, flights=(flight(0, 10 * MS, 12 * MS),))
-    row, _ = split(Timeline((sender, second)))
-    assert (row.communication, row.waiting) == (2 * MS, 0)
-
-
-def test_compute_counts_as_compute_while_a_collective_is_under_way() -> None:
-    first, second = late_peer().ranks
-    busy = replace(first, compute=((0, 20 * MS),))
-    row, _ = split(Timeline((busy, second)))
-    assert (row.compute, row.overlapped, row.waiting) == (20 * MS, 10 * MS, 10 * MS)
-
-
-def test_time_blocked_in_an_operator_is_not_told_apart() -> None:
-    times = RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),))
-    (row,) = split(Timeline((times,)))
-    assert (row.compute, row.unsplit, row.neither) == (4, 3, 3)
-
-
-def test_beyond_flights_known_from_all_sides_a_blocked_rank_communicates() -> None:
-    """Blocked from 8 ms, request at 10, waiting to 30, moving to 35, back at 36: the edges are calls."""
-    first, second = late_peer().ranks
-    row, _ = split(Timeline((replace(first, compute=(), blocked=((8 * MS, 36 * MS),)), second)))
-    assert (row.waiting, row.communication, row.unsplit) == (20 * MS, 8 * MS, 0)
+@pytest.mark.parametrize(("ranks", "due"), SPLITS.values(), ids=SPLITS)
+def test_a_span_is_split(ranks: tuple[RankTimes, ...], due: dict[str, int]) -> None:
+    row = split(Timeline(ranks))[0]
+    assert {state: getattr(row, state) for state in due} == due
 
 
 def test_split_markdown_has_a_row_for_each_rank() -> None:
@@ -129,3 +134,52 @@ def test_the_picture_does_not_grow_with_the_run() -> None:
     many = union((2 * i, 2 * i + 1) for i in range(20_000))
     timeline = Timeline((RankTimes(0, 0, 40_000, many, ()),))
     assert len(draw_timeline(timeline)) < 300_000
+
+
+def test_flights_that_overlap_get_lanes_of_their_own() -> None:
+    flights = [flight(0, 0, 10), flight(0, 5, 8, 1), flight(0, 8, 12, 2), flight(0, 10, 11, 3)]
+    assert [[f.turn for f in row] for row in lanes(flights)] == [[0, 3], [1, 2]]
+
+
+def merged() -> dict[str, Any]:
+    document = traps.counted_four_times()
+    document["traceEvents"] += [
+        {"ph": "M", "name": "process_name", "pid": 100, "tid": 0, "ts": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "thread_name", "pid": 100, "tid": 100, "ts": 0, "args": {"name": "main"}},
+        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 100, "tid": 100, "ts": 900},
+        {"ph": "f", "cat": "ac2g", "name": "ac2g", "id": 7, "pid": 0, "tid": 7, "ts": 1000, "bp": "e"},
+        traps.event("Trace", "PyTorch Profiler (0)", 0, 9, "Spans", ""),
+    ]
+    return merge_documents({0: document, 1: document}, {0: 0, 1: 5 * MS}, late_peer())
+
+
+def test_each_rank_gets_processes_and_flows_of_its_own_on_one_clock() -> None:
+    document = merged()
+    assert_keeps_to_the_format(document)
+    events = document["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["rank 0", "rank 0 · GPU 0", "rank 1", "rank 1 · GPU 0"]
+    assert (names[0], names[1]) == ("rank 0", "rank 1")
+    kernels = {names[e["pid"]]: e["ts"] for e in events if e.get("cat") == "kernel"}
+    assert kernels == {"rank 0 · GPU 0": 5200.0, "rank 1 · GPU 0": 200.0}
+    assert {e["id"] for e in events if "id" in e} == {"0.7", "1.7"}
+
+
+def test_events_of_the_profiler_that_cross_are_set_aside() -> None:
+    crossing = [traps.event("cpu_op", "a", start, 1.5, 0, 0) for start in range(3)]
+    document = merge_documents(
+        {0: {"traceEvents": crossing}, 1: {"traceEvents": []}}, {0: 0, 1: 0}, late_peer()
+    )
+    assert_keeps_to_the_format(document)
+    tracks = [e["tid"] for e in document["traceEvents"] if e["ph"] == "X" and e["name"] == "a"]
+    assert sorted(track != 0 for track in tracks) == [False, False, True]
+
+
+def test_collectives_carry_phase_bucket_and_bytes() -> None:
+    events = merged()["traceEvents"]
+    first = next(event for event in events if event.get("cat") == "collective")
+    assert first["name"] == "all_gather: dp gather of bucket 0"
+    assert first["args"]["payload bytes"] == 64
+    assert first["args"]["ring bytes"] == 32
+    assert first["args"]["group"] == [0, 1]
+    assert first["args"]["waited for the last member, us"] == 20_000.0

@@ -1,13 +1,16 @@
-"""The benchmark of Newton–Schulz recipes: its counts and its files, on small matrices."""
+"""The benchmarks of Newton–Schulz recipes and of ``gram``: their counts and tables, on small matrices."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
-from scripts.lab.benchmarks import newton_schulz_times
+from scripts.lab.benchmarks import gram, newton_schulz_times
+from scripts.lab.benchmarks.gram import CONTENDERS, StepTimes
 from scripts.lab.benchmarks.newton_schulz_times import (
     TORCH,
     WorkTimes,
@@ -36,10 +39,11 @@ def test_contenders_orthogonalize_the_same_matrices() -> None:
 
 
 def test_every_contender_is_timed_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(newton_schulz_times, "WORKS", {"small": ((8, 8), (4, 8))})
+    works = {"small": ((8, 8), (4, 8)), "one": ((8, 8),)}
+    monkeypatch.setattr(newton_schulz_times, "WORKS", works)
     found = measure("small", (TORCH, "minimax"), rounds=3)
     assert not found.chosen
-    assert set(measure("small", (TORCH, "auto"), rounds=1).chosen) == {"8 × 8", "4 × 8"}
+    assert set(measure("one", (TORCH, "auto"), rounds=1).chosen) == {"8 × 8"}
     assert {name: len(seconds) for name, seconds in found.seconds.items()} == {TORCH: 3, "minimax": 3}
     assert {name: len(rates) for name, rates in found.rates.items()} == {"bf16": 15, "fp32": 15}
     table = times_table(found, "python x", "here")
@@ -59,3 +63,40 @@ def test_the_floor_counts_a_recipes_own_operations(monkeypatch: pytest.MonkeyPat
     assert row["ms"] == 1000.0
     assert row["times torch"] == 4.0
     assert row["of its floor"] == 0.5
+
+
+SECONDS: Mapping[tuple[str, str], Sequence[float]] = {
+    one: [0.1 * (place + 1)] * 3 for place, one in enumerate(CONTENDERS)
+}
+
+
+def test_seconds_are_compared_with_grams_of_the_same_recipe() -> None:
+    table = gram.times_table([StepTimes("4 of 512 × 4096", SECONDS)], "command")
+    over = {(row["strategy"], row["orthogonalize"]): row["over gram's"] for row in table.rows}
+    assert over["gram", "stock"] == over["gram", "gram"] == 1.0
+    assert over["zero1", "stock"] == round(0.1 / 0.5, 2)
+    assert over["owner", "gram"] == round(0.4 / 0.6, 2)
+
+
+def test_distances_keep_the_largest_of_each_spectrum_and_tp() -> None:
+    found = list(gram.distances(sides=((8, 24), (24, 8)), tps=(2,)))
+    rows = {(row["orthogonalize"], row["spectrum"]): row for row in gram.distance_table(found, "").rows}
+    assert len(rows) == 3 * 8
+    same = [one for one in found if (one.orthogonalize, one.spectrum) == ("minimax", "k^-3")]
+    assert rows["minimax", "k^-3"]["error"] == float(f"{max(one.mine.error for one in same):.3g}")
+
+
+def test_bytes_are_the_formulas() -> None:
+    for row in gram.bytes_table("").rows:
+        assert row["by ledger"] == row["by formula"]
+
+
+def test_the_regime_tells_long_from_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram, "SHORT", 64)
+    monkeypatch.setattr(gram, "ASPECTS", (1, 16))
+    monkeypatch.setattr(gram, "TP", (2,))
+    square, long = gram.regime_table("laptop", "").rows
+    sent = [(float(str(row["MB, gram"])), float(str(row["MB, zero1"]))) for row in (square, long)]
+    assert sent[0][0] > sent[0][1]
+    assert sent[1][0] < sent[1][1]
+    assert {row["least time"] for row in (square, long)} <= set(gram.FORMULAS)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
+from scripts import faults
 from scripts.lab.faults import broken_saves, report, starters, strikes, tampering
 from scripts.lab.faults.campaign import Campaign
 from scripts.lab.faults.case import GOOD, Case
 from scripts.lab.faults.data_faults import FAULTS
 from scripts.lab.faults.draw import SHARES, draw
 
-ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the campaign reads /proc")
 
 
@@ -87,12 +85,14 @@ def test_a_checkpoint_without_a_file_is_refused(campaign: Campaign) -> None:
     assert outcomes_of(campaign, cases) == []
 
 
-def test_the_script_lists_without_running() -> None:
-    words = [sys.executable, "scripts/faults.py", "--list", "--count", "20", "--seed", "1", "2"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 40
-    assert done.stdout.splitlines()[0] == f"1.0    {draw(1, 20)[0]}"
+def test_the_script_lists_without_running(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "run", None)
+    assert faults.main(["--list", "--count", "20", "--seed", "1", "2"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert len(listed) == 40
+    assert listed[0] == f"1.0    {draw(1, 20)[0]}"
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,26 +95,31 @@ def test_a_detail_has_no_folders_of_this_machine() -> None:
     assert one_line("cannot read /tmp/x-1/y/z.pt: 3/4 of\n it") == "cannot read …/z.pt: 3/4 of it"
 
 
+@pytest.fixture(scope="module")
+def campaign() -> Iterator[Campaign]:
+    made = Campaign()
+    yield made
+    made.close()
+
+
 @pytest.mark.live
 @pytest.mark.parametrize(
     ("plant", "verdict"),
     [
         (plants.a_broken_package, "silent difference"),
-        (plants.an_orphan, "orphan"),
         (plants.an_abort, "abort"),
         (plants.a_hang, "hang"),
         (plants.a_bare_error, "traceback"),
+        (plants.an_orphan, "orphan"),  # last, since it lives until the campaign is closed
     ],
 )
-def test_a_planted_end_is_found_on_real_processes(tmp_path: Path, plant: Any, verdict: str) -> None:
-    campaign = Campaign()
-    try:
-        seen = launched(CASE, tmp_path, plant, CASE, str(tmp_path))
-        if plant is plants.a_hang:
-            seen = replace(seen, seconds=since_struck(tmp_path), limit=0.2)
-        orphans = left_behind(campaign.mark)
-    finally:
-        campaign.close()
+def test_a_planted_end_is_found_on_real_processes(
+    campaign: Campaign, tmp_path: Path, plant: Any, verdict: str
+) -> None:
+    seen = launched(CASE, tmp_path, plant, CASE, str(tmp_path))
+    if plant is plants.a_hang:
+        seen = replace(seen, seconds=since_struck(tmp_path), limit=0.2)
+    orphans = left_behind(campaign.mark)
     assert judge(CASE, replace(seen, orphans=orphans))[0] == verdict
 
 
