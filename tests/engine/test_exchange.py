@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,16 +91,3 @@ def test_what_a_rank_packs_for_each_is_what_that_one_expects(
             assert mine.sends == tuple(other.receives[rank] for other in parcels)
             assert mine.sends[rank] == 0
             assert len(mine.kept) == len(mine.kept_as) == len(mine.kept_at)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_what_all_get_is_packed_once(ranks: int) -> None:
-    grid = Grid.of(dp=ranks)
-    (bucket,) = owner([Matrix(0, "m", (4, 6))], grid, assign=[0]).buckets
-    (out,) = bucket.compute.hops
-    assert isinstance(out, Exchange)
-    mine = out.inverse.parcels(grid.at(0))
-    assert mine.sends == (0,) + (24,) * (ranks - 1)
-    assert mine.starts == (0,) * ranks
-    assert [shape for *_, shape in mine.leaving] == [(4, 6)]
-    assert mine.kept_at == (0,)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -49,20 +47,6 @@ def test_members_of_a_group_issue_the_same_sequence_under_every_window(plan: Pla
         assert all(member == members[0] for member in members), group
 
 
-@given(plans, st.integers(1, 4), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
-def test_no_interleaving_of_ready_groups_blocks_or_changes_the_result(
-    plan: Plan, window: int, seed: int
-) -> None:
-    reference, shuffled = steps(plan, 1), steps(plan, window)
-    LocalWorld(plan.grid).run([step.step() for step in reference])
-    LocalWorld(plan.grid, random.Random(seed).randrange).run([step.step() for step in shuffled])
-    for one, other in zip(reference, shuffled, strict=True):
-        assert all(
-            torch.equal(a.param, b.param) for a, b in zip(one.parameters, other.parameters, strict=True)
-        )
-
-
 @pytest.fixture
 def torn_plan() -> Plan:
     """Two rounds on a 2×2 grid; in the first, one dp position works on one matrix, the other on four."""
@@ -93,7 +77,7 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 
 
 @given(cases())
-@settings(max_examples=8, deadline=None)  # each with all strategies
+@settings(max_examples=5, deadline=None)  # each with all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
     """Ranks with equal fingerprints make the same requests, also if only a strategy's options differ."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}

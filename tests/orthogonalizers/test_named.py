@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -27,12 +28,17 @@ from muon_tutorial.orthogonalizers.named import (
     RECIPES,
     SAFE_POLAR_EXPRESS,
     STOCK,
-    find_recipe,
 )
 from muon_tutorial.orthogonalizers.recipe import Polynomial, Recipe, flops, peak
 from scripts.lab.quality import SPECTRA, Quality, Sample, draw_samples, shortfall
 
-SHAPES = [(128, 128), (256, 64), (384, 768)]
+from ..exhaustive import left_out
+
+LARGEST = (384, 768)
+SHAPES = [(128, 128), (256, 64), LARGEST]
+REACHING = ("rank 8", "cliff")
+"""The spectra on which recipes come close to their bounds only on the largest shape, for which a CPU without
+bf16 units takes four seconds each."""
 FIELDS = {"Gaussian": "gaussian", "rank 8": "rank_8", "cliff": "cliff", "nearly zero": "nearly_zero"}
 
 
@@ -42,11 +48,12 @@ def samples(shape: tuple[int, int]) -> dict[str, Sample]:
 
 
 @cache
-def qualities(name: str) -> dict[tuple[tuple[int, int], str], Quality]:
+def qualities(name: str, on_the_largest: Sequence[str]) -> dict[tuple[tuple[int, int], str], Quality]:
     return {
         (shape, spectrum): sample.quality_of(result(name, sample.matrix))
         for shape in SHAPES
         for spectrum, sample in samples(shape).items()
+        if shape != LARGEST or spectrum in on_the_largest
     }
 
 
@@ -56,10 +63,13 @@ def result(name: str, matrix: Tensor) -> Tensor:
     return orthogonalize(matrix, RECIPES[name])
 
 
+@pytest.mark.parametrize("on_the_largest", [REACHING, left_out(tuple(SPECTRA))], ids=len)
 @pytest.mark.parametrize("name", BOUNDS)
-def test_errors_stay_below_their_bounds_and_come_close_to_them(name: str) -> None:
+def test_errors_stay_below_their_bounds_and_come_close_to_them(
+    name: str, on_the_largest: tuple[str, ...]
+) -> None:
     worst: dict[str, float] = {}
-    for (_, spectrum), quality in qualities(name).items():
+    for (_, spectrum), quality in qualities(name, on_the_largest).items():
         field = FIELDS.get(spectrum, "power_law")
         worst[field] = max(worst.get(field, 0.0), quality.error)
         worst["largest"] = max(worst.get("largest", 0.0), quality.largest)
@@ -70,10 +80,10 @@ def test_errors_stay_below_their_bounds_and_come_close_to_them(name: str) -> Non
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_drop_in_is_no_worse_than_stock_and_the_others_are(name: str) -> None:
-    stock = qualities(STOCK)
+    stock = qualities(STOCK, REACHING)
     found = {
         where: said
-        for where, quality in qualities(name).items()
+        for where, quality in qualities(name, REACHING).items()
         if (said := shortfall(SPECTRA[where[1]], quality, stock[where]))
     }
     assert (not found) == (name in DROP_INS), found
@@ -107,13 +117,6 @@ def test_cans_as_published_explodes_on_a_matrix_whose_norm_rounding_left_above_o
         X = a * X + (b * A + c * A @ A) @ X
     assert not X.isfinite().all() or X.abs().max() > 1e6
     assert orthogonalize(torch.ones(4, 6), RECIPES["cans"]).float().norm() < 1.2
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(
-        UsageError, match=r"'auto' or one of float32, gram, .*minimax_bf16, three_steps; got 'fast'"
-    ):
-        find_recipe("fast")
 
 
 def test_polar_express_carries_its_safety_on_all_but_the_last() -> None:
@@ -172,7 +175,7 @@ def values(polynomial: Polynomial, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [(128, 128), (256, 64), (384, 768)], ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES[:2], left_out(LARGEST)], ids=str)
 def test_updates_are_as_large_as_stocks_or_larger_by_as_much_as_is_said(
     name: str, shape: tuple[int, int]
 ) -> None:
