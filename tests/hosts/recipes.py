@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import warnings
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+
+from ..launching.launch_traces import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "scripts" / "recipes"
@@ -47,9 +48,9 @@ class Recipe:
 
     A launcher that would take a fixed port, which two simultaneous runs would share, gets a free one.
     ``alone`` is the recipe that does the same work in one process.
-    ``sharded`` says that parameters must be DTensors. ``daily`` recipes run in a usual run: DDP under the
-    Trainer of transformers, and FSDP2 under accelerate. The others can break only with their host's version;
-    ``tests/optimizer`` and ``tests/configs`` check the optimizer's contract, which all recipes share.
+    ``sharded`` says that parameters must be DTensors. A usual run tries only the ``daily`` one, DDP under the
+    Trainer of transformers. The others can break only with their host's version; ``tests/optimizer`` and
+    ``tests/configs`` check the optimizer's contract, which all recipes share, and FSDP2's checkpoints.
     """
 
     launcher: tuple[str, ...]
@@ -69,7 +70,7 @@ ALL = {
     "hsdp": Recipe(TORCHRUN_4, 4, sharded=True),
     "accelerate_ddp": Recipe((*ACCELERATE, "--multi_gpu"), 2, needs="accelerate"),
     "accelerate_fsdp2": Recipe(
-        (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", daily=True, sharded=True
+        (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", sharded=True
     ),
     "trainer": Recipe(TORCHRUN_2, 2, needs="transformers", daily=True),
     "fabric_ddp": Recipe(FABRIC, 2, needs="lightning"),
@@ -116,7 +117,7 @@ KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6
 
 
 def run(
-    name: str, folder: Path, *arguments: str, launcher: tuple[str, ...] = (), ranks: int = 0, fault: str = ""
+    name: str, folder: Path, *arguments: str, launcher: tuple[str, ...] = (), ranks: int = 0
 ) -> list[Notes]:
     """Run a recipe as its host's users would, and return the notes of every rank.
 
@@ -129,11 +130,11 @@ def run(
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         notes.mkdir(parents=True)
-        command = [word.replace("{port}", _free_port()) for word in words]
+        command = [word.replace("{port}", str(free_port())) for word in words]
         process = subprocess.run(
             command,
             cwd=folder,
-            env=_environment(notes, fault),
+            env=_environment(notes),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -150,24 +151,17 @@ def run(
     return [Notes(**torch.load(notes / f"rank-{rank}.pt")) for rank in range(ranks)]
 
 
-def _environment(notes: Path, fault: str) -> dict[str, str]:
+def _environment(notes: Path) -> dict[str, str]:
     """This process's environment, without launchers' variables, and with the watch."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {
         "PYTHONPATH": f"{WATCH}:{ROOT}",
         "WATCH_FOLDER": str(notes),
-        "WATCH_FAULT": fault,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         "HF_HUB_OFFLINE": "1",
     }
-
-
-def _free_port() -> str:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return str(listening.getsockname()[1])
 
 
 def checkpoint(folder: Path) -> Path:

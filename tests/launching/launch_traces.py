@@ -1,9 +1,11 @@
-"""Checks what a launch might leave behind: processes, descriptors, files."""
+"""Checks what a launch might leave behind: processes, descriptors, files; and what its starters share."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import socket
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -40,6 +42,18 @@ def still_running(pids: Iterable[int], within: float) -> set[int]:
     while (left := {pid for pid in pids if _runs(pid)}) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
+
+
+def free_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def heed_interrupts() -> None:
+    """Make a child react to SIGINT, which a shell's background job ignores and passes on to children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _runs(pid: int) -> bool:

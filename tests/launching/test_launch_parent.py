@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.launching.launch_traces import WITHIN, still_running
+from tests.launching.launch_traces import WITHIN, heed_interrupts, still_running
 
 pytestmark = pytest.mark.live
 
@@ -53,11 +53,6 @@ def python(*arguments: str, folder: Path) -> subprocess.Popen[str]:
         start_new_session=True,
         preexec_fn=heed_interrupts,
     )
-
-
-def heed_interrupts() -> None:
-    """Make a child react to SIGINT, which a shell's background job ignores and passes on to children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def said_by(*arguments: str, folder: Path, typed: str | None = None, code: int = 0) -> str:
@@ -142,16 +137,6 @@ def test_a_server_in_the_midst_of_an_import_ends_with_its_parent(tmp_path) -> No
     assert not still_running([server], WITHIN)
 
 
-def test_a_killed_server_is_told_and_takes_its_ranks_along(hanging) -> None:
-    parent, family = hanging
-    server = psutil.Process(parent.pid).children()[0]
-    server.kill()
-    said, _ = parent.communicate(timeout=30)
-    assert "the process that forks ranks ended" in said
-    assert parent.returncode == 1
-    assert not still_running(family, WITHIN)
-
-
 SERVER = """
 import os, signal
 from concurrent.futures import ThreadPoolExecutor
@@ -159,22 +144,35 @@ from muon_tutorial.errors import LaunchError
 from muon_tutorial.launching import fork_server
 from muon_tutorial.launching.launch import launch
 from tests.launching import launch_ranks as ranks
+from tests.launching.launch_traces import WITHIN, still_running
 
 def server():
     return fork_server.warm_server()._child.pid
 
 def failure(_):
+    pids = []
+
+    def hear(rank, line):
+        pids.append(int(line.split()[-1]))
+        if len(pids) == 2:
+            os.kill(server(), signal.SIGKILL)
+
     try:
-        launch(ranks.hang, 2, timeout=60.0, output=lambda rank, line: os.kill(server(), signal.SIGKILL))
+        launch(ranks.hang, 2, args=(1,), timeout=60.0, output=hear)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}; {len(still_running(pids, WITHIN))} ranks are left"
 
 launch(ranks.total, 2)
 """
 
 
-def test_a_stopped_server_serves_tells_and_ends_all_the_same(tmp_path) -> None:
+def test_a_killed_server_takes_its_ranks_along_and_a_stopped_one_serves_tells_and_ends(
+    tmp_path,
+) -> None:
+    """A killed one is told alike in several threads."""
     script = SERVER + (
+        "with ThreadPoolExecutor(3) as threads:\n    print(*threads.map(failure, range(3)), sep='\\n')\n"
+        "launch(ranks.total, 2)\n"
         "os.kill(server(), signal.SIGSTOP)\n"
         "print(launch(ranks.total, 2))\n"
         "def stop(rank, line):\n"
@@ -185,19 +183,11 @@ def test_a_stopped_server_serves_tells_and_ends_all_the_same(tmp_path) -> None:
         "    print(str(error).splitlines()[0])\n"
         "os.kill(server(), signal.SIGSTOP)\n"
     )
-    said = said_by("-c", script, folder=tmp_path)
-    assert said.startswith("[1.0, 1.0]\nrank 2 of 3 was killed by SIGKILL")
-    assert said.count("\n") == 2
-
-
-def test_launches_in_several_threads_are_told_alike_of_a_killed_server(tmp_path) -> None:
-    script = SERVER + (
-        "with ThreadPoolExecutor(3) as threads:\n    print(*threads.map(failure, range(3)), sep='\\n')\n"
-    )
-    said = said_by("-c", script, folder=tmp_path)
-    assert set(said.splitlines()) == {
-        "LaunchError: the process that forks ranks ended (exit code -9); launch again"
-    }
+    *killed, served, stopped = said_by("-c", script, folder=tmp_path).splitlines()
+    told = "LaunchError: the process that forks ranks ended (exit code -9); launch again; 0 ranks are left"
+    assert killed == [told] * 3
+    assert served == "[1.0, 1.0]"
+    assert stopped.startswith("rank 2 of 3 was killed by SIGKILL")
 
 
 def test_functions_typed_at_a_prompt_run_on_ranks(tmp_path) -> None:

@@ -21,7 +21,7 @@ from muon_tutorial import cli
 from muon_tutorial.errors import LaunchError, UsageError
 from muon_tutorial.launching import torchrun
 from muon_tutorial.launching.peers import Peers
-from tests.launching.launch_traces import WITHIN, still_running
+from tests.launching.launch_traces import WITHIN, free_port, still_running
 
 pytestmark = pytest.mark.live
 
@@ -73,11 +73,8 @@ def test_restarted_ranks_meet_with_a_timeout_and_a_killed_one_was_named_in_one_l
 
 
 def test_a_killed_rank_of_a_static_rendezvous_ends_both_agents_in_one_line_each() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     start = [sys.executable, "-m", "muon_tutorial", "torchrun", "--nnodes=2", "--nproc-per-node=1"]
-    start += ["--master-addr=127.0.0.1", f"--master-port={port}"]
+    start += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     agents = [
         subprocess.Popen(
             [*start, f"--node-rank={node}", SCRIPT, "kill", "20"],
