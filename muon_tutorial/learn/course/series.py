@@ -76,7 +76,7 @@ class CoursePath:
 
 _LESSONS = """\
 00_a_distributed_muon_step | first_look | 15 | 0 | - | What does a distributed Muon step look like?
-01_why_orthogonalize | why_muon | 45 | 8 | - | Why orthogonalize a gradient?
+01_why_orthogonalize | why_muon | 40 | 8 | - | Why orthogonalize a gradient?
 02_five_matrix_products | five_products | 50 | 0 | 01 | How do five matrix products do it?
 03_what_does_a_collective_move | collectives | 65 | 0 | 00 | What does a collective move?
 04_the_first_distributed_muon | first_muon | 60 | 0 | 03 | How did the first distributed Muon work?
