@@ -78,7 +78,7 @@ _LESSONS = """\
 00_a_distributed_muon_step | first_look | 15 | 0 | - | What does a distributed Muon step look like?
 01_why_orthogonalize | why_muon | 40 | 8 | - | Why orthogonalize a gradient?
 02_five_matrix_products | five_products | 50 | 0 | 01 | How do five matrix products do it?
-03_what_does_a_collective_move | collectives | 65 | 0 | 00 | What does a collective move?
+03_what_does_a_collective_move | collectives | 60 | 0 | 00 | What does a collective move?
 04_the_first_distributed_muon | first_muon | 60 | 0 | 03 | How did the first distributed Muon work?
 05_zero1_and_the_virtual_buffer | zero1_buffer | 45 | 15 | 00 03 | ZeRO-1 and the virtual buffer
 06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
