@@ -83,7 +83,7 @@ _LESSONS = """\
 05_zero1_and_the_virtual_buffer | zero1_buffer | 45 | 15 | 00 03 | ZeRO-1 and the virtual buffer
 06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
 07_what_tp_and_dp_cut | cuts | 50 | 15 | 05 06 | What do tp and dp cut?
-08_each_shard_alone | shards_alone | 45 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
+08_each_shard_alone | shards_alone | 40 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
 09_the_mirror | the_mirror | 65 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
