@@ -105,8 +105,8 @@ cut.check(my_columns)
 # %% [markdown]
 # ## Predict
 #
-# **Momentum**, a running average of past gradients, is as large as the weight. With **ZeRO** (zero redundancy) dp
-# does not copy it: each rank's columns, written out row after row, are cut into equal parts along dp. Here the cuts
+# **Momentum**, a running average of past gradients, is as large as the weight, so with **ZeRO** (zero redundancy)
+# dp does not copy it: each rank's columns, written out row after row, are cut into equal parts along dp. Here the cuts
 # fall between rows, `M[I_dp, J_tp]`. Which ranks keep the entry in the last row and column?
 #
 # *Easy · 1 minute · required*

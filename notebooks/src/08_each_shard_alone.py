@@ -244,7 +244,7 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Now for every shape and cut:
+# Write it for every shape and cut.
 #
 # <details><summary>Hint</summary>
 #
