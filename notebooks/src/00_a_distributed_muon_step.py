@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Muon needs a whole matrix, and no process here has one. How do the processes take the step together, and end with
-# exactly the bits that a single process would have found?
+# Muon needs a whole matrix, and no process here has one. How do they take a step together, and end with exactly the
+# bits of one that has?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -59,20 +59,17 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer, like AdamW, but it *orthogonalizes* a matrix's update before it steps. Lesson 01 explains why
-# that helps. For now it only matters that orthogonalizing needs the whole matrix at once.
+# Muon is an optimizer, like AdamW, but first it *orthogonalizes* a matrix's update (lesson 01 says why), for which it
+# needs the whole matrix at once.
 #
-# A **process** is a running program whose memory no other program can look into. Large models are trained by many
-# processes, usually one for each GPU. Today all share your processor. Each process has a number, its **rank**, and
-# people also call the process itself "rank 2".
+# A **process** is a running program whose memory no other can look into. Usually each has its own GPU; today all
+# share your processor. Each has a number, its **rank**, and is called by it, too.
 #
-# The ranks stand in a grid with two axes. Along **tp** (tensor parallel) this weight is *cut* into columns: each
-# place along tp holds different ones. Along **dp** (data parallel) it is *copied*: ranks that differ only along dp
-# hold the same columns and see different data. We write this **layout** as `W[I, J_tp]`: I rows, which no axis cuts,
-# and J columns, which tp cuts. An axis that does not appear holds copies. (Other layers cut rows, and from lesson 05
-# on dp cuts as well.)
+# Ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns; along **dp** (data
+# parallel) it is *copied*, and each copy sees other data. We write this **layout** as `W[I, J_tp]`: I rows, which no
+# axis cuts, and J columns, which tp cuts. An axis that does not appear holds copies.
 #
-# `launch` starts real processes and runs your function in each:
+# `launch` runs your function in real processes:
 
 # %% tags=["volatile"]
 def greet(rank):
@@ -84,8 +81,7 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # %% [markdown]
 # ## Your turn: cut
 #
-# A rank's place along tp is `rank % tp`. Return the columns that this rank holds. Replace the `...` and run the cell;
-# the next one checks your answer.
+# A rank's place along tp is `rank % tp`. Replace the `...` by the columns that this rank holds.
 #
 # *Easy · 2 minutes · required*
 
@@ -109,12 +105,9 @@ cut.check(my_columns)
 # %% [markdown]
 # ## Predict
 #
-# Muon also keeps a **momentum**, a running average of past gradients that is as large as the weight itself. Copies of
-# it along dp would waste memory, so with **ZeRO** (zero redundancy) each entry is kept on one rank only.
-#
-# Each rank's columns are written out in one line, row after row, and dp cuts that line into equal parts. For this one
-# matrix the cuts happen to fall between rows, as if dp had cut rows: `M[I_dp, J_tp]`. Which ranks keep the momentum's
-# bottom right corner, the entry in its last row and column?
+# **Momentum**, a running average of past gradients, is as large as the weight, so with **ZeRO** (zero redundancy)
+# dp does not copy it: each rank's columns, written out row after row, are cut into equal parts along dp. Here the cuts
+# fall between rows, `M[I_dp, J_tp]`. Which ranks keep the entry in the last row and column?
 #
 # *Easy · 1 minute · required*
 
@@ -139,8 +132,7 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # %% [markdown]
 # ## Take the step
 #
-# This is the whole program of each rank. All ranks **must call** `step()`: inside it they average their gradients
-# along dp (DDP does that in `backward()`), send each other pieces, and wait for them.
+# All ranks **must call** `step()`: in it they average gradients along dp, send each other pieces, and wait for them.
 
 # %%
 columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
@@ -156,8 +148,7 @@ def one_step(rank):
 reports = launch(one_step, dp * tp, backend=backend)
 
 # %% [markdown]
-# Is the result right? We compare it with PyTorch's own Muon, in one process with the whole matrix and the mean of all
-# gradients.
+# Is it right? PyTorch's own Muon, in one process, gets the whole matrix and the mean gradient:
 
 # %%
 alone = torch.nn.Parameter(lesson.weight(seed))
@@ -165,15 +156,14 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Now press play. The colour of a piece says which rank keeps it. Pieces with the same letter held the same bytes in
-# *your* run.
+# Press play. Colours say which rank keeps a piece; equal letters are equal bytes in *your* run.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
-# For a moment each rank had the whole matrix, `X[I, J]`, because **orthogonalizing** needs all of it. Before and
-# after, each had only its share. Was that worth it for so small a matrix? Compare the last two lines.
+# For **orthogonalizing**, each rank had the whole matrix for a moment, `X[I, J]`. Is that worth it here? Compare the
+# last two lines.
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -193,7 +183,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** One line of code finds each answer.
 #
 # *Easy · 1 minute · required*
 
@@ -216,4 +206,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# But why orthogonalize a gradient? The next lesson asks.
+# But why orthogonalize? The next lesson asks.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 01 · Why orthogonalize a gradient?
 #
-# A gradient shouts in a few directions and whispers in all the others, and Muon makes them equally loud before it
-# steps. Does that help a model to learn, and why?
+# A gradient shouts in a few directions and whispers in the others, and Muon makes all equally loud. Why does that
+# help a model to learn?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
+# **Forty minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
 # same bits as PyTorch's, and say what each line does and which matrices it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
@@ -57,9 +57,9 @@ race = lesson.recorded_race()
 # %% [markdown]
 # ## Place your bet
 #
-# Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient as it is. **Adam**
-# divides each entry by its usual size (AdamW, which we use, also shrinks the weights a little). **Muon** makes all
-# directions of the gradient equally loud.
+# Three optimizers have trained the same small GPT on real text. **SGD** follows the gradient as it is, **Adam** (here
+# AdamW, which also shrinks the weights) divides each entry by its usual size, and **Muon** makes all directions of
+# the gradient equally loud.
 
 # %%
 print(race)
@@ -67,7 +67,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Which one wins? And at which step does the winner reach the loss that the *second* ends with?
+# Which one wins? And at which step does it reach the loss that the *second* ends with?
 #
 # *Easy · 1 minute · required*
 
@@ -109,12 +109,9 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`: far for some inputs x, and hardly at all for others. In the
-# picture at the top, the inputs lie on a circle and the outputs on an ellipse. The lengths of the ellipse's arrows
-# are the **singular values** of the update.
-#
-# That picture has two directions. A real layer has as many as its shorter side has entries. Train a GPT for a moment
-# and take one of its gradients:
+# A step moves a layer's output by `lr * update @ x`. At the top, inputs x on a circle become outputs on an ellipse,
+# whose arrows are as long as the update's **singular values**. A real layer has as many as its shorter side has
+# entries. Here is the gradient of one:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -123,8 +120,8 @@ svd, whole, table, quiz = lesson.all_exercises(run, G)
 print(lesson.say_run(run, steps, seconds))
 
 # %% [markdown]
-# The **SVD** (singular value decomposition) finds the directions. Each direction reads the input along a row of `Vt`,
-# scales it by a singular value, and writes it along a column of `U`.
+# The **SVD** (singular value decomposition) finds the directions. Each reads the input along a row of `Vt`, scales
+# it, and writes along a column of `U`:
 
 # %%
 U, S, Vt = torch.linalg.svd(G, full_matrices=False)
@@ -134,8 +131,7 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# The square of a direction's singular value is its **energy**. Add up energies from the loudest direction down: how
-# many do you need for half of the total?
+# A direction's **energy** is its singular value squared. How many of the loudest carry half of all energy?
 #
 # *Easy · 1 minute · required*
 
@@ -156,13 +152,12 @@ compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gr
 # </details>
 
 # %% [markdown]
-# The curve of all singular values is the **spectrum** of `G`. SGD moves along its first few directions and hardly
-# touches the rest. But a quiet direction can be important: that of a rare word is quiet because the word is rare.
+# SGD moves along the first directions of this **spectrum**, the curve of all singular values. It hardly touches the
+# rest, such as that of a rare word, which is quiet only because the word is rare.
 #
 # ## Make them equally loud
 #
-# To orthogonalize a matrix is to keep its directions and set every singular value to 1. Before that, Muon averages
-# gradients over the steps: its momentum. Write both.
+# To orthogonalize a matrix is to keep its directions and set every singular value to 1.
 #
 # <details><summary>Hint</summary>
 #
@@ -197,8 +192,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What would the three optimizers make of this gradient? "As it runs" is Muon with Newton–Schulz (lesson 02). Its
-# spectrum ends nearly *flat*: all values near 1.
+# What each optimizer makes of this gradient ("as it runs" uses Newton–Schulz, from lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -207,18 +201,16 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose that no step may move a layer's output too far, whatever the input. So we scale all updates until their
-# loudest directions are equally loud. Which one then lowers the loss most? By the gradient, an update *promises* to
-# lower it by `(G * update).sum()`. The dark bars show what happened when the model ran again with each update.
+# Suppose no step may move a layer's output too far, whatever the input: all updates get the same loudest value. By
+# the gradient, each *promises* to lower the loss by `(G * update).sum()`. The dark bars show how far it fell.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
 
 # %% [markdown]
-# Under that limit no update promises more than `U @ Vt`, because a direction with singular value `s` lowers the loss
-# by `s` times the update's loudness in it. An update below the limit in a direction wastes part of that `s`, so the
-# best one is at the limit in all:
+# No update promises more than `U @ Vt`. A direction with singular value `s` lowers the loss by `s` times the update's
+# loudness in it, so an update that stays below the limit there wastes part of `s`:
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -229,19 +221,22 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Three things are still missing. The **size factor** is the square root of rows / columns of `W`, and at least 1. A
-# tall matrix spreads a change of the same length over more outputs. The factor makes each output move as far as in a
-# square matrix. **Weight decay** shrinks `W` by `lr * weight_decay`; it is called *decoupled* because it never
-# touches the gradient. Last, the update times −lr is added to `W`. Here is each stage for one matrix (**RMS**, root
-# mean square, is the usual size of an entry):
+# Two things are missing: the **size factor**, which is the root of rows / columns of `W`, at least 1, and **weight
+# decay**, which shrinks `W` by `lr * weight_decay`. (**RMS**, root mean square, is the usual size of an entry.)
+#
+# <details><summary>Why a size factor, and what is decoupled?</summary>
+#
+# A tall matrix spreads a change of the same length over more outputs. The factor makes each output move as far as in
+# a square matrix. Weight decay is called *decoupled* here because it never touches the gradient.
+#
+# </details>
 
 # %% tags=["volatile"]
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Orthogonalizing forgets the length of the gradient, so the learning rate alone decides how far a weight moves.
-#
-# Now write all of it. The check compares your function with `torch.optim.Muon`, to the last bit.
+# Orthogonalizing forgets the gradient's length, so the learning rate alone decides how far a weight moves. Write it
+# all, to the bits of `torch.optim.Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -280,7 +275,7 @@ whole.check(muon_step)
 # </details>
 
 # %% [markdown]
-# Your function trains a model, beside PyTorch's own:
+# Your function trains a model:
 
 # %% tags=["volatile"]
 mine = lesson.train_with(whole.accepted_or(lesson.muon_step), steps + 1, seed)
@@ -291,7 +286,7 @@ print("the same as torch's, to the last bit:", mine == torchs)
 # %% [markdown]
 # ## Who gets it, and who does not
 #
-# Muon takes the hidden matrices, and AdamW takes the rest:
+# Muon takes the *hidden* matrices, those of attention and MLP, and AdamW the rest:
 
 # %%
 split = split_parameters(run.model)
@@ -300,40 +295,35 @@ print("Muon, in each block:", *[name for name in split.hidden_names if "blocks.0
 print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
-# A norm's weight is a vector, so it has no directions that could be made equal. But the **embedding** and the
-# **head**, the first and the last layer, are matrices. Why not those?
-#
-# The embedding is a table: each byte of the text picks one row, and no input uses two together. Adam treats every
-# entry on its own, but Muon's update depends on all rows together. Set the gradient of the most frequent byte to
-# zero, and see which other bytes' updates change:
+# A norm's weight is a vector, without directions. But why not the first and the last matrix, **embedding** and
+# **head**? A byte of the text picks one row of the embedding, and no input uses two together. Erase the gradient of
+# the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# With Muon, what the model learns about one byte depends on which other bytes are in the batch. Does that hurt?
+# With Muon, what the model learns about one byte depends on which others are in the batch. Does that hurt?
 
 # %%
 print(lesson.say_extra_lanes(race))
 
 # %% [markdown]
-# Here it even helps! So "not the embedding" is a rule of thumb, not a law. People give two reasons: a table of 50,000
-# words is the largest, costliest matrix, and in long runs AdamW [did better on
-# both](https://kellerjordan.github.io/posts/muon/#empirical-considerations).
+# It even helps! "Not the embedding" is a rule of thumb.
 #
-# <details><summary>Was that a fair test?</summary>
+# <details><summary>Why people keep to it, and was that a fair test?</summary>
 #
-# We tried every learning rate for Muon. But AdamW's rate for embedding and head was tuned where AdamW steps
-# everything, and not again beside Muon.
+# A table of 50,000 words is the largest, costliest matrix, and in long runs AdamW [did better on
+# both](https://kellerjordan.github.io/posts/muon/#empirical-considerations), embedding and head. Our test was not
+# quite fair: we tried every learning rate for Muon, but AdamW's rate for embedding and head was tuned where AdamW
+# steps everything, and not again beside Muon.
 #
 # </details>
 #
 # ## What would suit a table?
 #
-# For a hidden layer, the limit was on the loudest direction. An input of a table picks a row, and a step moves the
-# output by that row of the update. So here no *row* may be longer than 1. Which update promises most then?
-#
-# (**Par**, as in golf, is what a good answer needs. Less is better.)
+# A step moves a table's output by one row of the update, so here the limit is on rows. (**Par**, as in golf, is what
+# a good answer needs.)
 #
 # <details><summary>Hint</summary>
 #
@@ -366,8 +356,7 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a CPU the SVD may be faster. On a GPU its long chain of small steps is [far too
-# slow](https://kellerjordan.github.io/posts/muon/).
+# On a GPU the SVD's long chain of small steps is far too slow. And here?
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))
@@ -384,7 +373,7 @@ print(lesson.say_cost(G))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code. 1% off is near enough.
+# **Quiz.** A line of code each; 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -411,5 +400,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# An SVD gives the right update, but is too slow on a GPU. The next lesson gets nearly the same update from a few
-# matrix products.
+# The next lesson finds nearly this update from a few matrix products, without an SVD.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 02 · How do five matrix products do it?
 #
-# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps, each of plain matrix products,
-# bring them nearly there without ever looking for one?
+# Muon wants all singular values at 1, and on a GPU an SVD is slow. How do five steps of plain matrix products bring
+# them nearly there?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -55,9 +55,8 @@ write, whole, bound, cost, quiz = lesson.all_exercises(steps)
 # %% [markdown]
 # ## Odd powers keep the directions
 #
-# **Newton–Schulz** multiplies a matrix with itself, again and again, and the quiet directions come up. First it
-# transposes a matrix that is taller than wide. Then it divides by the **Frobenius norm**, the square root of the sum
-# of all squared entries.
+# **Newton–Schulz** lays a tall matrix on its side, divides by the **Frobenius norm** (the root of the sum of all
+# squared entries), and then multiplies the matrix with itself:
 
 # %%
 recorded = recordings.real_gradient()
@@ -68,11 +67,14 @@ print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# After that division the squares of the singular values add up to 1, so none of them is above 1, whatever the matrix
-# was. The whole method rests on that.
+# The squares of the singular values now add up to 1, so none is above 1, and the whole method rests on that.
 #
-# Now look at the third power, `X @ X.T @ X`. With `U S Vᵀ` in place of `X` it becomes `U S Vᵀ · V S Uᵀ · U S Vᵀ`.
-# `VᵀV` and `UᵀU` are identities, so `U S³ Vᵀ` is left: the same directions, with each singular value cubed.
+# Write `U S Vᵀ` for `X` in its third power. `VᵀV` and `UᵀU` are identities, so the directions stay, and each singular
+# value is cubed:
+#
+# ```text
+# X Xᵀ X  =  U S Vᵀ · V S Uᵀ · U S Vᵀ  =  U S³ Vᵀ
+# ```
 
 # %%
 cubed = X @ X.T @ X
@@ -81,9 +83,12 @@ print("third power, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @
 print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @ Vt))
 
 # %% [markdown]
-# Sums of odd powers keep the directions as well, so `a X + b X Xᵀ X + c X Xᵀ X Xᵀ X` turns each singular value `s`
-# into `a s + b s³ + c s⁵` and changes nothing else. That is one **step** of Newton–Schulz. Here it is with Muon's
-# three numbers:
+# So sums of odd powers change singular values alone. This is one **step** of Newton–Schulz, with Muon's three numbers
+# below:
+#
+# ```text
+# a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵
+# ```
 
 # %%
 a, b, c = lesson.KELLER_JORDAN
@@ -92,8 +97,8 @@ for s in (0.001, 0.01, 0.1):
     print(f"{s} → {a * s + b * s**3 + c * s**5:.4f}")
 
 # %% [markdown]
-# Quiet values grow by a factor of about `a`. But take a value that is perfect already, exactly 1. Where is it after
-# one step, and do many steps bring it to rest?
+# Quiet values grow about `a` times. But where is a value of exactly 1 after one step, and do many steps bring it to
+# rest?
 #
 # *Easy · 2 minutes · required*
 
@@ -115,13 +120,18 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
+# Muon's numbers give up rest for a large `a`, which lifts quiet values fast. So values land only *near* 1.
+#
+# <details><summary>What would bring values to rest?</summary>
+#
 # A value at 1 stays there only if `a + b + c` is 1. Others come to rest only at a value that a step leaves unchanged,
-# if the curve's slope there is between −1 and 1. Muon's numbers give up both for a large `a`, which lifts quiet
-# values fast. So values land only *near* 1.
+# if the curve's slope there is between −1 and 1.
+#
+# </details>
 #
 # ## Write one step
 #
-# Written as above, a step takes six products. Three are enough.
+# As written above, a step takes six products. Three are enough.
 #
 # <details><summary>Hint</summary>
 #
@@ -155,20 +165,18 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# The title counts *steps*: five of them, with three products each, make fifteen products.
+# (Five *steps* of three products make fifteen products.)
 #
 # ## Write all of it
 #
-# From here on you are building an optimizer. An answer that passes is written, as source, into `my_muon.py` beside
-# this notebook. Later lessons add to that file, until in lesson 16 it trains a GPT on real processes. Before a
-# function goes in, the whole optimizer takes two steps with it and has to end with the bits of `torch.optim.Muon`.
-# PyTorch's Muon computes in **bfloat16** (16 bits a number), so round where it rounds: use
-# `torch.addmm(A, B, C, beta=b, alpha=c)`, which is `b * A + c * B @ C`, rounded once.
+# From here on you build an optimizer. An answer that passes goes into `my_muon.py` beside this notebook, once two
+# steps with it end with the bits of `torch.optim.Muon`; in lesson 16 the file trains a GPT on real processes. Torch's
+# Muon computes in **bfloat16** (16 bits a number), so round where it rounds, with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
-# Write both lines of `step` with `torch.addmm`. The first makes `B` from `A` alone. The second makes the new `X` from
-# `X`, `B` and `X`.
+# `torch.addmm(A, B, C, beta=b, alpha=c)` is `b * A + c * B @ C`, rounded once. Write both lines of `step` with it.
+# The first makes `B` from `A` alone. The second makes the new `X` from `X`, `B` and `X`.
 #
 # </details>
 #
@@ -200,7 +208,7 @@ whole.check(newton_schulz)
 # </details>
 
 # %% [markdown]
-# Have only the singular values moved? If so, `U.T @ Y @ Vt.T` is diagonal.
+# If only singular values have moved, `U.T @ Y @ Vt.T` is diagonal:
 
 # %% tags=["volatile"]
 orthogonalize = whole.accepted_or(lesson.newton_schulz)
@@ -213,8 +221,7 @@ print("only singular values have moved:", lesson.only_values_moved(X, Y))
 # %% [markdown]
 # ## Under the microscope
 #
-# Each singular value moves by itself, so you need no matrix to see what happens. The curve is the polynomial, applied
-# again to its result in each step. Watch the quiet dots climb and the loud ones swing.
+# The curve is the polynomial, applied once more in each step: quiet dots climb, and loud ones swing.
 
 # %%
 lesson.microscope(live=widgets)
@@ -222,8 +229,8 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. Between which two values do they end, after `steps` steps? Give two
-# digits after the point.
+# Between which two values do all that begin between 0.01 and 1 end, after `steps` steps? Give two digits after the
+# point.
 #
 # <details><summary>Hint</summary>
 #
@@ -254,8 +261,7 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# Does the real gradient keep to these bounds? (Open the output to see them.) And what if the matrix did not start at
-# norm 1?
+# Does the real gradient keep to these bounds? And what if it did not start at norm 1?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
@@ -264,12 +270,12 @@ print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A little above 1 is harmless, a little more explodes. That is why the division comes first.
+# A little above 1 is harmless, a little more explodes, hence the division.
 #
 # ## What does it cost?
 #
-# A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, because each of its terms needs one multiplication and
-# one addition. Count all the products of Newton–Schulz for an `m × n` matrix, tall or wide.
+# A product of `p × q` with `q × r` takes `2 p q r` **FLOPs**, a multiplication and an addition for each term. Count
+# those of Newton–Schulz, for a matrix tall or wide.
 #
 # <details><summary>Hint</summary>
 #
@@ -302,8 +308,7 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Muon runs all of this in bfloat16, which leaves two to three decimal digits. Do more steps at least bring the
-# distance from `U @ Vt` to zero?
+# Do more steps at least bring the distance from `U @ Vt` to zero?
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -312,27 +317,25 @@ rows = lesson.measure_steps(recorded.matrix, steps + 3)
 print(lesson.say_steps(rows, recorded.matrix))
 
 # %% [markdown]
-# They do not. After four steps the distance stays near 0.2, because with these three numbers the values never settle.
+# No: it stays near 0.2, because the values never settle.
 #
 # ## Play: your numbers against theirs
 #
-# Set `a`, `b` and `c`, and press play. The dots are the gradient's singular values. Can you come nearer to 1, on
-# average, than Keller Jordan and the others who published numbers (YouJiacheng, Polar Express, CANS)?
+# Do your `a`, `b` and `c` bring this gradient's singular values nearer to 1, on average, than the published ones
+# (Keller Jordan, YouJiacheng, Polar Express, CANS)?
 
 # %%
 lesson.duel(live=widgets)
 
 # %% [markdown]
-# But near is not all. Look where a very quiet value ends:
+# Near is not all. Where does a very quiet value end?
 
 # %%
 print(lesson.say_published())
 
 # %% [markdown]
-# The numbers that come nearest to 1 lift this value no further than Keller Jordan's do. Polar Express and CANS lift
-# it much further, because their `a` is larger in the first steps. Lifting matters: three of this gradient's values
-# are below 0.01, and so are about thirty of the 64 in lesson 01. Nearness matters less, because an update's
-# directions need only be *about* equally loud.
+# Lifting matters more than nearness. An update's directions need only be *about* equally loud, but about thirty of
+# the 64 values in lesson 01 are below 0.01. Polar Express and CANS lift most, because they begin with a larger `a`.
 #
 # ## Recap
 #
@@ -344,7 +347,7 @@ print(lesson.say_published())
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code. 1% off is near enough.
+# **Quiz.** A line of code each; 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 
@@ -370,5 +373,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# One matrix on one process is done. Before several processes can share that work they have to move bytes, and the
-# next lesson asks what moving costs.
+# Before several processes can share this work they must move bytes, and the next lesson asks what that costs.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 03 · What does a collective move?
 #
-# Every rank needs a sum, and no rank has it. Which messages do they exchange to get it, how many bytes does each rank
-# send, and how long does your machine take?
+# Every rank needs a sum, and no rank has it. Which messages do they exchange, how many bytes does each send, and how
+# long does your machine take?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
+# **Sixty minutes.** At the end you can say, for the calls that this course is made of, which messages and how
 # many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
 # real processes, and seen what happens if one is wrong.
 #
@@ -61,25 +61,22 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # %% [markdown]
 # ## Follow a digit
 #
-# A **collective** is a call that all ranks make together, and after it each knows something new. Inside it there are
-# only messages from one rank to another. In the picture they go round a **ring**: rank 0 sends to rank 1, rank 1 to
-# rank 2, and the last one to rank 0 again (an arrow that leaves on the right comes back in on the left). All messages
-# of one **round** can travel at the same time.
+# A **collective** is a call that all ranks make together. Inside it there are only messages, here round a **ring**,
+# from each rank to the next and from the last to rank 0. Those of one **round** can travel at once.
 #
-# The collective in the picture is an **all_reduce**: each rank brings a tensor, cut into pieces, and all of them
-# leave with the sum. It has two halves, each a collective of its own. In a **reduce_scatter**, sums grow on their way
-# round the ring until each rank has *one* finished piece. In an **all_gather**, each rank brings one piece, and all
-# of them leave with every piece.
+# The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. Its
+# halves are collectives, too. In a **reduce_scatter**, sums grow on their way until each rank has *one* finished
+# piece; in an **all_gather**, each rank brings one piece and leaves with every piece.
 #
 # ## Predict
 #
-# Take twice as many ranks as in the parameters, and a larger tensor:
+# Now take more ranks and a larger tensor:
 
 # %%
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In this all_reduce, how many messages does *one* rank send, and how many bytes altogether?
+# In their all_reduce, how many messages does *one* rank send, and how many bytes altogether?
 #
 # *Easy · 3 minutes · required*
 
@@ -109,9 +106,8 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# Two calls are enough to build all of this. `dist.send(tensor, to)` sends a tensor to one rank, and
-# `dist.recv(tensor, source)` waits for one and writes it into `tensor`. Here is one round of a ring. The list `first`
-# says what each rank does first.
+# Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for
+# one and fills `tensor`. In one round, `first` says what each rank does first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -124,7 +120,7 @@ def exchange(mine, rank, ranks, first):
     return arrived
 
 # %% [markdown]
-# Most people would let everybody send first. Real processes answer:
+# Let everybody send first, as most people would:
 
 # %% tags=["volatile", "raises-exception"]
 def everybody_sends_first(rank):
@@ -136,9 +132,8 @@ except RankFailedError as error:
     print(lesson.say_failure(error))
 
 # %% [markdown]
-# "No rank failed by itself", because none did anything wrong alone. Each rank waits in `send` until its neighbour
-# receives, and the neighbour waits in a `send` of its own. This is a **deadlock**. It would never end, so `launch`
-# gave up after three seconds, and which rank it names first is chance.
+# Each rank waits in `send` until its neighbour receives, but the neighbour waits in a `send` of its own. This is a
+# **deadlock**, and `launch` gave it up after three seconds.
 #
 # <details><summary>Why such a program may pass its tests</summary>
 #
@@ -149,8 +144,8 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# Now let each rank of a small ring, 0 to 3, choose to send or to receive first. In how many of these 16 settings does
-# everybody wait for ever?
+# Let each rank of a small ring, 0 to 3, send or receive first. In how many of these 16 settings does everybody wait
+# for ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -177,17 +172,21 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 # </details>
 
 # %% [markdown]
-# Real processes ran each of these settings just now. Flip *one* switch in a deadlock, press play, and watch it
-# dissolve. Which setting is fastest?
+# Flip *one* switch in a deadlock, press play, and watch it dissolve. Which setting is fastest?
 
 # %%
 lesson.explore_switches(settings, live=widgets)
 
 # %% [markdown]
-# (The two in which neighbours always differ: half of the ranks send while the others receive, and then they swap.)
+# <details><summary>The fastest setting</summary>
 #
-# In a real program you would rather use `dist.isend`, which *starts* to send and returns a handle at once. Meanwhile
-# you receive, and the handle's `wait()` returns once your message has left.
+# It is one of the two in which neighbours always differ: half of the ranks send while the others receive, and then
+# they swap.
+#
+# </details>
+#
+# Real programs call `dist.isend`, which *starts* to send and returns a handle at once. You receive meanwhile, and the
+# handle's `wait()` returns once your message has left.
 
 # %%
 def pass_my_number(rank):
@@ -202,12 +201,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 # %% [markdown]
 # ## Write an all_gather
 #
-# Now write all rounds. Your function runs on every rank, with this rank's piece, and returns the list of all pieces
-# in the order of ranks. It may send to the next rank only. If your messages go wrong, the check draws them.
-#
-# In your optimizer a ring may hold only some ranks, a *group* (lesson 06). Then `rank` is this rank's place in the
-# group, so name the other rank by its place, too: `isend(…, group=group, group_dst=…)` and
-# `recv(…, group=group, group_src=…)`. If `group` is None, as here, all ranks are in it.
+# Your function runs on every rank, with this rank's piece, and returns all pieces in the order of ranks. It may send
+# to the next rank only.
 #
 # <details><summary>Hint</summary>
 #
@@ -220,6 +215,8 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks, group=None):
+    # Later a ring holds only some ranks, a group, and rank is a place in it. So name neighbours by their
+    # places: dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
     return ...  # your rounds go before this line; then return pieces
@@ -246,9 +243,8 @@ ring.check(ring_all_gather)
 # %% [markdown]
 # ## Write the other half
 #
-# Training needs sums, because each rank has the gradient of its own data, and all need the total. Your function gets
-# all pieces of this rank's tensor and returns *one* of them, the one with your rank's number, summed over all ranks.
-# So piece p must end on rank p. On which rank must it start? (Look at the top picture.)
+# Your function gets all pieces of this rank's tensor and returns piece number `rank`, summed over all ranks. Where
+# must piece p start, to end on rank p? (Look at the top picture.)
 #
 # <details><summary>Hint</summary>
 #
@@ -284,7 +280,7 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Put both halves together. Is the result, on every rank, the sum that PyTorch's own `all_reduce` finds?
+# Do both halves together equal PyTorch's own `all_reduce`? (Small whole numbers need no rounding.)
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
@@ -301,8 +297,7 @@ def same_as_torchs(rank):
 print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# (The entries are small whole numbers, so no sum is rounded.) Press play: in the first half sums fill up, and in the
-# second they are passed on.
+# In the first half sums fill up, in the second they are passed on:
 
 # %% tags=["ranks"]
 total = lesson.run_sum(all_reduce, ranks, backend)
@@ -346,9 +341,7 @@ lesson.explore_sum(total, live=widgets)
 #
 # ## Bytes, for any ring
 #
-# On a ring of P ranks, how many bytes does one rank send in an `"all_gather"`, a `"reduce_scatter"` or an
-# `"all_reduce"`? `entries` counts the whole tensor, all pieces together, and `itemsize` is the bytes of an entry: 4
-# in float32, 2 in bfloat16.
+# How many bytes does one of P ranks send in each of the three collectives?
 #
 # <details><summary>Hint</summary>
 #
@@ -360,6 +353,8 @@ lesson.explore_sum(total, live=widgets)
 
 # %% tags=["stub"]
 def formula(collective, entries, itemsize, ranks):
+    # collective: "all_gather", "reduce_scatter" or "all_reduce"; entries: of the whole tensor, all pieces
+    # itemsize: the bytes of an entry, 4 in float32, 2 in bfloat16
     return ...
 
 # %%
@@ -377,7 +372,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Compare it with bytes counted on real ranks, in both dtypes:
+# Real ranks count:
 
 # %% tags=["ranks"]
 formula = formulas.accepted_or(lesson.ring_formula)
@@ -386,14 +381,19 @@ for dtype in (torch.float32, torch.bfloat16):
     print(lesson.say_bytes(run, dtype, formula))
 
 # %% [markdown]
-# So each half costs (P − 1)/P of the tensor's bytes. More ranks hardly matter: from P = 4 to P = 1000, (P − 1)/P
-# grows by only a third.
+# Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few. (We always count
+# what *one rank sends*, on a ring.)
 #
-# That is why ZeRO costs no extra bytes with an optimizer that works entry by entry. Each rank begins with its own
-# gradient g of B entries, `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is still to be taken. After the
-# first half it has *one* piece of the sum, `g[B_dp]`, which is all it needs to update its piece of the weights. The
-# second half sends the updated pieces to all. Muon will pay for one more gather in between, because it needs whole
-# matrices (lesson 05).
+# So ZeRO costs no extra bytes with an optimizer that works entry by entry, since between the halves each rank can
+# update its piece of the weights. Muon needs whole matrices, and so one more gather (lesson 05).
+#
+# <details><summary>The two halves of a ZeRO step, as layouts</summary>
+#
+# Each rank begins with its own gradient g of B entries, `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is
+# still to be taken. After the first half it has *one* piece of the sum, `g[B_dp]`, which is all it needs to update
+# its piece of the weights. The second half sends the updated pieces to all.
+#
+# </details>
 #
 # <details><summary>Other collectives, and what is not a ring</summary>
 #
@@ -407,8 +407,6 @@ for dtype in (torch.float32, torch.bfloat16):
 # | gather | S/P, and the root nothing |
 # | scatter | the root (P − 1)/P · S, all others nothing |
 #
-# From here on we count bytes in this way: what *one rank sends* on a ring.
-#
 # GPUs use rings where bytes matter. Where a tensor is small and ranks are many, they use a **tree** instead: about as
 # many bytes, but fewer messages have to wait for one another (lesson 14). Gloo, the library between your processes
 # here, goes other ways for some calls. Lesson 13 puts ring and Gloo side by side.
@@ -417,9 +415,8 @@ for dtype in (torch.float32, torch.bfloat16):
 #
 # ## And the clock?
 #
-# A message costs time in two ways. **Latency** is what it takes however small it is. Then comes time for its bytes:
-# **bandwidth** says how many pass in a second. To measure both, let a ball go from rank 0 to rank 1 and back, in many
-# sizes.
+# A message costs **latency**, however small it is, and then time for its bytes: **bandwidth** says how many pass in a
+# second. Let a ball go from rank 0 to rank 1 and back:
 
 # %%
 sizes = [4**power for power in range(1, 13)]
@@ -440,9 +437,9 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left the line is flat: bytes are free, and you pay for latency alone. On the right only bytes count. A ring's
-# all_reduce of S bytes is 2 (P − 1) messages in a row, each of S/P bytes, so with many ranks and a small tensor it
-# pays for little but latency. That is why optimizers pack many small matrices into one large buffer (lesson 05).
+# On the left you pay for latency alone, on the right for bytes. A ring's all_reduce of S bytes is 2 (P − 1) messages
+# in a row, of S/P bytes each, which on many ranks is mostly latency. So optimizers pack many small matrices into one
+# large buffer.
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #
@@ -462,7 +459,7 @@ lesson.picture_of_wire(wire, sizes, seconds)
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** A line of code each.
 #
 # *Easy · 3 minutes · required*
 
@@ -488,4 +485,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# With these collectives ranks can share Newton–Schulz. The next lesson builds the first published distributed Muon.
+# Now ranks can share Newton–Schulz, and the next lesson builds the first Muon that did.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 04 · How did the first distributed Muon work?
 #
-# After averaging, all ranks hold the same gradients, so each of them orthogonalizes the same matrices and gets the
-# same result. Could they share that work, and what would sharing cost?
+# After averaging, all ranks hold the same gradients and orthogonalize the same matrices. Could they share that work,
+# and what would sharing cost?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -60,24 +60,26 @@ print(lesson.say_axes(dp, tp))
 # %% [markdown]
 # ## Compute once, share the update
 #
-# The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, one rank that runs Newton–Schulz
-# on it for all the others. Matrix i, counted from 0, goes to rank i modulo dp, which is called **round robin**.
+# The first distributed Muon (modded-nanogpt, 2024) gives each matrix an **owner**, the one rank that runs
+# Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
-# But every rank needs every update in the end. So each rank fills a **flat buffer** that has a place for every
-# matrix: it writes the updates that it owns into their places and leaves zeros everywhere else. Then one all_reduce
-# adds up all the buffers. For updates y in B places, it goes from `y[B]{U_dp}`, each rank's own summand, to the sum
-# `y[B]`. In each place only one rank has written anything, and x + 0 + 0 + … is x.
+# Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
+# One all_reduce adds up the buffers, in which each place was written once. As layouts of the B entries of updates,
+# where `{U_dp}` says that the sum over dp is still to be taken:
 #
-# Play it, on buffers that real processes have just filled. In this small GPT, `q1` to `o1` are the attention matrices
-# of layer 1, and `up1` and `down1` are its MLP.
+# ```text
+# y[B]{U_dp} → y[B]
+# ```
+#
+# In layer 1 of this small GPT, `q1` to `o1` are attention's matrices, `up1` and `down1` the MLP's:
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
 lesson.explore(first, live=widgets)
 
 # %% [markdown]
-# Suppose that one more rank joins. Who then owns the last of the twelve matrices, `down2`? And what part of all the
-# buffers together is zero before the sum?
+# If one more rank joins, who owns `down2`, the last of the twelve? And what part of all buffers is zero before the
+# sum?
 #
 # *Easy · 3 minutes · required*
 
@@ -108,8 +110,8 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# This is the early code in our words, without momentum and weight decay; every rank runs it. The buffer is bfloat16,
-# 2 bytes an entry, which loses nothing, because Newton–Schulz ends in bfloat16 anyway.
+# This is the early code in our words, without momentum and weight decay. Newton–Schulz ends in bfloat16 (2 bytes an
+# entry), so such a buffer loses nothing.
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -130,16 +132,11 @@ early = lesson.run_share(early_share, dp, backend, seed)
 print(lesson.say_outcome(early))
 
 # %% [markdown]
-# These are the bits of one process that does everything.
-#
 # ## One gradient is missing
 #
-# Suppose that in this step the gradient of `k1` is None on the rank that owns it, and only there. (Somebody may have
-# frozen that layer there.) The code has a line for this. Is that line right?
-#
-# Follow `offset` through the loop, on the owner of `k1` and on any other rank. Which matrices get a wrong update?
-# (`up` and `down` have 4,096 entries here, all others 1,024. Count `k1` as right if its place stays zero, because
-# then it does not move.)
+# Suppose that the gradient of `k1` is None on its owner alone, because somebody froze that layer there. Follow
+# `offset` through the loop: which matrices get a wrong update? (`up` and `down` have 4,096 entries, all others 1,024.
+# Count `k1` as right if its place stays zero.)
 #
 # <details><summary>Hint</summary>
 #
@@ -177,26 +174,24 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# There is no error, and all ranks agree to the last bit, because all have added up the same buffers. So a test that
-# compares ranks with each other passes. Only a comparison with *one process* finds the mistake.
+# No error, and all ranks agree to the last bit, because all have added up the same buffers. Only a comparison with
+# *one process* finds the mistake.
 #
 # ## Be the saboteur
 #
-# Pick a rank and a matrix, spoil that one gradient in step 1, and press play. What differs from an undisturbed
-# training turns red. Try the owner of a matrix first, then another rank. The green box says whether ranks agree.
+# Spoil one gradient in step 1, first on its matrix's owner, then elsewhere. What differs from an undisturbed training
+# turns red, and the green box says whether ranks agree.
 
 # %%
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# By step 2 everything is red, because wrong weights give wrong gradients, and still the ranks agree. On a rank that
-# does not own the matrix nothing happens, because the spoilt copy is never read.
+# Wrong weights give wrong gradients, so by step 2 everything is red, and still the ranks agree.
 #
 # ## Fix it
 #
-# All ranks must agree where something stands in a buffer. So its place must follow from what all know, here the
-# shapes, and never from what one happens to have. Write the function again, so that a missing gradient leaves zeros
-# in its own place and changes nothing else.
+# Where something stands in a buffer must follow from what all ranks know, here the shapes. Write the function so that
+# a missing gradient leaves zeros in its own place and changes nothing else.
 #
 # <details><summary>Hint</summary>
 #
@@ -237,8 +232,8 @@ fixed.check(fixed_share)
 # </details>
 
 # %% [markdown]
-# Is that good enough? `k1` now stands still on all ranks, and no one is told. The package's own Muon first asks, in
-# one tiny all_reduce, which rank has which gradient, and refuses to step if ranks disagree.
+# Now `k1` stands still, and no one is told. The package's Muon first asks, in one tiny all_reduce, which rank has
+# which gradient, and refuses to step if ranks disagree:
 
 # %%
 def refused(rank):
@@ -255,16 +250,14 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# If each entry has one owner, nothing needs adding up, so an all_gather is enough. This is what rank 0 sends in a
-# step, on a ring, either way:
+# Where each entry has one owner, an all_gather is enough. Rank 0 sends in a step, on a ring:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
 print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
-# Write it yourself. Bring only the updates that this rank owns, and return the whole flat buffer in the order of the
-# matrices. The segments of an all_gather have to be equally long, so fill yours up to the longest.
+# Gather the owned updates. An all_gather's segments must be equally long, so fill yours up to the longest.
 #
 # <details><summary>Hint</summary>
 #
@@ -278,7 +271,7 @@ print(lesson.say_bytes(counted[0], dp))
 # %% tags=["stub"]
 def gathered_share(parameters, rank, ranks):
     owned = [parameters[owner::ranks] for owner in range(ranks)]
-    return ...
+    return ...  # the whole flat buffer, in the order of the matrices
 
 # %%
 less.check(gathered_share)
@@ -306,15 +299,12 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You send half the bytes if all ranks own equally much. If they do not, you save less, because each segment is as
-# long as the longest. Then why did the early code use an all_reduce? It is simpler: one buffer, one offset, no
-# segments.
+# You send half the bytes, or save less where ranks own unequally, because each segment is as long as the longest.
 #
 # ## The busiest rank sets the pace
 #
-# A step cannot end before its last update has arrived, so the rank with the most work sets the pace. Its work is the
-# **makespan**. At best it is a *fair share*, all the work divided by the number of ranks. We count work in
-# operations, because that needs no clock:
+# A step ends when its last update arrives, so the busiest rank's work counts, the **makespan**. At best it is a *fair
+# share*, all work divided by the number of ranks. In operations:
 
 # %%
 def newton_schulz_cost(rows, columns, iterations=5):
@@ -325,25 +315,22 @@ for shape in ((768, 768), (768, 3072)):
     print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers, each with four square matrices and two large ones. On the left they are dealt out
-# by index. On the right, costliest first, each goes to the rank with the least work so far. Which numbers of ranks
-# suit round robin?
+# The smallest GPT-2 has 12 layers of four square matrices and two large ones, dealt out on the left by index, on the
+# right costliest first, each to the rank with the least work so far. Which numbers of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# At 6, some ranks get all the large matrices, because each layer has 6 matrices. With 8, all ranks get equal work,
-# and the early code was made for 8 GPUs. With more ranks than matrices no order helps, because many have nothing to
-# do. With 128, the busiest rank has this many times a fair share:
+# A layer has 6 matrices, so with 6 some ranks get all the large ones. With 8, for which the early code was made, work
+# is equal. With 128, more than there are matrices, the busiest has this many fair shares in any order:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
-# Longest first, known as LPT, never takes more than 4/3 of the best possible makespan. But is it always the best? By
-# hand, deal out matrices of cost 8, 7, 6, 5 and 4 to two owners, longest first. What is the makespan, and what is the
-# least possible one?
+# Longest first (LPT) stays within 4/3 of the least possible makespan. By hand, deal out matrices of cost 8, 7, 6, 5
+# and 4 to two owners: what is the makespan longest first, and what is the least possible?
 #
 # *Easy · 3 minutes · required*
 
@@ -373,9 +360,12 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# We time one process and a pair, because with more ranks than cores we would only measure the cores. The matrices are
-# larger here, so that sharing can pay. They are float32, because some CPUs take a hundred times as long with
-# bfloat16.
+# <details><summary>Why one process and a pair, and why float32?</summary>
+#
+# With more ranks than cores we would only measure the cores. The matrices are larger here, so that sharing can pay.
+# They are float32, because some CPUs take a hundred times as long with bfloat16.
+#
+# </details>
 
 # %% tags=["volatile"]
 alone = launch(lesson.time_steps, 1, args=(1, seed, steps), backend=backend)
@@ -391,7 +381,7 @@ print(lesson.say_clock(alone, pair))
 #
 # </details>
 #
-# Last, add momentum and weight decay: two steps with the package's Muon, beside `torch.optim.Muon` in one process:
+# Last, two steps with momentum and weight decay, beside `torch.optim.Muon` in one process:
 
 # %%
 def two_steps(rank=None):
@@ -407,7 +397,7 @@ single, together = two_steps(), launch(two_steps, dp, backend=backend)
 print("the same bits on every rank:", all(all(map(torch.equal, each, single)) for each in together))
 
 # %% [markdown]
-# Only the work was shared. Every rank still keeps all of the momentum.
+# Only the work was shared: every rank still keeps all of the momentum.
 #
 # ## Recap
 #
@@ -422,7 +412,7 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** A line of code each.
 #
 # *Easy · 3 minutes · required*
 
@@ -448,4 +438,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# The next lesson cuts up the momentum as well, so that a rank owns a range of a buffer and no longer a matrix.
+# The next lesson cuts up the momentum as well.

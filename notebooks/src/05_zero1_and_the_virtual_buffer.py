@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · ZeRO-1 and the virtual buffer
 #
-# Momentum is as large as the weights, and so far every rank keeps all of it. How can each rank keep only its share,
-# and still know where every entry is, without asking anybody?
+# Momentum is as large as the weights, and so far every rank keeps all of it. How can each keep only a share, and
+# still know where every entry is, without asking?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -61,19 +61,18 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# With **ZeRO-1**, every entry of the momentum is kept on one rank only. (The 1 means that only the optimizer's memory
-# is cut; the weights remain copies.) The picture shows the same entries on three rulers:
+# With **ZeRO-1**, each entry of the momentum is kept on one rank only. (The 1: weights remain copies.) The picture
+# shows the same entries three times:
 #
-# 1. *Matrices*, A to G, each written out flat, row after row.
-# 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next one would exceed the limit
-#    (the parameter `bucket`, in entries here). A matrix larger than the limit gets a bucket of its own. **Padding**,
-#    entries that mean nothing, fills its end until its length is a multiple of dp.
-# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first part *of every bucket*, rank 1 the
-#    second, and so on.
+# 1. *Matrices*, A to G, each written out row after row.
+# 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next would exceed the limit (the
+#    parameter `bucket`, in entries), or a larger one alone. **Padding**, entries that mean nothing, fills it to a
+#    multiple of dp.
+# 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
+#    and so on.
 #
-# So a rank owns a *range* and not a matrix. In our notation, the momentum m of a bucket of B entries is `m[B]` if
-# every rank has all of it, and `m[B_dp]` once dp cuts it. All shares are equally large. The price is that a boundary
-# may cut through a matrix, which then **straddles** it. In numbers:
+# So a rank owns a *range* and not a matrix. A bucket's momentum m of B entries, `m[B]` if every rank has all of it,
+# becomes `m[B_dp]`. Shares are equal, but a boundary may cut a matrix, which **straddles** it:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -84,8 +83,7 @@ for each in plan.buckets:
     print(f"{named}: {total} entries, {dp * length - total} of padding, a slice is {length}")
 
 # %% [markdown]
-# Now one more rank joins, so dp grows by one. Work out by hand which matrices then straddle a boundary, and how many
-# entries of padding there are.
+# One more rank joins. Which matrices then straddle a boundary, and how many entries of padding are there?
 #
 # *Easy · 4 minutes · required*
 
@@ -119,21 +117,19 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# No rank keeps the momentum of the second ruler whole. That ruler is an address book, a **virtual buffer**: it says
-# where each entry would be if one did.
+# No rank keeps the second ruler whole. It is an address book, a **virtual buffer**, which says where each entry would
+# be if one did.
 #
 # ## Where is this entry?
 #
-# Pick a matrix, press play, and follow one entry to the memory of the rank that keeps it.
+# Pick a matrix, press play, and follow an entry.
 
 # %%
 lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
-# C is cut in the middle of a row, because dp cuts the flat buffer, which does not know where rows end. Lesson 00's
-# cuts between rows were a special case.
-#
-# In code, the address book is the package's master plan, `dist_meta`, with one item for each matrix:
+# C is cut inside a row, because dp cuts the flat buffer, which knows nothing of rows. In code, the address book is
+# the package's master plan, `dist_meta`, with one item for each matrix:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
@@ -145,10 +141,8 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 # %% [markdown]
 # ## Find your range
 #
-# Each item has two ranges. `global_range` says which entries of the bucket belong to a matrix, and `local_range`
-# which entries of this rank's slice do. Compute `local_range` from `global_range`. `place` is the slice's number,
-# from 0, and `length` is its length. Count from the start *of the slice*, and return `(0, 0)` if the slice has
-# nothing of the matrix.
+# An item's `global_range` says which entries of the bucket belong to a matrix, and its `local_range` which entries of
+# this rank's slice do, counted from the start *of the slice*.
 #
 # <details><summary>Hint</summary>
 #
@@ -161,9 +155,9 @@ print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, of
 
 # %% tags=["stub"]
 def local_range(global_range, place, length):
+    # of the slice that is number `place` in its bucket, from 0; (0, 0) if it has nothing of the matrix
     start, stop = global_range
     return ...
-
 
 # %%
 ranges.check(local_range)
@@ -187,7 +181,7 @@ ranges.check(local_range)
 # %% [markdown]
 # ## Make a matrix whole, on real processes
 #
-# Each rank uses your function to cut its part of C out of its slice, and all parts go to all ranks.
+# With your function each rank cuts its part of C out of its slice, and all parts go to all ranks:
 
 # %%
 local_range = ranges.accepted_or(lesson.local_range)
@@ -207,13 +201,12 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# Each entry of the update depends on all entries of the matrix. So every rank that keeps a part of a matrix gathers
-# the whole, orthogonalizes it, and uses its own part of the update. Those ranks repeat the same work, but no update
-# has to be sent back. A matrix that is whole in one slice need not travel.
+# Each entry of the update depends on the whole matrix. So every rank that keeps a part of one gathers it,
+# orthogonalizes it, and uses its own part of the update. The work is repeated, but no update is sent back.
 #
-# The first published version of this step gathers *every* bucket on every rank, padding included. The thrifty way
-# gathers only what straddles: each rank sends its part of such a matrix to the other ranks that keep a part of it. On
-# the wire an entry is bfloat16, 2 bytes. With `dp` ranks again, how many bytes does rank 0 *send* in each way?
+# The first published version gathers *every* bucket, padding included. The thrifty way sends only parts of matrices
+# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. How many bytes does
+# rank 0 of `dp` *send* in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -250,15 +243,21 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# Here is one step of one rank, with whole buckets gathered. What is filled is what the rank holds at that moment.
+# This is one step of one rank, with whole buckets gathered. It holds what is filled.
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# As a chain of layouts: gradients go from `g[B]{U_dp}` to `g[B_dp]`, the inputs of Newton–Schulz from `x[B_dp]` to
-# `x[B]`, and the new weights from `w[B_dp]` to `w[B]`. In each of these collectives a rank sends (dp − 1) / dp of a
-# bucket on a ring. Gradients and weights take 4 bytes an entry here:
+# As layouts, the three collectives are:
+#
+# ```text
+# gradients                 g[B]{U_dp} → g[B_dp]
+# inputs of Newton–Schulz   x[B_dp]    → x[B]
+# weights                   w[B_dp]    → w[B]
+# ```
+#
+# In each, a rank sends (dp − 1) / dp of a bucket on a ring. Gradients and weights take 4 bytes an entry here:
 
 # %%
 entries = sum(lesson.length_of(plan, each) for each in plan.buckets)
@@ -268,34 +267,35 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine measures it, with the package's own Muon on matrices like those of a small GPT:
+# Your machine times the package's own Muon, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
 lesson.draw_buckets(costs)
 
 # %% [markdown]
-# The bytes hardly change. What changes is the number of collectives, three for each bucket, and each costs its
-# latency. Then why not take one huge bucket? Because no rank can work on any of it until all of it has arrived.
+# The bytes hardly change, but each bucket takes three collectives, each with its latency. In one huge bucket, though,
+# no rank could begin until all of it had arrived.
 #
 # ## One list in place of many buckets
 #
-# In a large model, a single matrix already fills a bucket. If dp then cut every bucket, each rank would hold a part
-# of every matrix and have to orthogonalize all. So the package, like Moonshot's paper, cuts *one* long list of all
-# matrices by default (`zero1(cut="list")`), and sends the list in several buckets. Then a matrix lies on one rank, or
-# on a few:
+# In a large model a single matrix fills a bucket, so every rank would orthogonalize all matrices. By default the
+# package therefore cuts *one* long list of them, `zero1(cut="list")`. Then a matrix lies on one rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)
 
 # %% [markdown]
-# The slices are as equal as before, but each is one unbroken part of the list. (This lesson uses `cut="bucket"`
-# because with small matrices it shows the ranges better.)
+# <details><summary>Why this lesson cuts buckets, and who cuts a list</summary>
+#
+# With small matrices, `cut="bucket"` shows the ranges better. One list, as in Moonshot's paper, gives equal slices as
+# well, and each is one unbroken part of it. It is sent in several buckets, too.
+#
+# </details>
 #
 # ## The plan of all ranks
 #
-# Now write the whole master plan, without any message and without tp. From the matrices' sizes, dp and the limit
-# `most`, return a list for each rank, with `(bucket, global_range, local_range)` for every matrix.
+# Write the whole master plan, without any message and without tp.
 #
 # <details><summary>Hint</summary>
 #
@@ -308,6 +308,8 @@ lesson.draw_cuts(dp, tp)
 
 # %% tags=["stub", "hard"]
 def all_ranges(sizes, dp, most):
+    # sizes: of the matrices; most: the limit of a bucket, in entries
+    # a list for each rank, with (bucket, global_range, local_range) for every matrix
     buckets = [[]]  # numbers of matrices
     ranges = [[] for place in range(dp)]
     return ...
@@ -351,7 +353,7 @@ planned.check(all_ranges)
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** A line of code each.
 #
 # *Easy · 4 minutes · required*
 
@@ -378,4 +380,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Real jobs cut the matrices as well. For that, ranks stand in a grid, which the next lesson builds.
+# Real jobs cut the matrices, too, and ranks then stand in a grid, which the next lesson builds.

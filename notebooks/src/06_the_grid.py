@@ -1,8 +1,7 @@
 # %% [markdown]
 # # 06 · Which ranks belong together?
 #
-# You are one rank in a grid. Which ranks do you call to average a gradient, which to put a matrix together, and how
-# many calls in your own two groups does it take until you have heard from all ranks?
+# You are one rank in a grid. Which ranks do you call to average a gradient, and which to put a matrix together?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -61,20 +60,19 @@ mine = my_muon.so_far("06")
 # %% [markdown]
 # ## Every rank stands where a row and a column cross
 #
-# Along dp, each rank sees its own share of the data, and along tp, it holds its own piece of every matrix. Large
-# models need both, so their ranks stand in a grid: dp goes down, and tp goes right. A rank's **coordinates** say
-# where it stands. Press a rank!
+# Along dp, ranks see different data; along tp, they hold different pieces of every matrix. Large models need both, so
+# ranks stand in a grid. A rank's **coordinates** say where: dp goes down, tp goes right. Press a rank!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# A **group** is a set of ranks that call a collective together. Every rank is in two of them:
+# A **group** is a set of ranks that call a collective together. Every rank is in two:
 #
-# - Its row is its **tp group**, in which only tp changes. These ranks hold different pieces of one matrix.
-# - Its column is its **dp group**, in which only dp changes. These ranks hold the same piece, and see different data.
+# - Its row is its **tp group**: different pieces of one matrix.
+# - Its column is its **dp group**: the same piece, and different data.
 #
-# Now without the buttons: which ranks are in the groups of the *last* rank?
+# Which ranks are in the groups of the *last* rank?
 #
 # *Easy · 2 minutes · required*
 
@@ -98,8 +96,7 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Now do it for all ranks at once. `dp_groups` lists the ranks of each column, and `tp_groups` those of each row. If
-# yours go wrong, the check draws them.
+# Now for all ranks at once:
 #
 # <details><summary>Hint</summary>
 #
@@ -112,8 +109,8 @@ guess.check(dp_group, tp_group)
 
 # %% tags=["stub"]
 def groups(dp, tp):
-    dp_groups = ...
-    tp_groups = ...
+    dp_groups = ...  # the ranks of each column: a list of lists
+    tp_groups = ...  # the ranks of each row
     return ...  # dp_groups, tp_groups
 
 # %%
@@ -134,12 +131,8 @@ grouping.check(groups)
 # %% [markdown]
 # ## Who answers?
 #
-# So far your groups are lists of numbers. On real processes, `dist.new_group(ranks)` makes a group that can talk, and
-# `dist.all_gather_object(found, rank, group=group)` fills a list `found` with what each member brought.
-#
-# Every rank runs your function, with the list of *all* groups. Make every group in it. In each group that contains
-# this rank, find out which ranks are members, and return one list for each. Beware: all ranks must *make* every
-# group, members or not, but only members may *gather*.
+# Every rank runs your function with the list of *all* groups. For each group that contains it, return the list of
+# members that answer. Beware: all ranks must *make* every group, members or not, but only members may *gather*.
 #
 # <details><summary>Hint</summary>
 #
@@ -152,6 +145,8 @@ grouping.check(groups)
 
 # %% tags=["stub"]
 def who_answers(rank, all_groups):
+    # dist.new_group(ranks) makes a group that can talk
+    # dist.all_gather_object(found, rank, group=group) fills a list `found` with what each member brought
     heard = ...
     return ...  # heard
 
@@ -178,8 +173,7 @@ answering.check(who_answers)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# In lesson 03 all ranks stood in one ring. Now every dp group makes a ring of its own, with the `ring_all_gather` in
-# your `my_muon.py`:
+# Every dp group makes a ring of its own, with your `ring_all_gather` from `my_muon.py`:
 
 # %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
@@ -187,7 +181,7 @@ rings = launch(work.ring_in_groups, dp * tp, args=(mine.groups(dp, tp)[0], mine.
 print(*rings, sep="\n")
 
 # %% [markdown]
-# Now `groups` and `who_answers` together, on real ranks:
+# `groups` and `who_answers` together:
 
 # %%
 groups = grouping.accepted_or(lesson.groups)
@@ -197,8 +191,7 @@ answers = launch(who_answers, dp * tp, args=([*dp_groups, *tp_groups],), backend
 print(lesson.say_answers(answers))
 
 # %% [markdown]
-# You will seldom make groups by hand, because PyTorch's **device mesh** makes all groups of a grid at once. Does it
-# agree with you?
+# PyTorch's **device mesh** makes all groups of a grid at once:
 
 # %%
 def ask_the_mesh(rank):
@@ -210,11 +203,9 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # %% [markdown]
 # ## Predict: which 1?
 #
-# A rank has one number in the world, its **global rank**, and another in each of its groups, its **group rank**. In
-# the dp group that is its coordinate along dp.
-#
-# In each column, the rank with group rank 1 should send what it has to the others. So every rank calls
-# `dist.broadcast` in its dp group with `src=1`. What does the last rank get?
+# A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
+# column, the rank with group rank 1 should send what it has. So every rank calls `dist.broadcast` in its dp group,
+# with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -245,8 +236,8 @@ print(lesson.say_arrivals(arrived))
 compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
-# `src` means the *global* rank, whatever the group is. Its twin `group_src` means the number within the group. If the
-# grid has one axis, the two are the same, so this bug shows only with two.
+# `src` means the *global* rank, `group_src` the number within the group. On a grid with one axis they are the same,
+# so this bug shows only with two.
 
 # %%
 def from_group_rank(rank, number):
@@ -260,8 +251,8 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# In the picture at the top, each rank calls first in its row and then in its column, and passes on what it has heard.
-# Now rank 0 leaves out the call in its row and goes on to its column. Which ranks return?
+# In the picture at the top, each rank calls in its row, then in its column. Now rank 0 leaves out its row. Which
+# ranks return?
 #
 # <details><summary>Hint</summary>
 #
@@ -306,8 +297,8 @@ print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
 
 # %% [markdown]
-# The rank that made the mistake sees no error! It and its column have heard from too few ranks, and all errors come
-# from the others. Now play it: let any rank skip its call, or let the columns go first.
+# The rank that made the mistake sees no error! All errors come from others. Let another rank skip its call, or the
+# columns go first:
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -315,11 +306,9 @@ lesson.play_calls(dp, tp, live=widgets)
 # %% [markdown]
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that. A group has a number, and each rank finds it by counting its own calls
-# of `new_group`. If rank 0 makes its groups in the opposite order, its first group has the same number as the others'
-# first, but other members. So it waits for ranks that never come, by default for half an hour.
-#
-# So compare before you make anything. `work.agree` sends every rank's list to all others, in one collective, once.
+# Even *making* groups can go wrong like that. Each rank numbers groups by its own calls of `new_group`. If rank 0
+# makes them in the opposite order, its first has the number of the others' first, but other members, and rank 0 waits
+# for ranks that never come. So compare first: `work.agree` sends every rank's list to all others, in one collective.
 
 # %%
 def agree_first(rank):
@@ -334,16 +323,12 @@ except RankFailedError as error:
     print(type(error.original).__name__, error.original, sep="\n")
 
 # %% [markdown]
-# The package's optimizer does the same with its whole plan before the first step.
+# The package's optimizer does this with its whole plan before the first step.
 #
 # ## More axes
 #
-# Big runs have more axes: with pp, for example, the model is cut into stages of layers. And some calls go along
-# several at once, such as the norm of a gradient that dp and tp have cut. Write a function that serves all of them.
-#
-# `sizes` names the axes, such as `{"pp": 2, "dp": 2, "tp": 2}`, and the last one counts fastest. `along` lists the
-# axes that change within a group. Return all groups. With those sizes, `["pp", "tp"]` gives `[[0, 1, 4, 5], [2, 3, 6,
-# 7]]`.
+# Big runs have more axes, such as pp, which cuts a model into stages of layers. And some calls go along several at
+# once: the norm of a gradient that dp and tp have cut needs both. Write one function for all groups.
 #
 # <details><summary>Hint</summary>
 #
@@ -356,6 +341,8 @@ except RankFailedError as error:
 
 # %% tags=["stub", "hard"]
 def groups_along(sizes, along):
+    # sizes names the axes, such as {"pp": 2, "dp": 2, "tp": 2}, and the last one counts fastest
+    # along lists the axes that change within a group: ["pp", "tp"] gives [[0, 1, 4, 5], [2, 3, 6, 7]]
     return ...
 
 # %%
@@ -375,8 +362,12 @@ any_axes.check(groups_along)
 # </details>
 
 # %% [markdown]
-# Why does tp come last? Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and
-# its fastest links, and tp is the axis that talks in every layer.
+# <details><summary>Why does tp come last?</summary>
+#
+# Ranks are dealt out machine by machine, so neighbours along the last axis share a machine and its fastest links, and
+# tp is the axis that talks in every layer.
+#
+# </details>
 
 # %%
 groups_along = any_axes.accepted_or(lesson.groups_along)
@@ -399,16 +390,16 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
-#
-# 1. `groups`: how many groups has this grid, rows and columns together?
-# 2. `number`: what is the group rank of the last rank in its tp group?
-# 3. `shared`: how many ranks are in both groups of rank 0?
+# **Quiz.** A line of code each.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-measured = {"groups": ..., "number": ..., "shared": ...}
+measured = {
+    "groups": ...,  # how many groups has this grid, rows and columns together?
+    "number": ...,  # what is the group rank of the last rank in its tp group?
+    "shared": ...,  # how many ranks are in both groups of rank 0?
+}
 
 # %%
 quiz.check(measured)
@@ -424,4 +415,4 @@ quiz.check(measured)
 # </details>
 
 # %% [markdown]
-# The next lesson asks what each group cuts, because tp cuts a matrix and dp cuts the buffer.
+# The next lesson asks what each axis cuts: tp a matrix, dp the buffer.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 07 · What do tp and dp cut?
 #
-# A model's weights and its optimizer's memory lie in pieces on a grid. Point at any single entry: which ranks hold
-# it, and what shape is its piece?
+# A model's weights and its optimizer's memory lie in pieces on a grid. Which ranks hold any one entry, and what shape
+# is its piece?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -59,21 +59,22 @@ _ = my_muon.so_far("07")
 # %% [markdown]
 # ## Outputs, or inputs?
 #
-# A Linear keeps its weight W as a matrix of shape `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways:
+# A Linear keeps its weight W as `(out, in)` and computes y = x Wᵀ. tp can cut W in two ways:
 #
-# - **Column parallel**: each rank computes *some of the outputs*, so it needs *rows* of W. Dimension 0 is cut,
-#   `W[I_tp, J]`.
-# - **Row parallel**: each rank takes *some of the inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I,
-#   J_tp]`.
+# - **Column parallel**: a rank computes *some outputs*, from *rows* of W. Dimension 0 is cut, `W[I_tp, J]`.
+# - **Row parallel**: a rank takes *some inputs*, so it needs *columns* of W. Dimension 1 is cut, `W[I, J_tp]`.
 #
-# Yes, column parallel cuts rows! The names come from papers that write y = x A, and their A is Wᵀ. So ask: outputs,
-# or inputs?
+# <details><summary>Yes, column parallel cuts rows. Why is it called that?</summary>
+#
+# The names come from papers that write y = x A, and their A is Wᵀ. So ask: outputs, or inputs?
+#
+# </details>
 
 # %%
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# W is 10 × 8. What shape is the last rank's piece if W is column parallel, and if row parallel?
+# W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -97,9 +98,8 @@ guess.check(column_parallel, row_parallel)
 # %% [markdown]
 # ## Any piece of any Linear
 #
-# tp does not have to divide a size. PyTorch then cuts as `torch.chunk` does: each rank takes size / tp, rounded up,
-# while entries are left. So the last ranks get fewer, or none. Your function gets the shape of the whole weight,
-# `"column"` or `"row"`, a coordinate and `tp`. Return the shape of the piece.
+# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp, rounded up, while entries are left, so
+# the last ranks get fewer, or none.
 #
 # <details><summary>Hint</summary>
 #
@@ -112,7 +112,8 @@ guess.check(column_parallel, row_parallel)
 
 # %% tags=["stub"]
 def local_shape(shape, kind, tp_rank, tp):
-    out, into = shape
+    # the shape of a rank's piece; kind is "column" or "row"
+    out, into = shape  # of the whole weight
     return ...  # a pair (rows, columns)
 
 # %%
@@ -135,13 +136,9 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Two layers, one message
 #
-# The two cuts fit together. `up`, 10 × 8, is column parallel, so each rank finishes some of the hidden features and
-# can apply relu at once. `down`, 6 × 10, is row parallel, and a rank's piece of it needs exactly those features. So
-# between the layers no message is needed. But at the end each rank has only a part of every sum, `y{U_tp}`: the sum
-# over tp is still to be taken.
-#
-# Write the forward pass of one rank, with its pieces. It returns the whole y. Each row of the grid has its own batch
-# x.
+# `up`, 10 × 8, is column parallel, so each rank finishes some hidden features and applies relu at once. `down`, 6 ×
+# 10, is row parallel and needs just those features, so no message passes between the layers. But each rank ends with
+# only a part of every sum, `y{U_tp}`: the sum over tp is still to be taken. Write one rank's forward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -153,9 +150,10 @@ shapes.check(local_shape)
 
 # %% tags=["stub"]
 def both_layers(x, up, down, tp_group):
+    # x: the batch of this rank's row of the grid; up, down: this rank's pieces
     hidden = ...
     y = ...
-    return ...  # y
+    return ...  # the whole y
 
 # %%
 layers.check(both_layers)
@@ -174,8 +172,7 @@ layers.check(both_layers)
 # </details>
 
 # %% [markdown]
-# The check used small whole numbers, which need no rounding. With ordinary numbers, does the output have the same
-# bits as one process?
+# The check's small whole numbers need no rounding. With ordinary ones, does the output have the bits of one process?
 #
 # *Easy · 1 minute · required*
 
@@ -192,7 +189,7 @@ same_bits = ...  # True or False
 # </details>
 
 # %% [markdown]
-# Here your cut decides which bytes each rank gets.
+# Here your cut decides which bytes each rank gets:
 
 # %%
 shape_of = shapes.accepted_or(lesson.local_shape)
@@ -212,21 +209,20 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers agree to the bit, which
-# shows that nothing was lost or counted twice.
+# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so nothing was lost
+# or counted twice.
 #
 # ## What dp cuts
 #
-# dp copies the weights and cuts the momentum, wherever a matrix begins. So tp cuts a *matrix*, and dp cuts the
-# *buffer*. Pieces along tp may differ in size, so every tp rank reserves room for the largest, and offsets are the
-# same on all. A smaller piece leaves a gap.
+# dp copies the weights and cuts the momentum, wherever a matrix begins. So tp cuts a *matrix*, and dp the *buffer*,
+# in which every tp rank reserves room for the largest piece: offsets are then the same on all, and smaller pieces
+# leave a gap.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
 
 # %% [markdown]
-# Now for any entry: which ranks hold the weight `up[row, column]`, and which one keeps its momentum? In the buffer
-# the piece of `up` comes first, row by row. dp cuts the buffer into slices of `length` entries, one for each rank.
+# Which ranks hold the weight `up[row, column]`, and which one keeps its momentum?
 #
 # <details><summary>Hint</summary>
 #
@@ -239,6 +235,7 @@ lesson.picture_of_buffers(dp, tp)
 
 # %% tags=["stub"]
 def who_holds(row, column, dp, tp, length):
+    # the piece of up comes first in the buffer, row by row; dp cuts slices of `length` entries
     weight_on = ...    # a list of ranks
     momentum_on = ...  # one rank
     return ...         # weight_on, momentum_on
@@ -261,8 +258,8 @@ holders.check(who_holds)
 # </details>
 
 # %% [markdown]
-# Train on real ranks, with other data in every row of the grid. `my_parameters` cuts as you do, and notes on each
-# piece how it was cut, because Muon must know.
+# Train on real ranks, each row of the grid on its own data. `my_parameters` cuts as you do, and notes on each piece
+# how it was cut, because Muon must know:
 
 # %%
 def train(rank):
@@ -279,8 +276,8 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# The same letter means the same bytes. Along dp the weights are equal to the bit, although the data were different.
-# No part of the momentum is kept twice. Look up one entry with your function:
+# Along dp the weights are equal to the bit, although the data were different, and no part of the momentum is kept
+# twice. With your function:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -292,15 +289,18 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# Muon needs whole matrices, so two gathers bring together x, the input of Newton–Schulz; the momentum stays. One over
-# dp joins the slices of a buffer, `x[B_dp]` to `x[B]`. One over tp joins the pieces of a matrix, such as `X[I, J_tp]`
-# to `X[I, J]`.
+# Muon needs whole matrices. The momentum stays, but two gathers bring together x, the input of Newton–Schulz:
+#
+# ```text
+# over dp, the slices of a buffer          x[B_dp]    → x[B]
+# over tp, the pieces of a matrix, as in   X[I, J_tp] → X[I, J]
+# ```
 #
 # ## Three matrices in one
 #
-# In many models, attention's weights are stacked, q above k above v, so that one product does for all three: a
-# **fused QKV**. Its rows belong to **attention heads**, and a head needs its rows of q, of k and of v on *one* rank.
-# Ours has 4 heads. If tp = 2 cuts it like any other weight, how many heads are torn?
+# Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
+# and a head needs its rows of all three on *one* rank. If tp = 2 cuts ours like any other weight, how many of its 4
+# heads are torn?
 #
 # *Easy · 2 minutes · required*
 
@@ -322,13 +322,13 @@ torn = ...  # a number from 0 to 4
 compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
 
 # %% [markdown]
-# On the left the weight is cut as one matrix, and on the right q, k and v are cut one by one. (Here dp is 1.)
+# On the left the weight is cut as one matrix, on the right q, k and v one by one (here dp is 1):
 
 # %%
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# In every case the shapes are right, and no error is raised. Even on the right, some values of tp tear heads.
+# The shapes are always right, and no error is raised, yet even on the right some values of tp tear heads.
 #
 # <details><summary>This has happened</summary>
 #
@@ -341,8 +341,7 @@ lesson.slide_qkv(live=widgets)
 #
 # ## Keep every head whole
 #
-# Now take tp = 3, which does not divide the heads. `shard_qkv` returns one rank's piece, again q above k above v,
-# made of whole heads, and no rank should carry more than it must. `join_qkv` gets all pieces in order and restores W.
+# Now tp = 3, which does not divide the heads. No rank should carry more than it must.
 #
 # <details><summary>Hint</summary>
 #
@@ -355,10 +354,10 @@ lesson.slide_qkv(live=widgets)
 
 # %% tags=["stub", "hard"]
 def shard_qkv(W, heads, tp_rank, tp):
-    return ...
+    return ...  # this rank's piece, again q above k above v, made of whole heads
 
 def join_qkv(pieces, heads):
-    return ...
+    return ...  # W, from all pieces in order
 
 # %%
 fused.check(shard_qkv, join_qkv)
@@ -408,7 +407,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** A line of code each.
 #
 # *Easy · 2 minutes · required*
 
@@ -433,5 +432,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# Each rank has a piece of every matrix. Why not orthogonalize that piece alone, and save the messages? The next
-# lesson tries it.
+# Why not orthogonalize each rank's piece alone, and save the messages? The next lesson tries it.

@@ -2,7 +2,7 @@
 # # 08 · What happens if each shard is orthogonalized alone?
 #
 # Each rank calls Muon on its piece of the gradient: no message, no error. What is wrong with the update, and which
-# test would have noticed?
+# test would notice?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
+# **Forty minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
 # rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
 # not notice. You will have written the gather that repairs it, and run it on real processes.
 #
@@ -63,9 +63,9 @@ _ = my_muon.so_far("08")
 # %% [markdown]
 # ## The picture you have just seen
 #
-# A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). In these
-# directions an update is `Uᵀ · update · V`: the entry in row i, column j says how strongly input j moves output i.
-# The right update, UVᵀ, has ones on the diagonal and zeros elsewhere:
+# A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
+# update · V` says, in row i and column j, how strongly input j moves output i. The right update, UVᵀ, has ones on the
+# diagonal and zeros elsewhere:
 
 # %%
 gradient = lesson.gradient()
@@ -74,11 +74,11 @@ turned = U.T @ lesson.orthogonal(gradient) @ Vt.T
 print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), sep="\n")
 
 # %% [markdown]
-# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. The inputs to
-# the right of the square have no partner, because the matrix is wider than tall. There the gradient is zero, and the
-# update should be, too.
+# In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
+# the square, inputs have no partner, because the matrix is wider than tall. There the gradient is zero, as the update
+# should be.
 #
-# tp can cut the matrix in two ways, `G[I, J_tp]` and `G[I_tp, J]`. A rank's piece is its **shard**:
+# A rank's piece, of `G[I, J_tp]` or of `G[I_tp, J]`, is its **shard**:
 
 # %%
 lesson.picture_of_cuts(tp)
@@ -86,8 +86,8 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut the gradient by columns, and orthogonalize each shard alone, so that each has only singular values of 1. Side by
-# side, what is the largest singular value of the whole? Would pure noise give the same spectrum?
+# Cut by columns, and orthogonalized alone, each shard has only singular values of 1. Side by side, what is the
+# largest of the whole? Would pure noise give the same spectrum?
 #
 # *Easy · 2 minutes · required*
 
@@ -112,7 +112,7 @@ guess.check(largest, noise_too)
 # </details>
 
 # %% [markdown]
-# Now on real ranks. `my_piece` cuts out a rank's shard. `orthogonal` is the exact UVᵀ, without Newton–Schulz.
+# `orthogonal` is the exact UVᵀ, without Newton–Schulz:
 
 # %% tags=["ranks"]
 def each_alone(rank):
@@ -128,12 +128,11 @@ print(alone)
 compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# **Cosine** is 1 if two matrices point the same way, and 0 if they are at right angles. **Distance** is the size of
-# their difference, divided by the size of UVᵀ. In brackets is the distance left when the update is multiplied by the
-# best possible number: no learning rate repairs it.
+# **Cosine** is 1 if two matrices point the same way, and 0 at right angles. **Distance** is the size of their
+# difference, divided by that of UVᵀ. In brackets is what the best possible learning rate leaves of it.
 #
-# Yet all singular values of this wrong update are equal, *whatever the gradient was*, because `update @ update.T` is
-# tp times the identity. So a flat spectrum proves nothing.
+# Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
+# identity. So a flat spectrum proves nothing.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -148,13 +147,13 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# (Energy adds the squared entries of `Uᵀ · update · V`.) The last share is wasted on inputs without gradient.
+# The last share of the energy, which adds up the squared entries of `Uᵀ · update · V`, is wasted on inputs without
+# gradient.
 #
 # ## Find the harmless one
 #
-# There are two cuts, and three matrices of the same shape: the *real* gradient, a *Gaussian* one (independent
-# entries), and a *power law* (a few loud directions and many quiet ones). In which of these six cases is the update
-# of the shards nearly right? Bet first, then play.
+# Cut three matrices both ways: the *real* gradient, a *Gaussian* one (independent entries), and a *power law* (a few
+# loud directions, many quiet ones). In which case is the shards' update nearly right?
 #
 # *Easy · 3 minutes · required*
 
@@ -181,14 +180,13 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# (For a tall matrix, exchange rows and columns.) So a unit test with `torch.randn` may meet the harmless case, and
-# pass.
+# So a test with `torch.randn` may meet the harmless case, and pass.
 #
 # ## Two matrices as one
 #
-# The opposite mistake: an MLP's gate and up are often stored, and orthogonalized, as one matrix, gate above up. Let
-# their gradients be Gaussian, 688 × 256 each. How far is the stack's update from those of gate and up, as a share of
-# its size? And if gate's gradient is five times larger, how many times too small is up's update?
+# The opposite mistake: an MLP's gate and up are often orthogonalized as one matrix, gate above up. With Gaussian
+# gradients, 688 × 256 each, how far is the stack's update from theirs, as a share of its size? And if gate's gradient
+# is five times larger, how many times too small is up's update?
 #
 # *Easy · 3 minutes · optional*
 
@@ -223,28 +221,30 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 # </details>
 
 # %% [markdown]
-# `split_parameters` reads from the model how a weight is fused, and says so where it cannot.
+# <details><summary>This has happened, and how the package finds such weights</summary>
 #
-# <details><summary>This has happened</summary>
-#
-# Issues of pytorch/torchtitan (4532), NVIDIA/Megatron-LM (7077) and others report fused weights that Muon took as
-# one matrix. And DeepSpeed's issue 8437 is about shards: halves of 256 × 256 matrices were orthogonalized alone, and
-# their updates were 52.5 to 52.8 percent off.
+# Issues of pytorch/torchtitan (4532), NVIDIA/Megatron-LM (7077) and others report fused weights that Muon took as one
+# matrix. `split_parameters` reads from the model how a weight is fused, and says so where it cannot. And DeepSpeed's
+# issue 8437 is about shards: halves of 256 × 256 matrices were orthogonalized alone, and their updates were 52.5 to
+# 52.8 percent off.
 #
 # </details>
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor that depends on the shape m × n. Keller Jordan's is `sqrt(max(1, m/n))`, and
-# that of Moonshot AI (*Muon is Scalable for LLM Training*, 2025) is `0.2·sqrt(max(m, n))`. Here m × n is the *whole*
-# matrix, so `shard.shape` gives another factor, even after a perfect gather. An example, cut by rows:
+# Muon multiplies its update by a factor that depends on the shape m × n of the *whole* matrix. So `shard.shape` gives
+# another factor, even after a perfect gather.
+#
+# ```text
+# Keller Jordan        sqrt(max(1, m/n))
+# Moonshot AI, 2025    0.2·sqrt(max(m, n))
+# ```
 
 # %%
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write a function for every shape and cut. For both formulas, in this order, it returns the whole matrix's factor
-# divided by the shard's.
+# Write it for every shape and cut.
 #
 # <details><summary>Hint</summary>
 #
@@ -257,6 +257,7 @@ print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% tags=["stub"]
 def too_small(shape, dim, tp):
+    # the whole matrix's factor, divided by the shard's: first Keller Jordan's, then Moonshot's
     m, n = shape
     return ...  # two ratios
 
@@ -284,15 +285,12 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# A ratio below 1 means that the shard's factor is too *large*. The first line is our matrix, with a surprise. The
-# shards' update was √tp times too large, as its singular values showed, and Moonshot's factor of a shard is √tp times
-# too small. The two cancel, so a wrong update has entries of just the right size!
+# Below 1, a shard's factor is too *large*. The first line is our matrix. The shards' update was √tp times too large,
+# and Moonshot's factor is √tp times too small, so a wrong update has entries of just the right size!
 #
 # ## Repair it: gather first
 #
-# Your function gets this rank's shard, the dimension that was cut, and the tp group. Put the shards together, from
-# `X[I, J_tp]` to `X[I, J]`. `dist.all_gather(list, tensor, group=group)` fills a list of `group.size()` empty tensors
-# with everybody's `tensor`.
+# Put the shards together along `dim`, from `X[I, J_tp]` to `X[I, J]`.
 #
 # <details><summary>Hint</summary>
 #
@@ -305,10 +303,11 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% tags=["stub"]
 def gather_whole(shard, dim, group):
+    # dist.all_gather(list, tensor, group=group) fills a list of group.size() empty tensors
     return ...  # the whole matrix
 
 # %% [markdown]
-# Real ranks run it on a matrix whose entries say where they belong. A red cross marks the first misplaced one.
+# Entries say where they belong, and a red cross marks the first misplaced one:
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -330,7 +329,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Now the whole recipe, with Newton–Schulz: gather, orthogonalize, keep your columns.
+# Gather, orthogonalize (with Newton–Schulz), keep your columns:
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -344,8 +343,7 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# These are the bits of one process, for any gradient and any cut. You pay with messages, and with work that every tp
-# rank repeats. (Below, the last line is part of the one above.)
+# You pay with messages, and work that every tp rank repeats:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -357,15 +355,13 @@ print(lesson.say_cost(costs, tp))
 #
 # ## An update that survives its shards
 #
-# If a matrix is cut by columns, you can have the exact update without gathering it. Write a function that gets a
-# rank's columns of G and returns the same columns of the *whole* UVᵀ. The budget counts what one rank sends on a
-# ring. You may call `dist.all_gather`, `dist.all_reduce` and `torch.linalg.eigh`.
+# A matrix cut by columns can have the exact update without a gather. On a ring, one rank may send this much:
 
 # %%
 print(lesson.say_budget(tp))
 
 # %% [markdown]
-# Real ranks try it in float32, on the real gradient and the power law. If it fails, you see *your* heat map.
+# Real ranks try it in float32, on the real gradient and the power law.
 #
 # <details><summary>Hint</summary>
 #
@@ -378,6 +374,7 @@ print(lesson.say_budget(tp))
 
 # %% tags=["stub"]
 def surviving_update(shard, group):
+    # shard: this rank's columns of G; you may call dist.all_gather, dist.all_reduce and torch.linalg.eigh
     return ...  # this rank's columns of the whole UVᵀ
 
 # %%
@@ -412,7 +409,7 @@ surviving.check(surviving_update)
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.** A line of code each.
 #
 # *Easy · 2 minutes · required*
 
@@ -437,4 +434,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# So the pieces have to be put together before Newton–Schulz, and taken apart after it. The next lesson follows them.
+# So pieces must be joined before Newton–Schulz, and cut again after it. The next lesson follows them.
