@@ -87,7 +87,7 @@ _LESSONS = """\
 09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 40 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
-12_why_step_returns_early | early_return | 50 | 0 | 03 09 | Why does `step()` return before the work is done?
+12_why_step_returns_early | early_return | 45 | 0 | 03 09 | Why does `step()` return before the work is done?
 13_is_muon_cheaper | cheaper | 60 | 0 | 09 10 | Is Muon cheaper than AdamW?
 14_from_32_to_16384_ranks | many_ranks | 20 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
 15_it_hangs_or_lies | broken_runs | 65 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
