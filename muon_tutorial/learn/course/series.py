@@ -91,7 +91,7 @@ _LESSONS = """\
 13_is_muon_cheaper | cheaper | 60 | 0 | 09 10 | Is Muon cheaper than AdamW?
 14_from_32_to_16384_ranks | many_ranks | 20 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
 15_it_hangs_or_lies | broken_runs | 65 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
-16_does_it_survive_my_loop | my_loop | 60 | 12 | 06 09 | Does it survive my loop?
+16_does_it_survive_my_loop | my_loop | 50 | 12 | 06 09 | Does it survive my loop?
 """
 
 
