@@ -61,13 +61,13 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# Arrows are the seven **phases** of a real step. Colour and number say which rank *brought* a part, and hatched parts
-# depend on the whole matrix.
+# In these seven **phases** of a real step, colour and number say which rank *brought* a part.
 #
 # ## Predict
 #
-# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1, and restores its layout. But in one
-# pair something is lost for good. Which of phases 1 to 3 cannot be undone? And which phases send nothing?
+# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1, and each restores the layout that its
+# partner changed. In one pair something is lost for good. Which of phases 1 to 3 cannot be undone, and which phases
+# send nothing?
 #
 # *Easy · 3 minutes · required*
 
@@ -121,7 +121,7 @@ replay.explore(here, live=widgets, moment=4)
 #
 # ## Meet the objects
 #
-# Your step will work on these matrices of a bucket, with offset and size:
+# Your step will work on a bucket of these matrices, with offset and size:
 
 # %%
 bucket = plan.buckets[0]
@@ -129,7 +129,7 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# Here is o in rank 0's master plan, with the `shape` of its tp piece, and the piece's `global_range` in the bucket:
+# In rank 0's master plan, o has the `shape` of its tp piece, and the piece's `global_range` in the bucket:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
@@ -146,7 +146,7 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# On a pair of ranks, hops ask for this. Those that add have no way back:
+# This is what hops ask for. Those that add have no way back, because the summands are gone:
 
 # %%
 lesson.draw_hops()
@@ -195,7 +195,7 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # Here `take` carries a tensor over one hop, `at` says where this rank stands, `label` names the request, and `yield
-# from` asks and waits for the answer:
+# from` asks and waits:
 
 # %%
 print(inspect.getsource(travel))
@@ -243,8 +243,7 @@ back.check(way_back)
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# It never changes, because a rank sees only the answers of its own groups, and these come in the same order every
-# time.
+# The hash never changes, because a rank sees only its own groups' answers, always in the same order.
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
@@ -254,7 +253,7 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # ## Another trap: the lost line
 #
-# A second loop in the blueprint lacked a line, and there was no error:
+# In the blueprint, a second loop lacked a line:
 
 # %%
 print(lesson.LOST_LINE)
@@ -285,8 +284,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# `job` does the arithmetic, and you do everything that moves. Between phases 5 and 6, collect the pieces in a flat
-# buffer of zeros.
+# `job` does the arithmetic, and you do everything that moves.
 #
 # <details><summary>Hint</summary>
 #
@@ -308,6 +306,7 @@ def my_step(job, bucket, at):
     # job.momentum(bucket, summed)     averages what phase 1 left, and returns what phase 2 sends
     # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
     # job.newton_schulz(entry, whole)  phase 4
+    # torch.zeros_like(flat)           a flat buffer, to collect the pieces between phases 5 and 6
     # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
     # job.write(bucket, fresh)         puts everybody's new weights into the model
     # job.label(2), job.label(3, entry)  a label; in phases 3 and 5 it names the matrix
@@ -401,11 +400,10 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your optimizer takes a step
 #
-# With the reference where you skipped an answer, `my_muon.py` now takes two steps on real processes, on each of three
-# grids:
+# `my_muon.py` now takes two steps on real processes, on each of three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())
 
 # %% [markdown]
-# You have a distributed Muon. What does a step cost, and who pays? The next lesson writes the bill.
+# You have a distributed Muon. What does a step cost? The next lesson writes the bill.
