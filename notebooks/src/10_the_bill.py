@@ -140,7 +140,7 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. First rank 0's bytes, then yours:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. Here are rank 0's, and your bill:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -161,8 +161,7 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# All strategies here except `zero1` expect averaged gradients, which cost an all_reduce. The bills with it, beside
-# AdamW's:
+# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. With it, and beside AdamW's bill:
 
 # %%
 lesson.draw_small_bills(dp, tp)
@@ -179,8 +178,8 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket, but a rank lacks a part only of matrices that straddle a boundary. Under
-# `gather="boundary"`, how many entries of such a matrix do you send to each place along dp?
+# Wei's script gathers the *whole* bucket, but a rank lacks a part only of matrices that straddle a boundary, so
+# `gather="boundary"` moves only these. How many entries of one do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -211,7 +210,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Your counts, as the splits of one `all_to_all_single`:
+# Real ranks take your counts as the splits of one `all_to_all_single`:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -224,7 +223,7 @@ print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
 # %% [markdown]
 # ## Play with the bill
 #
-# When does Muon send nearly as few bytes as AdamW? And when do many ranks repeat Newton–Schulz?
+# When does Muon send nearly as few bytes as AdamW, and when do many ranks repeat Newton–Schulz?
 
 # %%
 lesson.explore_bills(live=widgets)
@@ -241,8 +240,9 @@ lesson.explore_bills(live=widgets)
 # %% [markdown]
 # ## The phase that rounds
 #
-# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, and another grid adds
-# in another order. If bfloat16 then rounds one entry of o's gradient the other way, how many weights change?
+# For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
+# and another grid adds in another order. If bfloat16 then rounds one entry of o's gradient the other way, how many
+# weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -272,7 +272,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for some steps, and then not. That is no bug.
+# So two grids may agree for some steps only, and that is no bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
