@@ -2,7 +2,7 @@
 # # 11 · How do I plug in my own sharding?
 #
 # Your model is cut in a way that no library has foreseen. Which functions do you write, so that Muon still
-# orthogonalizes whole matrices, and each of them only once?
+# orthogonalizes each matrix whole, and only once?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -58,8 +58,8 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Muon leaves the arrows of the picture to three functions of yours, in a `DistributedConfig`. Here they run on real
-# ranks, for a matrix cut by rows:
+# Muon leaves the three rows of the picture to functions of yours, in a `DistributedConfig`. Here is the loop, on real
+# ranks:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -74,9 +74,9 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` returned `owners` beforehand. `gather_fn` brings the input of Newton–Schulz (`momentum_buffer`) from
-# `X[I_dp, J]` to `X[I, J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of
-# the update. All ranks must call.
+# The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz (`momentum_buffer`) from `X[I_dp,
+# J]` to `X[I, J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update.
+# All ranks must call.
 #
 # **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
 
@@ -114,25 +114,25 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 #
 # **HSDP** is FSDP2 within each *replica*, ranks that hold the whole model between them. Under **expert parallel**
 # (EP), each rank has *experts* of its own, small MLPs that each get some of the tokens. All other matrices are
-# *dense*. In which layout do arrows cross to another replica?
+# *dense*. Which arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Only under HSDP, on the way back (dashed). One replica gathers the matrix, and its owner sends the update to all.
-# With an owner in each, no arrow would cross, but each would repeat the work.
+# Only HSDP's, on the way back: one replica gathers the matrix, and its owner sends the update to all. (An owner in
+# each would repeat the work.)
 #
 # ## Yours, on real ranks
 #
-# Here each dp group cuts matrices of its own by rows. Your `state` holds `"group"`, your process group, and
-# `"shapes"`, the full shapes of all matrices. Owners are global ranks, unlike the k of `@dp=k`, a place in the group.
+# Here each dp group cuts matrices of its own by rows. Owners are global ranks, unlike the k of `@dp=k`, a place in
+# the group.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 def assign(params, state):
-    # params: this rank's shards
+    # params: this rank's shards; state["group"]: your process group; state["shapes"]: full shapes of all matrices
     return ...  # {index: rank} for every parameter, the same dict on all ranks of a group
 
 # %%
@@ -165,8 +165,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# For `gather`, Muon adds `"param_idx"` and this rank's `"local_shape"` to your `state`. For the other ranks' shapes,
-# your function of lesson 07 cuts rows: `local_shape(shape, "column", place, ranks)`.
+# For `gather`, your function of lesson 07 gives the other ranks' shapes, because rows are cut like a column parallel
+# matrix: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -179,6 +179,7 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% tags=["stub"]
 def splits(owner, state):
+    # Muon has added state["param_idx"] and state["local_shape"], this rank's
     return ...  # two lists, an entry a rank of the group: elements I send it, elements I take
 
 def gather(momentum_buffer, dst_rank, state):
@@ -210,7 +211,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# Now back, in bfloat16. The check hands your three functions to `Muon`, and compares its bits with one process.
+# Now back, in bfloat16. The check hands your three functions to `Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -290,15 +291,14 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# With a core for every rank, a step lasts as long as its busiest owner works. Your `assign_fn` deals out the work:
+# With a core for every rank, a step lasts as long as its busiest owner works. Deal out these matrices:
 
 # %%
 model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# `state["holders"]` lists the ranks that may own each parameter, and `lesson.cost_of(shape)` is in GFLOP. Par, the
-# package's own choice, can be beaten!
+# Par, the package's own choice, can be beaten!
 #
 # <details><summary>Hint</summary>
 #
@@ -311,6 +311,7 @@ print(lesson.say_model(model))
 
 # %% tags=["stub"]
 def assign_by_work(params, state):
+    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
     return ...  # {index: rank}
 
 # %%
