@@ -85,9 +85,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # </details>
 #
-# So the top picture has two lanes for each rank: what it computes, and what is on its way. In the lower half one
-# bucket travels while another is computed: that is **overlap**. Communication that it cannot hide, the hatched time,
-# is **exposed**.
+# So the top picture has two lanes for each rank. In its lower half one bucket travels while another is computed: that
+# is **overlap**. Communication that it cannot hide, the hatched time, is **exposed**.
 #
 # <details><summary>Why each number stands there three times</summary>
 #
@@ -97,8 +96,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank asked and waited in one line. Here `yield Start(…)` asks and returns a **ticket**, on real
-# processes the `work` from above, and `yield Wait(…)` waits for it.
+# A rank is again a generator: `yield Start(…)` asks and returns a **ticket** (on real processes, the `work` from
+# above), and `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -203,8 +202,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# On which link does overlap save the largest part of the package's step, and from which window on nothing more? And
-# on a bare loopback, a machine's connection to itself, where both ranks share one core?
+# On which link does overlap save the largest part of a step, and from which window on nothing more? And on a bare
+# loopback, a machine's connection to itself, with one core for both ranks?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -228,7 +227,7 @@ lesson.broken_program(dp * tp)
 
 # %% [markdown]
 # `g` is a gather, and `s` a share, which may read its buffer until you wait for it. Before which line must the
-# program wait, and for which ticket? (A wait for a ticket that does not exist yet is skipped.)
+# program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #
@@ -240,7 +239,7 @@ lesson.broken_program(dp * tp)
 
 # %% tags=["stub"]
 before = ...  # the number of a line
-ticket = ...  # such as "coming[i]"
+ticket = ...  # such as "coming[i]"; a wait for a ticket that does not exist yet is skipped
 
 # %%
 find.check(before, ticket)
@@ -292,7 +291,7 @@ expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# This is what a window of 3 saved:
+# A window of 3 saved this much:
 
 # %%
 print(lesson.say_gains(recording, expected))
@@ -308,7 +307,7 @@ print(lesson.say_gains(recording, expected))
 #
 # </details>
 #
-# Now your machine, on its bare loopback. Is there a moment in which no rank computes?
+# Now your machine. Is there a moment in which no rank computes?
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)
