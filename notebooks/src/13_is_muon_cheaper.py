@@ -67,9 +67,9 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## First bill: bytes
 #
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
-# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. (The picture calls x "momentum", but that
-# stays.) Under `layerwise` a matrix *lives* with one owner: its gradients are summed there, its momentum stays there,
-# and its new weights go out to all. Add up what all ranks of one dp group send on a ring.
+# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. (Pictures and tables call x "momentum", but the
+# momentum stays.) Under `layerwise` a matrix *lives* with one owner: its gradients are summed there, its momentum
+# stays there, and its new weights go out to all. Add up what all ranks of one dp group send on a ring.
 #
 # *Easy · 4 minutes · required*
 
@@ -96,8 +96,7 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# For real ranks to count, write AdamW's step. The route `bucket.gradient` sums gradients into slices, and
-# `bucket.parameter` makes slices of the weights whole. Beware: a sum is not a mean.
+# For real ranks to count, write AdamW's step. Beware: a sum is not a mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -112,6 +111,7 @@ by_hand.check(bytes_sent)
 def adamw_step(gradients, weights, bucket, at):
     # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many are summed
     # x = yield from travel(x, route, at, Label("a name"))
+    # the route bucket.gradient sums gradients into slices; bucket.parameter makes slices of weights whole
     # fresh = lesson.adamw(weights, mean) does the arithmetic of a slice
     return ...
 
@@ -217,7 +217,7 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now to the report's own traces, in milliseconds over five steps:
+# The report's own traces, in milliseconds over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
@@ -270,9 +270,9 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# In 1.1 % of the step, the CPU *calls* the optimizer, which queues kernels that then fill more than half of the GPU's
-# span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes, because
-# both runs were counted about twice. But did they do the same work?
+# 1.1 % is the time in which the CPU *calls* the optimizer, which queues kernels that then fill more than half of the
+# GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
+# because both runs were counted about twice. But did they do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -283,8 +283,8 @@ print(lesson.say_bytes())
 # ## Waiting is not transfer
 #
 # A kernel spins until its peers arrive, so the only published trace, rank 0's, shows waiting as communication. With
-# *all* ranks on one clock you can tell them apart: who needs something from all others cannot be done before the last
-# has asked.
+# *all* ranks on one clock you can tell them apart: a rank that needs something from all others cannot be done before
+# the last has asked.
 #
 # <details><summary>Hint</summary>
 #
@@ -316,7 +316,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# Try it in a step of `round_robin` in which rank 0 owns by far the largest matrix:
+# In this step of `round_robin`, rank 0 owns by far the largest matrix:
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
