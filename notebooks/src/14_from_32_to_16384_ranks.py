@@ -56,8 +56,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Lesson 13's planner drew the picture. A matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and
-# all tp ranks there gather it and repeat its Newton–Schulz. So there are dp owners.
+# In the picture a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks there
+# gather it and repeat its Newton–Schulz. So there are dp owners.
 #
 # <details><summary>Which strategy, and which others there are</summary>
 #
@@ -66,7 +66,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # </details>
 #
-# The picture shows the 70B. The 8B has 7 matrices in each of 32 layers, and also tp=8. Predict:
+# The smaller 8B model has 7 matrices in each of 32 layers, and also tp=8. Predict:
 #
 # *Easy · 4 minutes · required*
 
@@ -109,7 +109,7 @@ lesson.explore_scale(live=widgets)
 #
 # ## Even entries, uneven work
 #
-# Give each owner about as many *entries* as the others, and the left half of the picture looks perfect:
+# Give each owner as many *entries* as the others, and the left half looks perfect:
 
 # %%
 print(lesson.say_shapes())
@@ -117,7 +117,7 @@ lesson.draw_balance()
 
 # %% [markdown]
 # But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. So
-# weigh each by its Newton–Schulz, and deal out the costliest first:
+# deal out the costliest first, by Newton–Schulz:
 
 # %%
 one = lesson.owned_models()[0]
