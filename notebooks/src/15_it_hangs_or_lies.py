@@ -56,12 +56,11 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# The picture's run stands still: each arrow leads from a rank that waits to the rank it waits for. Rank 2 ran out of
-# data a step early and left the loop, so all error messages came from the others: the rank at fault is often the only
-# one without an error.
+# Rank 2 ran out of data a step early and left the loop. The others wait, and all error messages came from them: the
+# rank at fault is often the only one without an error.
 #
-# For each broken run you get a log, a stack, PyTorch's record of the calls, and the file, in which you repair the
-# line. Matrices have owners along dp (lesson 04), which orthogonalize them and share the new rows:
+# You will find and repair the line in broken runs of one training loop. Its matrices have owners along dp (lesson
+# 04), which orthogonalize them and share the new rows:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
@@ -71,14 +70,13 @@ print(clinic.read("hang", "take_step"))
 # So a step makes five kinds of collective calls: load, average, gather (in `update`: owners gather whole matrices
 # over tp), share and log.
 #
-# In a second run, rank 1 uses another learning rate from step 2 on. Of the six results of a step, its *rungs*
-# (gradient, average, momentum, input, update and share), which is the first to be wrong in step 2? And when the run
-# ends, do all copies of the weights agree?
+# In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
+# the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-rung = ...  # such as "momentum"
+rung = ...  # "gradient", "average", "momentum", "input", "update" or "share"
 agree = ...  # a bool
 
 # %% [markdown] tags=["solution"]
@@ -108,7 +106,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 #
 # ## If it hangs: compare the calls
 #
-# This is the picture's run, on your machine. Start with the log:
+# This is the picture's run, on your machine:
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
@@ -120,13 +118,13 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` shows the same while it stands still, from the bottom up:
+# In a run of your own, `py-spy dump --pid …` shows the same while it stands still (read it from the bottom up):
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# To find out which rank is missing, you need the calls of all. PyTorch's **flight recorder** keeps them if
+# To find the missing rank, you need the calls of all. PyTorch's **flight recorder** keeps them if
 # `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Here is one raw entry, and the last few in a readable form:
 #
 # <details><summary>What it does not know</summary>
@@ -141,7 +139,7 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes its calls. Here is step 3, in which a call that ends in "…" has not returned:
+# Our loop also notes its calls. In step 3, a call that ends in "…" has not returned:
 
 # %%
 print(lesson.say_calls(hang, 3))
@@ -154,13 +152,12 @@ print(lesson.say_calls(hang, 3))
 print(clinic.read("hang", "train"))
 
 # %% [markdown]
-# Repair it. A repair is a dictionary of line numbers and new lines, such as `{12: "the new line"}`, and `check` runs
-# the repaired file on real ranks.
+# Repair it: `check` runs the repaired file on real ranks.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-repair_hang = ...
+repair_hang = ...  # {number of a line: "the new line"}
 
 # %%
 clinic.check("hang", repair_hang)
@@ -216,12 +213,12 @@ print(lesson.say_numbers(lie, 2, "share"))
 print(clinic.read("lie", "share"))
 
 # %% [markdown]
-# Repair this one. A new line of `""` deletes the old one.
+# Repair this one, too.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-repair_lie = ...
+repair_lie = ...  # "" as a new line deletes the old one
 
 # %%
 clinic.check("lie", repair_lie)
@@ -247,8 +244,7 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# In each file a line or a few are wrong, or perhaps none: then answer `"nothing"`. You get the log, and choose your
-# tools.
+# In each file some lines are wrong, or none: then answer `"nothing"`. You get the log, and choose your tools.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #
@@ -276,7 +272,7 @@ a = clinic.run("A")
 print(lesson.say_outcome(a))
 
 # %% tags=["stub"]
-repair_a = ...
+repair_a = ...  # {number of a line: "the new line"}, or "nothing"
 
 # %%
 clinic.check("A", repair_a)
