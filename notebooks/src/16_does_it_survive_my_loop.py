@@ -170,8 +170,7 @@ ported.check(prepare, update)
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` takes care of that. Could you? The gradients are DTensors on a mesh of two axes, each cut along
-# both, one, or none.
+# `clip_grad_norm_` takes care of that. Could you?
 #
 # <details><summary>Hint</summary>
 #
@@ -184,6 +183,7 @@ print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that i
 
 # %% tags=["stub"]
 def clip(gradients, limit):
+    # gradients: DTensors on a mesh of two axes, each cut along both, one, or none
     # where their norm together is above limit, shorten all of them to it, by one factor
     return ...  # change them in place, then return None
 
@@ -220,8 +220,7 @@ clipped.check(clip)
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part. The loop calls your `save` after `step` steps, and your `load` before its first
-# step, even in a new run.
+# So every rank has to write its part.
 #
 # <details><summary>Hint</summary>
 #
@@ -234,17 +233,19 @@ print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% tags=["stub"]
 def save(manager, step, model, optimizer, scheduler):
-    # manager: a CheckpointManager, whose checkpoints are either complete or do not exist
-    # manager.save(step, model, optimizer, extra={…}): all ranks must call; extra is yours
+    # the loop calls it after `step` steps; manager: a CheckpointManager
+    # manager.save(step, model, optimizer, extra={…}): complete or not at all; all ranks must call; extra is yours
     return ...
 
 def load(manager, model, optimizer, scheduler):
+    # the loop calls it before its first step, even in a new run
     # manager.latest_step(): the newest checkpoint's step, or None
     # manager.load(model, optimizer): puts the newest back into both, and returns its extra
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with *your* `load`.
+# Real ranks try both. Between two checkpoints the last one kills itself, and new ranks go on, on another grid, with
+# *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -270,7 +271,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Lanes are ranks, ticks are steps, diamonds are checkpoints, and the thin line is the loss of an undisturbed run.
+# Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -360,7 +361,7 @@ print(lesson.say_traps(seed))
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM have the same ideas under other names:
+# torchtitan and Megatron-LM have the same ideas under other names.
 #
 # <details><summary>Which rank keeps the momentum there?</summary>
 #
@@ -410,8 +411,8 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# With the reference where you skipped an answer, `my_muon.py` now trains a small GPT on real processes, on each of
-# three grids. For comparison, `torch.optim.Muon` gets the same full gradients in this one process.
+# `my_muon.py` now trains a small GPT on real processes, on each of three grids. For comparison, `torch.optim.Muon`
+# gets the same full gradients in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
@@ -431,8 +432,8 @@ print(my_muon.scorecard(finale))
 #
 # </details>
 #
-# Last, let us leave the notebook. **torchrun** starts one process for each rank, and all of them again if one dies,
-# up to `--max-restarts` times:
+# Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
+# `--max-restarts` times:
 
 # %%
 my_muon.show_command(steps, seed)
