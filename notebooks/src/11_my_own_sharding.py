@@ -58,7 +58,7 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Muon leaves the three rows of the picture to functions of yours, in a `DistributedConfig`. Here is the loop, on real
+# Muon leaves the rows of the picture to three functions of yours, in a `DistributedConfig`. Here is the loop, on real
 # ranks:
 
 # %% tags=["ranks"]
