@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 09 · The mirror: how does every matrix find its way back?
 #
-# Every rank keeps a slice, but Newton–Schulz needs whole matrices, so a step of seven phases joins the slices and
-# then cuts the matrices again. Which phases send something, and which one cannot be undone?
+# Ranks keep slices, and Newton–Schulz needs whole matrices, so a step joins the slices and cuts the matrices again.
+# Which of its seven phases cannot be undone?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# **Sixty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
 # process.
 #
@@ -61,16 +61,13 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# The picture shows one real step of one matrix. Each row is a rank, each column is a moment, and each arrow is one of
-# seven **phases**. Colour and number say which rank *brought* that part, and grey parts are not on this rank. After
-# Newton–Schulz the parts are hatched, because from then on each entry depends on the whole matrix.
+# In these seven **phases** of a real step, colour and number say which rank *brought* a part.
 #
 # ## Predict
 #
-# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1. The later phase of each pair restores
-# the layout from which the earlier one started. In two pairs it undoes the earlier phase. In the third, ranks have
-# lost something for good. Which of phases 1 to 3, the way out, cannot be undone? And which phases send nothing? (An
-# axis of length 1 has no other rank.)
+# Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1, and each restores the layout that its
+# partner changed. In one pair something is lost for good. Which of phases 1 to 3 cannot be undone, and which phases
+# send nothing?
 #
 # *Easy · 3 minutes · required*
 
@@ -101,7 +98,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # </details>
 
 # %% [markdown]
-# In our notation, with a small letter for the flat buffer of B entries, the whole step reads:
+# In our notation, with a small letter for the flat buffer of B entries:
 #
 # | phase | from | to |
 # |---|---|---|
@@ -113,22 +110,18 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # | 6 dp slice | `y[B]` | `y[B_dp]` |
 # | 7 all_gather | `w[B_dp]` | `w[B]` |
 #
-# `{U_dp}` means *unreduced*: each rank along dp has a summand of the whole shape (PyTorch's `Partial`), and phase 1
-# takes the sum. Phases 5 and 6 undo 3 and 2. Phase 7 does not undo phase 1, though: it leads back to the same layout,
-# but with weights in place of gradients. Each rank's own gradient is gone, and no longer needed.
-#
-# Now on your grid:
+# Phase 7 fills every rank's buffer with weights. The gradients of `g[B]{U_dp}`, a summand on each rank, are gone.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# And the momentum? Each rank keeps and updates its own range of it, `m[B_dp]` (lesson 05), between phases 1 and 2.
-# The momentum stays: phase 2 sends x, the input of Newton–Schulz, which each rank computes from it.
+# The momentum stays: after phase 1, each rank updates its range `m[B_dp]` and computes x from it, the input of
+# Newton–Schulz, which phase 2 sends.
 #
 # ## Meet the objects
 #
-# Soon you will write this step. Its bucket holds these matrices, with offset and size:
+# Your step will work on a bucket of these matrices, with offset and size:
 
 # %%
 bucket = plan.buckets[0]
@@ -136,17 +129,16 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# This is an entry of the master plan, as rank 0 reads it. `shape` is its tp piece, and `global_range` the place of
-# the piece in the bucket:
+# In rank 0's master plan, o has the `shape` of its tp piece, and the piece's `global_range` in the bucket:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor. `Shard(1)` means that it is cut along dimension 1, `Replicate()` that
-# it is whole on every rank, and `Owned(0)` that it is whole on the rank at place 0. Under `Partial()` each rank holds
-# a summand. Each hop knows its opposite, and prints both ends in our notation (`Owned(0)` as `@tp=0`):
+# **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
+# (`Replicate()`) or on the rank at place 0 (`Owned(0)`, printed as `@tp=0`), or as a summand on each (`Partial()`).
+# Each knows its opposite:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -154,14 +146,13 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# This is what each hop asks for, tried just now on a pair of ranks. The first three have a way back. The last three
-# add, and then the summands are gone:
+# This is what hops ask for. Those that add have no way back, because the summands are gone:
 
 # %%
 lesson.draw_hops()
 
 # %% [markdown]
-# A **route** is a list of hops, in order, and the dtype that they send. On this one a matrix becomes whole:
+# A **route** is a list of hops, in order, and the dtype that they send:
 
 # %%
 print(bucket.entries[1].route)
@@ -169,22 +160,20 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# The blueprint of this course is a tutorial script by Jen Wei (2025), published with a list of its own bugs. Here is
-# one. In a bucket everything is flat, and the script left its matrix flat, with `.view(-1)`. Newton–Schulz raises an
-# error:
+# The blueprint of this course, a script by Jen Wei (2025), left its matrix flat, like everything in a bucket. (It
+# lists this bug itself.)
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
 
 # %% [markdown]
-# Give the part its rows and columns back. Which field of `meta` tells the shape of *this rank's* piece?
+# Take this rank's piece out of the bucket, and give it its rows and columns back.
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
 def unpack(flat, meta):
-    start, stop = meta.global_range
-    return flat[start:stop].view(...)
+    return ...  # flat: the whole bucket of this rank's tp place
 
 # %%
 shapes.check(unpack)
@@ -205,16 +194,14 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# Here is the package's way out. `take` carries a tensor over one hop, `at` says where this rank stands, and `label`
-# names the request. Read `yield from` as: ask, and wait for the answer. After
-# `x = yield from travel(x, route, at, label)`, `x` is what this rank holds after the last hop.
+# Here `take` carries a tensor over one hop, `at` says where this rank stands, `label` names the request, and `yield
+# from` asks and waits:
 
 # %%
 print(inspect.getsource(travel))
 
 # %% [markdown]
-# Write the way back. The line in the loop has to change, too. Think of shoes and socks: you take off first what you
-# put on last.
+# Write the way back. Think of shoes and socks: you take off first what you put on last.
 #
 # <details><summary>Hint</summary>
 #
@@ -227,9 +214,7 @@ print(inspect.getsource(travel))
 
 # %% tags=["stub"]
 def way_back(x, route, at, label):
-    for hop in ...:
-        x = yield from take(x, hop, route.dtype, at, label)
-    return x
+    return ...  # x is what travel has returned; return what it began with
 
 # %%
 back.check(way_back)
@@ -251,16 +236,14 @@ back.check(way_back)
 # %% [markdown]
 # ## You are the network
 #
-# In a **stepping world** all ranks live in this notebook, and each is a Python generator. A rank that needs something
-# *yields* a request and stands still until you answer: each button is a group whose members are all waiting. Let one
-# group race ahead while another starves. Finish several runs, and watch the hash of the final weights.
+# In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you answer
+# it. A button is a group whose members all wait. Let one race ahead, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
 
 # %% [markdown]
-# The hash never changes, because a rank sees only the answers of its own groups, and these come in the same order
-# every time.
+# The hash never changes, because a rank sees only its own groups' answers, always in the same order.
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
@@ -270,14 +253,13 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # ## Another trap: the lost line
 #
-# In the blueprint, the second of two loops lacked a line. There is no error, because a variable of the first loop
-# still exists:
+# In the blueprint, a second loop lacked a line:
 
 # %%
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# Group one holds up and o, and group two holds down. How often does the second loop update each?
+# Group one holds up and o, group two down. How often does the second loop update each?
 #
 # *Easy · 2 minutes · required*
 
@@ -302,9 +284,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# Now write all seven phases. `job` does the arithmetic: phase 1 leaves a sum (`mean` in the comments), and
-# `job.momentum` divides it by the number of summands. You do everything that moves. Between phases 5 and 6, collect
-# the pieces in a flat buffer of zeros. The check shows the first request that differs from the package's.
+# `job` does the arithmetic, and you do everything that moves.
 #
 # <details><summary>Hint</summary>
 #
@@ -323,9 +303,10 @@ unpack = shapes.accepted_or(lesson.unpack)
 def my_step(job, bucket, at):
     # routes: bucket.gradient in phase 1, bucket.compute in 2 and 6, entry.route in 3 and 5, bucket.parameter in 7
     # job.gradients(bucket)            this rank's own gradients, flat
-    # job.momentum(bucket, mean)       what phase 2 sends, from what phase 1 left
+    # job.momentum(bucket, summed)     averages what phase 1 left, and returns what phase 2 sends
     # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
     # job.newton_schulz(entry, whole)  phase 4
+    # torch.zeros_like(flat)           a flat buffer, to collect the pieces between phases 5 and 6
     # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
     # job.write(bucket, fresh)         puts everybody's new weights into the model
     # job.label(2), job.label(3, entry)  a label; in phases 3 and 5 it names the matrix
@@ -339,8 +320,8 @@ stepped.check(my_step)
 #
 # ```python
 # def my_step(job, bucket, at):
-#     mean = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
-#     flat = yield from travel(job.momentum(bucket, mean), bucket.compute, at, job.label(2))
+#     summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+#     flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
 #     done = torch.zeros_like(flat)
 #     for entry, meta in job.matrices(bucket):
 #         whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
@@ -356,8 +337,6 @@ stepped.check(my_step)
 
 # %% [markdown]
 # ## On real processes, to the bit
-#
-# Now on real ranks. For the film, they first send their rank numbers along the routes.
 
 # %%
 my_step = stepped.accepted_or(lesson.reference_step)
@@ -369,7 +348,7 @@ reports = launch(run_mine, dp * tp, backend=backend)
 replay.explore(lesson.recording_of(reports, dp, tp), live=widgets)
 
 # %% [markdown]
-# Is it right? PyTorch's `torch.optim.Muon` gets the mean of the gradients, in one process:
+# In one process, `torch.optim.Muon` gets the mean of the same gradients:
 
 # %%
 gradients, after = lesson.whole_gradients(plan, reports), lesson.whole_weights(plan, reports)
@@ -393,7 +372,7 @@ print("entries that differ:", lesson.different_bits(after, alone))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 
@@ -421,11 +400,10 @@ quiz.check(answers)
 # %% [markdown]
 # ## Your optimizer takes a step
 #
-# `my_muon.py` now has everything that a step needs. The next cell fills in what you skipped, takes two steps on four
-# real processes, on each of three grids, and compares with `torch.optim.Muon`:
+# `my_muon.py` now takes two steps on real processes, on each of three grids:
 
 # %% tags=["ranks"]
 print(my_muon.try_it())
 
 # %% [markdown]
-# You have a distributed Muon. What does a step cost, and who pays? The next lesson writes the bill.
+# You have a distributed Muon. What does a step cost? The next lesson writes the bill.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 10 · The bill: what does a step cost?
 #
-# How many bytes does each rank send in each phase of a Muon step, and how many does it keep between steps? Can you
-# work it out with a pencil before anything runs?
+# With a pencil, before anything runs: how many bytes does each rank send in each phase of a Muon step, and how many
+# does it keep?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes
+# **Forty minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes
 # of each phase, which ranks run Newton–Schulz how often, and the state beside AdamW's. You will have checked it
 # against the bytes that real ranks counted.
 #
@@ -55,7 +55,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# The bars in the picture come from plans alone. Now take the three matrices of lesson 09, in a bucket on your grid:
+# These are the matrices of lesson 09, in a bucket on your grid:
 
 # %%
 lesson.draw_boundary(dp, tp)
@@ -86,7 +86,10 @@ compare(runs, lesson.runs_of(plans, "o"))
 # Under `zero1`, look which slices have a part of o. Each of them counts with all its tp ranks.
 #
 # ```python
-# replicated, round_robin, zero1, owner = lesson.runs_of(lesson.plans_of(dp, tp), "o").values()
+# replicated = dp * tp
+# round_robin = tp
+# zero1 = lesson.runs_of(lesson.plans_of(dp, tp), "o")["zero1"]
+# owner = 1
 # ```
 #
 # </details>
@@ -94,15 +97,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# Lesson 09 drew the bytes of each phase. Now work them out yourself. On a ring of D ranks, each rank sends one rank's
-# share D − 1 times in a reduce_scatter or an all_gather, and twice as often in an all_reduce.
-#
-# | phase | from | to | the whole tensor |
-# |---|---|---|---|
-# | gradient reduce_scatter | `g[B]{U_dp}` | `g[B_dp]` | `total` entries |
-# | dp gather | `x[B_dp]` | `x[B]` | `total` entries |
-# | tp gather | `X[I, J_tp]` | `X[I, J]` | `tp · touched` entries |
-# | parameter all_gather | `w[B_dp]` | `w[B]` | `total` entries |
+# On a ring of D ranks, each sends one rank's share D − 1 times in a reduce_scatter or an all_gather, and twice as
+# often in an all_reduce.
 #
 # <details><summary>Hint</summary>
 #
@@ -118,10 +114,10 @@ def bill(total, touched, dp, tp):
     # total: entries of the whole bucket, as one tp place has it; touched: those of the tp pieces a rank works on
     # gradients and weights are fp32, 4 bytes an entry; what goes to Newton–Schulz is bfloat16, 2 bytes
     return {
-        "gradient reduce_scatter": ...,
-        "dp gather": ...,
-        "tp gather": ...,
-        "parameter all_gather": ...,
+        "gradient reduce_scatter": ...,  # g[B]{U_dp} → g[B_dp]
+        "dp gather": ...,  # x[B_dp] → x[B]
+        "tp gather": ...,  # X[I, J_tp] → X[I, J], for each matrix that the rank works on
+        "parameter all_gather": ...,  # w[B_dp] → w[B]
     }
 
 # %%
@@ -144,7 +140,7 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. First rank 0's bytes, then yours:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. Here are rank 0's, and your bill:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -165,17 +161,14 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# This is not yet fair to `zero1`: all other strategies here expect averaged gradients, which cost an all_reduce. Here
-# are the bills with it, beside AdamW's:
+# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. With it, and beside AdamW's bill:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, the bound of Liu et al. (2025). If
-# everything is bfloat16, it is (2 + 2 + 2) / (2 + 2) = 1.5.
-#
-# And the state? AdamW keeps two moments for each entry, and Muon keeps one momentum. ZeRO-1 divides either by dp:
+# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, the bound of Liu et al. (2025). And the
+# state? AdamW keeps two moments for each entry, Muon keeps one, and ZeRO-1 divides either by dp:
 
 # %%
 for name, found in counted[0].items():
@@ -185,8 +178,8 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But a rank lacks a part only of matrices that straddle a boundary, and
-# `gather="boundary"` moves only those. Write it for one matrix: how many entries do you send to each place along dp?
+# Wei's script gathers the *whole* bucket, but a rank lacks a part only of matrices that straddle a boundary, so
+# `gather="boundary"` moves only these. How many entries of one do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -217,7 +210,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Here are your counts, as the splits of one `all_to_all_single` on real ranks:
+# Real ranks take your counts as the splits of one `all_to_all_single`:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -230,8 +223,7 @@ print(lesson.say_fetched(launch(fetch, dp * tp, backend=backend)))
 # %% [markdown]
 # ## Play with the bill
 #
-# This is a GPT of width 768. When does Muon send nearly as few bytes as AdamW? And when do so many ranks repeat
-# Newton–Schulz that this work matters more than the bytes?
+# When does Muon send nearly as few bytes as AdamW, and when do many ranks repeat Newton–Schulz?
 
 # %%
 lesson.explore_bills(live=widgets)
@@ -249,8 +241,8 @@ lesson.explore_bills(live=widgets)
 # ## The phase that rounds
 #
 # For the same gradient, every strategy here gives the bits of one process. But phase 1 *adds*, each addition rounds,
-# and another grid adds in another order. Does that matter? Change one entry of the gradient of o by about 10⁻⁷, so
-# that bfloat16 rounds it the other way. How many weights change?
+# and another grid adds in another order. If bfloat16 then rounds one entry of o's gradient the other way, how many
+# weights change?
 #
 # *Easy · 2 minutes · required*
 
@@ -274,14 +266,13 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most changes of order are too small to change a bfloat16 number, which keeps only 8 bits. Here gradients of texts
-# are added in several orders:
+# Most sums in another order come out the same in bfloat16, which keeps only 8 bits:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))
 
 # %% [markdown]
-# So two grids may agree for some steps, and then not. That is no bug.
+# So two grids may agree for some steps only, and that is no bug.
 #
 # <details><summary>Appendix: how far off can the sum be?</summary>
 #
@@ -310,7 +301,7 @@ print(lesson.say_sum(seed, texts=8))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

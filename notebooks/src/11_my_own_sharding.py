@@ -2,7 +2,7 @@
 # # 11 · How do I plug in my own sharding?
 #
 # Your model is cut in a way that no library has foreseen. Which functions do you write, so that Muon still
-# orthogonalizes whole matrices, and each of them only once?
+# orthogonalizes each matrix whole, and only once?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -58,8 +58,8 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# In the picture, ranks send their parts to one owner, and the owner sends the update back. Muon leaves this to three
-# functions of yours, in a `DistributedConfig`. Here is the whole loop on real ranks, for a matrix cut by rows:
+# Muon leaves the rows of the picture to three functions of yours, in a `DistributedConfig`. Here is the loop, on real
+# ranks:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -74,9 +74,9 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# `assign_fn` was called once, beforehand, and returned `owners`. `gather_fn` brings the input of Newton–Schulz (the
-# argument `momentum_buffer`) from `X[I_dp, J]` to `X[I, J]@dp=k`: whole, on the rank at place k of dp.
-# `redistribute_fn` sends each rank its part of the update. Only the owner gets the matrix, yet all ranks must call.
+# The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz (`momentum_buffer`) from `X[I_dp,
+# J]` to `X[I, J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update.
+# All ranks must call.
 #
 # **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
 
@@ -110,33 +110,30 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# So an **empty shard** is nothing special: its rank makes the same call with an empty tensor. Now try other layouts.
-# **HSDP** is FSDP2 within each *replica*, a set of ranks that hold the whole model between them. Under **expert
-# parallel** (EP), each rank has *experts* of its own, small MLPs. Each expert gets some of the tokens. All other
-# matrices are *dense*. In which layout do arrows cross to another replica?
+# So a rank with an **empty shard**, one without rows, makes the same call.
+#
+# **HSDP** is FSDP2 within each *replica*, ranks that hold the whole model between them. Under **expert parallel**
+# (EP), each rank has *experts* of its own, small MLPs that each get some of the tokens. All other matrices are
+# *dense*. Which arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Arrows cross only under HSDP, and only on the way back (dashed). One replica is enough to gather the matrix, but its
-# owner sends the update to all replicas. With an owner in each replica no arrow would cross, but each would repeat
-# the work.
+# Only HSDP's, on the way back: one replica gathers the matrix, and its owner sends the update to all. (An owner in
+# each would repeat the work.)
 #
 # ## Yours, on real ranks
 #
-# Now write the three functions, for rows. Here tp cuts no matrix: ranks at different places along tp have different
-# matrices, like experts. Each dp group cuts its own by rows. Your `state` holds `"group"`, your process group, and
-# `"shapes"`, the full shapes of all matrices. `params` are this rank's shards.
-#
-# `assign` has to return the same dict on all ranks of a group. Its owners are global ranks, unlike the k of `@dp=k`,
-# a place in the group.
+# Here each dp group cuts matrices of its own by rows. Owners are global ranks, unlike the k of `@dp=k`, a place in
+# the group.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 def assign(params, state):
-    return ...  # {index: rank} for every parameter
+    # params: this rank's shards; state["group"]: your process group; state["shapes"]: full shapes of all matrices
+    return ...  # {index: rank} for every parameter, the same dict on all ranks of a group
 
 # %%
 assigned.check(assign)
@@ -153,9 +150,8 @@ assigned.check(assign)
 # </details>
 
 # %% [markdown]
-# Shards are uneven, one matrix has just a single row, and `dist.gather` wants equal pieces. But
-# `dist.all_to_all_single` takes split sizes, and they may be zero. Here rank r brings r entries, and rank 0 takes all
-# of them:
+# `dist.gather` wants equal pieces, but `dist.all_to_all_single` takes split sizes. Here rank r brings r entries, and
+# rank 0 takes all:
 
 # %% tags=["ranks"]
 def to_rank_0(rank):
@@ -169,9 +165,8 @@ def to_rank_0(rank):
 print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% [markdown]
-# Rank 0 brings nothing, and still makes the call. Now write `gather`. Muon adds `"param_idx"` and this rank's
-# `"local_shape"` to your `state`. Rows are cut like a column parallel matrix, so your function of lesson 07 gives the
-# other ranks' shapes: `local_shape(shape, "column", place, ranks)`.
+# For `gather`, your function of lesson 07 gives the other ranks' shapes, because rows are cut like a column parallel
+# matrix: `local_shape(shape, "column", place, ranks)`.
 #
 # <details><summary>Hint</summary>
 #
@@ -184,6 +179,7 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 
 # %% tags=["stub"]
 def splits(owner, state):
+    # Muon has added state["param_idx"] and state["local_shape"], this rank's
     return ...  # two lists, an entry a rank of the group: elements I send it, elements I take
 
 def gather(momentum_buffer, dst_rank, state):
@@ -215,8 +211,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# And now back, in bfloat16. The check hands your three functions to `Muon`, and compares some steps with one process,
-# bit by bit.
+# Now back, in bfloat16. The check hands your three functions to `Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -253,8 +248,8 @@ given_back.check(redistribute)
 # %% [markdown]
 # ## Five traps
 #
-# All five run on real ranks, and you can change them. The first takes a place in a group for a global rank. With only
-# one group the two are equal, so a test notices nothing:
+# The first takes a place in a group for a global rank. With only one group the two are equal, so a test notices
+# nothing:
 
 # %% tags=["ranks"]
 def gather_at_place_0(mine, group):
@@ -265,7 +260,7 @@ def gather_at_place_0(mine, group):
 print(lesson.try_on_groups(gather_at_place_0, dp, tp, backend))
 
 # %% [markdown]
-# The second gathers uneven pieces. Which rank names the mistake, and which ranks wait in vain?
+# The second gathers uneven pieces. Which rank names the mistake?
 
 # %% tags=["ranks", "volatile"]
 def gather_uneven(mine, lengths):
@@ -275,8 +270,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# The third gathers the gradient, and not the input that it was handed. In the first step one is a multiple of the
-# other, so a test of one step may pass:
+# The third gathers the gradient. In the first step it is a multiple of the right input, so a test of one step may
+# pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -286,8 +281,8 @@ def gather_gradient(momentum_buffer, dst_rank, state):
 print(lesson.try_for_steps(gather_gradient, dp * tp, seed, backend))
 
 # %% [markdown]
-# The fourth forgets a sum. A `Partial` gradient, our `{U_dp}`, has the full size on each rank, but comes from that
-# rank's data alone. The fifth takes several matrices in one weight (a fused QKV, a stack of experts) for one matrix:
+# The fourth forgets that a `Partial` gradient, our `{U_dp}`, has the full size but comes from one rank's data. The
+# fifth takes several matrices in one weight (a fused QKV, a stack of experts) for one matrix:
 
 # %% tags=["ranks"]
 print(lesson.try_partial(dp * tp, seed, backend))
@@ -296,16 +291,14 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# If every rank has a core of its own, a step lasts as long as the busiest owner works. Your `assign_fn` decides how
-# much each owner does. Here any rank may own a dense matrix, but only a rank of its group may own an expert:
+# With a core for every rank, a step lasts as long as its busiest owner works. Deal out these matrices:
 
 # %%
 model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# `state["shapes"]` are full shapes, `state["holders"]` lists the ranks that may own each parameter, and
-# `lesson.cost_of(shape)` is in GFLOP. Par, the package's own choice, can be beaten!
+# Par, the package's own choice, can be beaten!
 #
 # <details><summary>Hint</summary>
 #
@@ -318,6 +311,7 @@ print(lesson.say_model(model))
 
 # %% tags=["stub"]
 def assign_by_work(params, state):
+    # state["shapes"]: full shapes; state["holders"]: the ranks that may own each; lesson.cost_of(shape): GFLOP
     return ...  # {index: rank}
 
 # %%
@@ -345,7 +339,11 @@ mine = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
-# For common layouts `create_dtensor_config()` and its relatives return all three functions.
+# <details><summary>What the package has for common layouts</summary>
+#
+# `create_dtensor_config()` and its relatives return all three functions.
+#
+# </details>
 #
 # ## Recap
 #
@@ -359,7 +357,7 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 2 minutes · required*
 
@@ -382,5 +380,5 @@ lesson.quiz(found.rows).check(answers)
 # </details>
 
 # %% [markdown]
-# Your functions wait for each message before they go on. In the next lesson, the next gather begins while the last
-# matrix is still being worked on.
+# Your functions wait for each message. In the next lesson, the next gather begins while the last matrix is still
+# being worked on.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12 · Why does `step()` return before the work is done?
 #
-# You put a stopwatch around one call. Does it measure the work, and if not, who does that work, when, and what could
-# your program do in the meantime?
+# You put a stopwatch around one call. Does it measure the work, and if not, what could your program do until the work
+# is done?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Forty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, and find the wait that it lacks.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
@@ -59,7 +59,7 @@ _ = my_muon.so_far("12")
 # %% [markdown]
 # ## The call returns, the work does not
 #
-# Here is an all_reduce of sixteen megabytes, with a stopwatch around the call.
+# Here is a stopwatch around an all_reduce of sixteen megabytes.
 
 # %% tags=["ranks", "volatile"]
 def stopwatch(rank):
@@ -74,24 +74,30 @@ def stopwatch(rank):
 print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 
 # %% [markdown]
-# The call is over long before sixteen megabytes can have travelled. It is **asynchronous**: it hands the tensor to
-# another thread and returns. Until `work.wait()` returns, the tensor belongs to that thread: neither read nor write
-# it. In short, *launch is not execution.*
+# The call is **asynchronous**: it hands the tensor to another thread and returns. Until `work.wait()` returns,
+# neither read nor write the tensor. On a GPU *every* operation works like that, so `step()` returns when its kernels
+# are launched.
 #
-# On a GPU *every* operation works like that, so `step()` returns when its kernels are launched, and without
-# `torch.cuda.synchronize()` your watch times the launch. A second trap: a kernel that waits for other ranks spins, so
+# <details><summary>Two traps with a stopwatch on a GPU</summary>
+#
+# Without `torch.cuda.synchronize()` your watch times the launch. And a kernel that waits for other ranks spins, so
 # waiting looks busy.
 #
-# That is why we draw two lanes for each rank, as in the top picture: what it computes, and what is on its way. Each
-# bucket of this `zero1` step travels three times under its number, as reduce_scatter, dp gather and all_gather. In
-# the lower half one bucket travels while another is computed: that is **overlap**. The part of communication that it
-# cannot hide, the hatched time, is **exposed**.
+# </details>
+#
+# So the top picture has two lanes for each rank. In its lower half one bucket travels while another is computed: that
+# is **overlap**. Communication that it cannot hide, the hatched time, is **exposed**.
+#
+# <details><summary>Why each number stands there three times</summary>
+#
+# Each bucket of this `zero1` step travels three times under its number, as reduce_scatter, dp gather and all_gather.
+#
+# </details>
 #
 # ## How long does a schedule take?
 #
-# In lesson 09 a rank was a generator that asked and waited in one line. Here it asks in one line and waits in
-# another. On real processes, `yield Start(…)` makes the call with `async_op=True` and returns a **ticket**, the
-# `work` from above. `yield Wait(…)` waits for it.
+# A rank is again a generator: `yield Start(…)` asks and returns a **ticket** (on real processes, the `work` from
+# above), and `yield Wait(…)` waits for it.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -104,8 +110,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? A second loop asks for the next matrix before it
-# works on the one that it has. How long does the second loop take with the `quick` times, and with the `slow` ones?
+# How many milliseconds does this loop take with the `quick` times? And a loop that asks for the next matrix before it
+# works on this one, with the `quick` times and with the `slow` ones?
 #
 # *Easy · 4 minutes · required*
 
@@ -138,9 +144,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**. The **window** says how many matrices may be asked for but not yet done: 1 is
-# the loop above, and with 2 the next matrix travels while you work on this one. Each matrix costs memory, so never
-# hold more than the window allows.
+# Asking early is called **prefetch**. Each matrix costs memory, so a **window** says how many may be asked for but
+# not yet done: 1 is the loop above, and with 2 the next travels while you work on this one.
 #
 # <details><summary>Hint</summary>
 #
@@ -178,8 +183,7 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# How much time does it save? The **timed world**, in which ranks are generators with clocks, says so for times that
-# we choose:
+# The **timed world**, in which ranks are generators with clocks, says how much time it saves:
 
 # %%
 prefetch = ahead.accepted_or(lesson.prefetch)
@@ -188,7 +192,7 @@ for window in (1, 2, 4):
     print(f"window {window}: {timed.milliseconds:g} ms, holds {timed.watch.held}")
 
 # %% [markdown]
-# But only real ranks, with real matrices and Newton–Schulz, show whether it is *right*:
+# Only real ranks and matrices show whether it is *right*:
 
 # %% tags=["ranks", "volatile"]
 run = lesson.run_loop(prefetch, dp * tp, seed, window=2, backend=backend)
@@ -198,9 +202,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# Back to the package's own step, with seconds from a file that describes a machine. Press play for each link. On
-# which one does overlap save the largest part of a step, and from which window on nothing more? And what happens on a
-# bare loopback, a machine's connection to itself? There both ranks share one core, which also has to send.
+# On which link does overlap save the largest part of a step, and from which window on nothing more? And on a bare
+# loopback, a machine's connection to itself, with one core for both ranks?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -211,22 +214,20 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Only the shorter lane can hide behind the longer one, so overlap saves most where both are about equally long,
-# almost a third at best. It needs two things that can be busy *at the same time*. With more ranks than cores on a
-# loopback there is only one: while a rank waits, the core computes for another or copies its bytes.
+# Only the shorter lane can hide behind the longer one, so overlap saves most where both are about equally long, and
+# little where one core serves both.
 #
 # ## Find the missing wait
 #
-# The next program also shares its updates, through two buffers in turn. One line is missing.
+# This program also shares its updates, through two buffers in turn. One line is missing.
 
 # %%
 print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather, and `s` a share. Before which line must the program wait, and for which ticket? (A wait is skipped
-# if its ticket does not exist yet.) A share may read its buffer until you wait for it, and the check reads at that
-# last moment.
+# `g` is a gather, and `s` a share, which may read its buffer until you wait for it. Before which line must the
+# program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #
@@ -238,7 +239,7 @@ lesson.broken_program(dp * tp)
 
 # %% tags=["stub"]
 before = ...  # the number of a line
-ticket = ...  # such as "coming[i]"
+ticket = ...  # such as "coming[i]"; a wait for a ticket that does not exist yet is skipped
 
 # %%
 find.check(before, ticket)
@@ -256,7 +257,7 @@ find.check(before, ticket)
 # </details>
 
 # %% [markdown]
-# Such a bug can stay unnoticed for long, because on a fast link the share ends in time:
+# Such a bug can stay unnoticed, because on a fast link the share ends in time:
 
 # %%
 for share in (1, 8):
@@ -273,15 +274,13 @@ def as_i_please(rank):
 print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
-# Our worlds compare labels, so they notice. Gloo does not: these gathers have the same size, and ranks would get each
-# other's matrices without an error. So the order must follow from what *all* ranks know, and never from what is ready
-# first.
+# Gloo would not notice: both gathers have the same size, so ranks would silently get each other's matrices. The order
+# must follow from what *all* ranks know, never from what is ready first.
 
 # %% [markdown]
 # ## Does reality agree?
 #
-# A notebook cannot slow down its loopback. In this recording a limit turned it into a **bus**, one slow link that all
-# ranks share.
+# In this recording, a limit turned the loopback into a **bus**, one slow link that all ranks share.
 
 # %%
 recording = lesson.recorded()
@@ -292,15 +291,14 @@ expected = lesson.predict_recorded(recording)
 lesson.explore_recording(recording, expected, live=widgets)
 
 # %% [markdown]
-# The upper timeline is what the timed world predicts for that machine, the lower one what happened. This is what a
-# window of 3 saved:
+# A window of 3 saved this much:
 
 # %%
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# Why so little? On this bus, a rank of `zero1` computes for less than half a second and sends for twelve seconds.
-# Overlap can hide only that half second. The column *predicted* is what overlap alone can save.
+# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, which is all that
+# overlap can hide.
 #
 # <details><summary>Why was more saved than predicted in some rows?</summary>
 #
@@ -309,8 +307,7 @@ print(lesson.say_gains(recording, expected))
 #
 # </details>
 #
-# Now your machine, on its bare loopback. If it has fewer cores than ranks, look for a moment in which no rank
-# computes.
+# Now your machine. Is there a moment in which no rank computes?
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)
@@ -331,7 +328,7 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

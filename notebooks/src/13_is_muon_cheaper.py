@@ -2,8 +2,7 @@
 # # 13 · Is Muon cheaper than AdamW?
 #
 # A published report measured 0.57 times AdamW's communication, while the paper that cut Muon over ranks (Liu et al.,
-# 2025) allows up to 1.25 times. Both sums are honest, so what did each of them count, and which one tells you what
-# you pay?
+# 2025) allows up to 1.25 times. Both sums are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -56,21 +55,21 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# The picture is a **waterfall**: it leads from one number to another, one change at a time. Bytes, time and memory
-# disagree, so whoever says "cheaper" means one of the three, for *one* model, dtype, batch and link. What would
-# reverse each answer? (The **planner** drew it. It walks a step without data and charges it by a file that describes
-# a machine.)
+# A **waterfall** leads from one number to another, one change at a time. Bytes, time and memory disagree, so
+# "cheaper" means one of them, for *one* model, dtype, batch and link.
+#
+# <details><summary>Nothing ran: who drew it?</summary>
+#
+# The **planner** walks a step without data, and charges it by a file that describes a machine.
+#
+# </details>
 #
 # ## First bill: bytes
 #
-# To be fair, compare **like for like**. Both optimizers begin with each rank's *raw* gradient, `g[B]{U_dp}`, and end
-# with new weights on all ranks, `w[B]`. In between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16, while
-# the momentum itself stays (lesson 09). (Pictures and tables call x "momentum".) Under `layerwise`, which is new, a
-# matrix *lives* with one owner: its gradients are summed there, its momentum stays there, and its new weights go out
-# to all.
-#
-# Some owners have larger matrices than others, so add up what all ranks of one dp group send on a ring. (If all send
-# the same, that is dp times the number of lesson 10.)
+# Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
+# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. (Pictures and tables call x "momentum", but the
+# momentum stays.) Under `layerwise` a matrix *lives* with one owner: its gradients are summed there, its momentum
+# stays there, and its new weights go out to all. Add up what all ranks of one dp group send on a ring.
 #
 # *Easy · 4 minutes · required*
 
@@ -97,9 +96,7 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Now let real ranks count. You write AdamW's step. On the route `bucket.gradient`, gradients are summed into slices.
-# On `bucket.parameter`, slices of the weights become all of them. In between, `lesson.adamw` does the arithmetic of a
-# slice. Beware: a sum is not a mean.
+# For real ranks to count, write AdamW's step. Beware: a sum is not a mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -113,7 +110,9 @@ by_hand.check(bytes_sent)
 # %% tags=["stub"]
 def adamw_step(gradients, weights, bucket, at):
     # gradients: your own, of the whole bucket; weights: your slice; bucket.summands: how many are summed
-    # x = yield from travel(x, route, at, Label("a name")); fresh = lesson.adamw(weights, mean)
+    # x = yield from travel(x, route, at, Label("a name"))
+    # the route bucket.gradient sums gradients into slices; bucket.parameter makes slices of weights whole
+    # fresh = lesson.adamw(weights, mean) does the arithmetic of a slice
     return ...
 
 # %%
@@ -145,16 +144,13 @@ for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# One step has so many answers because each depends on a choice:
-#
-# - *dtype:* the 2 bytes of x weigh more if everything else has 2 bytes, too.
-# - *ring or Gloo:* Gloo runs a reduce_scatter as a whole all_reduce. On it, `layerwise` even beats AdamW.
-# - *raw or averaged:* `owner` looks cheapest in fp32, but somebody has to pay for the average that it expects.
+# So the answer depends on the dtype, on the library (Gloo runs a reduce_scatter as a whole all_reduce), and on who
+# pays for the average that `owner` expects.
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. Here is
-# a small made-up trace in the same form (in microseconds; a kernel is what the GPU runs):
+# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. A
+# made-up trace in the same form (in microseconds; a kernel is what the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -184,9 +180,7 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # </details>
 
 # %% [markdown]
-# So one collective left four events. Write the honest sum: for how many nanoseconds did communication run, if each
-# moment counts once? An event has `sort` (such as `"kernel"`), `duration` and `communicates`.
-# `lesson.covered(events)` finds the times at which any of them ran, and `lesson.measure(…)` adds up their length.
+# So one collective left four events. For how many nanoseconds did communication run, if each moment counts once?
 #
 # <details><summary>Hint</summary>
 #
@@ -199,6 +193,8 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 
 # %% tags=["stub"]
 def communicating(events):
+    # each event has .sort (such as "kernel"), .duration and .communicates
+    # lesson.covered(events): the times at which any of them ran; lesson.measure(times): their length together
     return ...
 
 # %%
@@ -221,15 +217,14 @@ by_name = sum(event.duration for event in events if event.communicates)
 print(f"by name {by_name:,} ns, at work {communicating(events):,} ns")
 
 # %% [markdown]
-# Now to the traces that the report published, in milliseconds over five steps:
+# The report's own traces, in milliseconds over five steps:
 
 # %%
 runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Calculate three of its headlines yourself: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then
-# correct each: count each collective once, or take the time on the GPU.
+# Calculate three of its headlines: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then correct each.
 #
 # <details><summary>Hint</summary>
 #
@@ -275,24 +270,19 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# Each headline can be reproduced, but does not mean what it seems to mean.
-#
-# - 1.1 % is the time in which the CPU *calls* the optimizer, which only queues its kernels. The GPU then works on
-#   them for more than half of its span.
-# - Async was *faster*, in one run. It looked slower because a kernel that waits looks busy.
-# - 0.57 counts the communication of both runs about twice, so counting it once hardly changes the ratio. But did both
-#   runs do the same work?
+# 1.1 % is the time in which the CPU *calls* the optimizer, which queues kernels that then fill more than half of the
+# GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
+# because both runs were counted about twice. But did they do the same work?
 
 # %%
 print(lesson.say_bytes())
 
 # %% [markdown]
-# They did not. AdamW's run averaged its gradients. Muon's got averaged ones, and ended before any rank had new
-# weights.
+# No: AdamW's run averaged its gradients. Muon's got averaged ones, and ended before any rank had new weights.
 #
 # ## Waiting is not transfer
 #
-# A kernel spins until its peers arrive. So the only published trace, rank 0's, shows waiting as communication. With
+# A kernel spins until its peers arrive, so the only published trace, rank 0's, shows waiting as communication. With
 # *all* ranks on one clock you can tell them apart: a rank that needs something from all others cannot be done before
 # the last has asked.
 #
@@ -326,7 +316,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# Try it on your machine, in a step of `round_robin` in which rank 0 owns by far the largest matrix:
+# In this step of `round_robin`, rank 0 owns by far the largest matrix:
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)
@@ -337,8 +327,7 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# Rank 1's trace alone suggests that it needs faster links. In truth rank 0 has too much work, so a better balance
-# would help.
+# Rank 1's trace alone suggests faster links. In truth rank 0 has too much work.
 #
 # ## Third bill: the whole step
 #
@@ -348,16 +337,21 @@ lesson.draw_waits(timeline)
 print(lesson.say_steps())
 
 # %% [markdown]
-# And what does it cost to reach the same *loss*? AdamW needs more steps: [Wen et
-# al.](https://arxiv.org/abs/2509.02046) find 1.1 × as many at this size, and [Liu et
-# al.](https://arxiv.org/abs/2502.16982) report about 2 ×. With 1.1 × and the top picture's batch, AdamW is ahead. Now
-# the links get 64 times slower. With which strategy does Muon overtake: `"zero1"`, `"boundary"` (`zero1` that gathers
-# at boundaries only) or `"layerwise"`?
+# To the same *loss*, AdamW takes 1.1 × as many steps. With the top picture's batch it is still ahead.
+#
+# <details><summary>Where 1.1 × is from</summary>
+#
+# [Wen et al.](https://arxiv.org/abs/2509.02046) find it at this size. [Liu et al.](https://arxiv.org/abs/2502.16982)
+# report about 2 ×.
+#
+# </details>
+#
+# If the links get 64 times slower, with which strategy does Muon overtake?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-slow = ...
+slow = ...  # "zero1", "boundary" (zero1 that gathers at boundaries only) or "layerwise"
 
 # %% tags=["answer"]
 compare({"slow": slow}, {"slow": lesson.slow_winner()})
@@ -378,8 +372,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # %% [markdown]
 # ## Play with it
 #
-# Press play: the batch grows, and Muon becomes the winner. Then slow down the links. At the largest batch, even the
-# slowest do not let AdamW win. Which other button does?
+# At the largest batch, even the slowest links do not let AdamW win. Which other button does?
 
 # %%
 lesson.explore_costs(live=widgets)
@@ -387,22 +380,33 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Where it turns
 #
-# At some bandwidth there may be a **break-even**, where the answer turns. A step's time is bytes / bandwidth, plus a
-# rest that no link can shorten. So AdamW's time minus Muon's, drawn over 1 / bandwidth, is a straight line, and two
-# points show where it crosses zero:
+# At some bandwidth there may be a **break-even**, where the answer turns:
+#
+# <details><summary>How is it found?</summary>
+#
+# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So AdamW's time minus Muon's, drawn over 1
+# / bandwidth, is a straight line, and two points show where it crosses zero.
+#
+# </details>
 
 # %%
 print(lesson.say_break_evens())
 
 # %% [markdown]
-# Slow links can help either: Muon if it sends little, and AdamW if Muon gathers everything. With equally many steps
-# AdamW stays ahead, so the button that lets it win is *AdamW's steps*.
+# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. With equally many steps AdamW stays
+# ahead, so the button is *AdamW's steps*.
 #
 # ## All strategies, side by side
 #
-# These are all strategies of this package. `gram` is lesson 08's optional last exercise, `owner_per_replica` is
-# lesson 11's HSDP with an owner in each replica, and `layerwise` has `tp="share"`: tp ranks divide a place's
-# matrices. Which one would you take? (Where a strategy expects averaged gradients, their all_reduce is counted, too.)
+# Which strategy of this package would you take?
+#
+# <details><summary>Three names, and what is counted</summary>
+#
+# `gram` is lesson 08's optional last exercise, `owner_per_replica` is lesson 11's HSDP with an owner in each replica,
+# and `layerwise` has `tp="share"`: tp ranks divide a place's matrices. Where a strategy expects averaged gradients,
+# their all_reduce is counted, too.
+#
+# </details>
 
 # %%
 print(lesson.say_strategies(dp=4, tp=2))
@@ -420,7 +424,7 @@ print(lesson.say_strategies(dp=4, tp=2))
 #
 # </details>
 #
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

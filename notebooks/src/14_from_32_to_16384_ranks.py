@@ -2,7 +2,7 @@
 # # 14 · What changes when ranks go from 32 to 16,384?
 #
 # Every doubling of the ranks makes twice as many owners for the same matrices. Who still has something to do, and
-# what does a step wait for in the end?
+# what does a step wait for?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -56,13 +56,17 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## A grid you have not seen
 #
-# Nothing ran for that picture: lesson 13's planner drew it. The strategy is `layerwise` with `tp="repeat"`: a matrix
-# *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks there gather it and repeat its
-# Newton–Schulz. So the number of owners is dp. (Lesson 13's table has `tp="share"`: each matrix goes to one of these
-# ranks. Under `owner`, any rank of the grid can own one.)
+# In the picture a matrix *lives* at one place along dp, cut over tp as `W[I, J_tp]@dp=k`, and all tp ranks there
+# gather it and repeat its Newton–Schulz. So there are dp owners.
 #
-# The 70B model in the picture has 560 matrices. The smaller 8B has 7 in each of 32 layers. Both have tp=8. Predict
-# for the 8B:
+# <details><summary>Which strategy, and which others there are</summary>
+#
+# It is `layerwise` with `tp="repeat"`. Lesson 13's table has `tp="share"`: each matrix goes to one of these ranks.
+# Under `owner`, any rank of the grid can own one.
+#
+# </details>
+#
+# The smaller 8B model has 7 matrices in each of 32 layers, and also tp=8. Predict:
 #
 # *Easy · 4 minutes · required*
 
@@ -94,37 +98,33 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# So matrices run out, and further owners have nothing to do. What remains is a **floor**, the costliest matrix: its
-# owner needs that long, whatever the others do. Press play (each stop doubles the ranks), and watch the grey. At
-# which stops do faster links help?
+# What remains when matrices run out is a **floor**, the costliest matrix: its owner needs that long, whatever the
+# others do. At which numbers of ranks do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# Faster links help most with many ranks, because a step then mostly waits for bytes. With few ranks it mostly
-# computes.
+# With many ranks, because a step then mostly waits for bytes.
 #
 # ## Even entries, uneven work
 #
-# As long as there are enough matrices, the question is how to deal them out fairly. Give each owner about as many
-# *entries* as the others, and the left half of the picture looks perfect:
+# Give each owner as many *entries* as the others, and the left half looks perfect:
 
 # %%
 print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# But the largest matrix (7,168 × 16,384) has eight times the entries of an expert's (2,048 × 7,168) and thirty times
-# the work. So weigh each matrix by its Newton–Schulz, and deal out the costliest first:
+# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. So
+# deal out the costliest first, by Newton–Schulz:
 
 # %%
 one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now the owners' work is even, and their entries are not. Take a step with such owners on real processes, with
-# strategy `owner`. Does this change the result?
+# Now real processes take a step with such owners:
 
 # %%
 def step(rank):
@@ -133,15 +133,15 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# All bits are the same. And here, too, one matrix is the floor: look who owns number 8.
+# One matrix is the floor here, too: number 8.
 #
 # ## Inside a node and between nodes
 #
-# Inside a node of 8 GPUs, links are fast. Between nodes, each GPU has a slower network card of its own. A ring with
-# several members in a node uses all their cards.
+# Links are fast inside a node of 8 GPUs. Between nodes, each GPU has a slower network card, and a ring uses those of
+# all its members.
 #
-# Take dp=64 for the 8B. With tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8 there are
-# eight rings with one member in each node, and each rank sends an eighth. Which is done sooner?
+# For the 8B with dp=64 and tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8, eight
+# rings have one member in each node, and each rank sends an eighth. Which is done sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -169,14 +169,19 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# With expert parallelism, an expert can only be owned by a rank that holds it. Here is a model with a trillion
-# entries on 2048 GPUs:
+# Only a rank that holds an expert can own it. Here is a model with a trillion entries on 2048 GPUs:
 
 # %%
 print(lesson.say_experts())
 
 # %% [markdown]
-# There are many experts and few owners for each, so they balance by themselves. The few dense matrices set the floor.
+# There are many experts for few owners, so they balance by themselves. The few dense matrices set the floor.
+#
+# <details><summary>Ask for any model</summary>
+#
+# `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`
+#
+# </details>
 #
 # ## Recap
 #
@@ -191,9 +196,7 @@ print(lesson.say_experts())
 #
 # </details>
 #
-# To ask for any model: `python -m muon_tutorial plan MODEL --grid dp=64,tp=8 --map map.svg`.
-#
-# **Quiz.** You can find each answer with one line of code.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

@@ -56,30 +56,27 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# The picture shows a real training run that stands still. Each arrow leads from a rank that waits to the rank it
-# waits for. The red ones end at rank 2. Its data ran out a step before everybody else's, so it left the loop without
-# an error. All error messages came from the others: the rank at fault is often the only one without an error.
+# Rank 2 ran out of data a step early and left the loop. The others wait, and all error messages came from them: the
+# rank at fault is often the only one without an error.
 #
-# For each broken run you get what you would have at work: a log, a stack, PyTorch's own record of the calls, and the
-# file. You find the line, repair it, and run the file again on real ranks. All runs use one training loop, in which
-# matrices have owners along dp (lesson 04): the owner orthogonalizes a matrix and shares its new rows.
+# You will find and repair the line in broken runs of one training loop. Its matrices have owners along dp (lesson
+# 04), which orthogonalize them and share the new rows:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# A step makes five kinds of collective calls, in this order: load, average, gather, share and log. (`gather` is
-# inside `update`, because an owner first gathers its whole matrices over tp.)
+# So a step makes five kinds of collective calls: load, average, gather (in `update`: owners gather whole matrices
+# over tp), share and log.
 #
-# A second broken run does not hang. From step 2 on, rank 1 uses another learning rate. A step has six results, which
-# we call *rungs*: gradient, average, momentum, input, update and share. Which is the first to be wrong in step 2? And
-# when the run ends, do all copies of the weights agree to the last bit?
+# In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
+# the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
 #
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub", "predict"]
-rung = ...  # such as "momentum"
+rung = ...  # "gradient", "average", "momentum", "input", "update" or "share"
 agree = ...  # a bool
 
 # %% [markdown] tags=["solution"]
@@ -104,34 +101,31 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# So agreement between ranks proves nothing. All copies of a matrix get their new rows from the same owner, and if the
-# owner is wrong, all copies are wrong in the same way.
+# Agreement between ranks proves nothing, because all copies of a matrix get their new rows from the same owner, right
+# or wrong.
 #
 # ## If it hangs: compare the calls
 #
-# `hang` is the run from the picture, on your machine. Start with the log:
+# This is the picture's run, on your machine:
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# The rank that complains first is only the one that has waited longest. Here is the stack of a rank that waited, rank
-# 3, with the lines of the file:
+# The rank that complains first has only waited longest. Here is the stack of one that waited, rank 3:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` shows the same from outside while it stands still. Read this recorded
-# one from the bottom up.
+# In a run of your own, `py-spy dump --pid …` shows the same while it stands still (read it from the bottom up):
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
-# One stack shows where one rank is. To find out which rank is missing, you need the calls of all. If
-# `TORCH_FR_BUFFER_SIZE` is set before the ranks start, PyTorch's **flight recorder** keeps them. Here is one raw
-# entry, and then the last few in a readable form:
+# To find the missing rank, you need the calls of all. PyTorch's **flight recorder** keeps them if
+# `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Here is one raw entry, and the last few in a readable form:
 #
 # <details><summary>What it does not know</summary>
 #
@@ -145,31 +139,45 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes its calls. Here are those of step 3, side by side. A call that ends in "…" has not returned:
+# Our loop also notes its calls. In step 3, a call that ends in "…" has not returned:
 
 # %%
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# Go through the program in order, and stop at the first call that some rank should have made and did not. Rank 2 has
-# made none in step 3, not even `load`. So open the file where the steps begin:
+# Look for the first call that some rank should have made and did not. Rank 2 has not even made `load`, so open the
+# file where the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
 
 # %% [markdown]
-# On rank 2, the loop in line 10 ends one step early. A repair is a dictionary of line numbers and new lines, and
-# `check` runs the repaired file on real ranks:
+# Repair it: `check` runs the repaired file on real ranks.
+#
+# *Easy · 2 minutes · required*
 
-# %% tags=["volatile"]
-clinic.check("hang", {10: "for self.step in range(1, steps + 1):"})
+# %% tags=["stub"]
+repair_hang = ...  # {number of a line: "the new line"}
+
+# %%
+clinic.check("hang", repair_hang)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# On rank 2, the loop in line 10 ends one step early.
+#
+# ```python
+# repair_hang = {10: "for self.step in range(1, steps + 1):"}
+# ```
+#
+# </details>
 
 # %% [markdown]
 # ## If it lies: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls, so comparing calls finds nothing. Instead you compare its numbers with an
-# **oracle**: the same training in one process, where no ranks can disagree. At its simplest, call `torch.equal` on
-# one result of one rank:
+# A run that lies makes all its calls. So you compare its numbers with an **oracle**: the same training in one
+# process, where no ranks can disagree. At its simplest, take one result of one rank:
 
 # %%
 mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
@@ -182,9 +190,8 @@ print({name: torch.equal(mine[name], right[name]) for name in right})
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Read it from the top. Only the *first* red rung counts, because everything below it comes from wrong numbers. A
-# green rung below a red one does not mean that the mistake is gone. Equal hashes mean equal entries: a mistake if
-# ranks should hold different parts.
+# Only the *first* red rung counts, because everything below it, even a green rung, comes from wrong numbers. Equal
+# hashes mean equal entries: a mistake if ranks should hold different parts.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -192,29 +199,44 @@ lesson.draw_ladder(lie)
 #
 # </details>
 #
-# Here the updates are right and the weights after `share` are wrong, so the fault is where updates are applied. How
-# wrong are the weights?
+# Here the updates are right, and the weights after `share` are wrong. By how much?
 
 # %%
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# Size (a matrix's norm over the oracle's) and cosine tell kinds of mistakes apart. A forgotten factor changes the
-# size and leaves the cosine at 1. Other data, or another seed, change both. If both are 1 and the difference is near
-# 10⁻⁷, the same entries were added in another order. That is *no bug*. Now the file:
+# A forgotten factor changes the size (a matrix's norm over the oracle's), not the cosine. Other data, or another
+# seed, change both. If both are 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. Now
+# the file:
 
 # %%
 print(clinic.read("lie", "share"))
 
-# %% tags=["volatile"]
-clinic.check("lie", {84: "", 85: ""})  # "" deletes a line
+# %% [markdown]
+# Repair this one, too.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+repair_lie = ...  # "" as a new line deletes the old one
+
+# %%
+clinic.check("lie", repair_lie)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# repair_lie = {84: "", 85: ""}
+# ```
+#
+# </details>
 
 # %% [markdown]
 # ## Play with it
 #
-# Pick a rank, a phase (one of the five calls) and a fault, and press play. A line joins ranks that have just called
-# each other. How many ranks does a wrong number reach within one step, and which ranks stand still after a skipped
-# call?
+# A line joins ranks that have just called each other. How many ranks does a wrong number reach within one step, and
+# which ranks stand still after a skipped call?
 
 # %%
 lesson.explore_spread(dp, tp, live=widgets)
@@ -222,16 +244,16 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Here are files A to F. In each, one line or a few are wrong, or perhaps none. (G follows later.) You get the log,
-# and then you choose your tools:
+# In each file some lines are wrong, or none: then answer `"nothing"`. You get the log, and choose your tools.
+#
+# <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #
 # > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
 # > `lesson.say_flight(run, rank)`.<br>
 # > *It lies:* `lesson.draw_ladder(run)`, `lesson.say_numbers(run, step, rung)`.<br>
 # > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
 #
-# Answer with a repair, such as `{12: "the new line"}`, or with `"nothing"` if nothing is wrong. A failed repair costs
-# you a few seconds, and its ladder shows what is left.
+# </details>
 #
 # ### File A
 #
@@ -250,7 +272,7 @@ a = clinic.run("A")
 print(lesson.say_outcome(a))
 
 # %% tags=["stub"]
-repair_a = ...
+repair_a = ...  # {number of a line: "the new line"}, or "nothing"
 
 # %%
 clinic.check("A", repair_a)
@@ -513,11 +535,7 @@ clinic.check("G", repair_g)
 #
 # </details>
 #
-# **Quiz.** Answer with numbers. You can find each answer with one line of code.
-#
-# 1. `waiting`: how many ranks waited in the hanging run until they gave up?
-# 2. `agree`: do the lying run's copies agree at its end (1) or not (0)?
-# 3. `step`: in which step does it first differ from the oracle?
+# **Quiz.**
 #
 # *Easy · 2 minutes · required*
 
@@ -525,7 +543,11 @@ clinic.check("G", repair_g)
 quiz = lesson.quiz(hang, lie)
 
 # %% tags=["stub"]
-answers = {"waiting": ..., "agree": ..., "step": ...}
+answers = {
+    "waiting": ...,  # how many ranks waited in the hanging run until they gave up?
+    "agree": ...,  # do the lying run's copies agree at its end (1) or not (0)?
+    "step": ...,  # in which step does it first differ from the oracle?
+}
 
 # %%
 quiz.check(answers)

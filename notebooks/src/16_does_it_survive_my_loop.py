@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
+# **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
 # kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
 # lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
@@ -58,17 +58,16 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 # %% [markdown]
 # ## A loop like yours, with AdamW and FSDP2
 #
-# Every rank runs this loop. `shard` cuts the model in place, over tp and then over dp, and from then on each
-# parameter is a **DTensor**, a tensor that knows how it is cut. The **scheduler** lowers the learning rate after each
-# step. To **clip** the gradient means to shorten it if its norm is too large.
+# Every rank runs this loop. `shard` cuts the model, over tp and then over dp, and makes each parameter a **DTensor**,
+# which knows how it is cut. The **scheduler** lowers the learning rate after each step. To **clip** the gradient
+# means to shorten it if its norm is too large.
 
 # %%
 lesson.show_plain()
 
 # %% [markdown]
-# You want two things: Muon for the hidden matrices, and a run that survives a kill. `MuonWithAdamW.from_model(model,
-# …)` makes one optimizer that holds both. Which lines change for Muon? And which others, so that the run survives?
-# (One more line, which loads, is *added* for that.)
+# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change for
+# it? And which others, so that the run survives a kill? (One more line, which loads, is *added*.)
 #
 # *Easy · 3 minutes · required*
 
@@ -92,8 +91,7 @@ lines.check(for_muon, to_survive)
 # %% [markdown]
 # ## Predict: one line too early
 #
-# Somebody swaps lines 1 and 2: the optimizer is made first, and the model is cut afterwards. How many of the model's
-# six parameters move in a step?
+# If you swap lines 1 and 2, and make the optimizer first, how many of the model's six parameters move in a step?
 #
 # *Easy · 2 minutes · required*
 
@@ -125,7 +123,7 @@ print(lesson.say_too_early(plain))
 # %% [markdown]
 # ## Port it
 #
-# `prepare` gets the model and `shard`, and returns the optimizer. `update` does what follows the backward pass.
+# `prepare` returns the optimizer, and `update` does what follows the backward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -172,8 +170,7 @@ ported.check(prepare, update)
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` takes care of that. Could you? The gradients are DTensors on a mesh of two axes, each cut along
-# both, one, or none.
+# `clip_grad_norm_` takes care of that. Could you?
 #
 # <details><summary>Hint</summary>
 #
@@ -186,6 +183,7 @@ print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that i
 
 # %% tags=["stub"]
 def clip(gradients, limit):
+    # gradients: DTensors on a mesh of two axes, each cut along both, one, or none
     # where their norm together is above limit, shorten all of them to it, by one factor
     return ...  # change them in place, then return None
 
@@ -215,15 +213,14 @@ clipped.check(clip)
 # %% [markdown]
 # ## Survive
 #
-# A **checkpoint** has everything that a run needs to go on: the model, the optimizer's state, and what the loop
-# remembers. The plain loop saves much less:
+# A **checkpoint** has everything that a run needs to go on: model, optimizer state, and what the loop remembers. The
+# plain loop saves much less:
 
 # %%
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part. `CheckpointManager` keeps checkpoints, and each is either complete or does not
-# exist. The loop calls your `save` after `step` steps, and your `load` before its first step, even in a new run.
+# So every rank has to write its part.
 #
 # <details><summary>Hint</summary>
 #
@@ -236,17 +233,19 @@ print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% tags=["stub"]
 def save(manager, step, model, optimizer, scheduler):
-    # manager.save(step, model, optimizer, extra={…}): all ranks must call; extra is yours
+    # the loop calls it after `step` steps; manager: a CheckpointManager
+    # manager.save(step, model, optimizer, extra={…}): complete or not at all; all ranks must call; extra is yours
     return ...
 
 def load(manager, model, optimizer, scheduler):
+    # the loop calls it before its first step, even in a new run
     # manager.latest_step(): the newest checkpoint's step, or None
     # manager.load(model, optimizer): puts the newest back into both, and returns its extra
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Now real ranks try them. Between two checkpoints the last rank kills itself with SIGKILL, and new ranks go on, on
-# another grid, with *your* `load`.
+# Real ranks try both. Between two checkpoints the last one kills itself, and new ranks go on, on another grid, with
+# *your* `load`.
 
 # %%
 survived.check(save, load)
@@ -272,8 +271,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Press play. Lanes are ranks, ticks are steps, diamonds are checkpoints, and the thin line is the loss of an
-# undisturbed run.
+# Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -281,8 +279,8 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# The steps after the checkpoint are lost, so the new ranks do them again. They cut every matrix differently. Still
-# their loss follows the same line, because each reads exactly the rows and columns that it now holds.
+# The new ranks repeat the steps after the checkpoint. They cut every matrix differently, and still their loss follows
+# the same line, because each reads exactly the rows and columns that it now holds.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
@@ -296,8 +294,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 #
 # ## Predict: the same bits?
 #
-# Their loss follows the same line, but are the numbers the same to the last bit? Compare the old grid with the new
-# one.
+# But are the numbers those of the old grid, to the last bit?
 #
 # <details><summary>Hint</summary>
 #
@@ -330,9 +327,9 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # </details>
 
 # %% [markdown]
-# Loading only copies numbers, so it is exact. A step gives the same bits as well, because a matrix is whole when it
-# is orthogonalized, whichever rank held which part. But the gradient is a sum over ranks. Another grid adds it up in
-# another order, and from there the runs drift apart. On the *same* grid:
+# Loading only copies numbers, and in a step a matrix is whole when it is orthogonalized, whichever rank held which
+# part. But the gradient is a sum over ranks. Another grid adds it up in another order, and from there the runs drift
+# apart. On the *same* grid:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -364,8 +361,14 @@ print(lesson.say_traps(seed))
 #
 # ## Find it in the wild
 #
-# torchtitan and Megatron-LM have the same ideas under other names. In torchtitan every rank keeps the momentum of its
-# shard, as with `owner` here. In Megatron-LM the owner keeps it, as with `layerwise`.
+# torchtitan and Megatron-LM have the same ideas under other names.
+#
+# <details><summary>Which rank keeps the momentum there?</summary>
+#
+# In torchtitan every rank keeps the momentum of its shard, as with `owner` here. In Megatron-LM the owner keeps it,
+# as with `layerwise`.
+#
+# </details>
 
 # %%
 print(lesson.say_published())
@@ -381,16 +384,16 @@ print(lesson.say_published())
 #
 # </details>
 #
-# **Quiz.** Answer with numbers. You can find each answer with one line of code.
-#
-# 1. `twice`: how many steps did your run repeat?
-# 2. `files`: how many files hold its first checkpoint's tensors? (`lesson.tensor_files(life)`)
-# 3. `too_long`: how many times too long is the gradient if each rank clips its own part?
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
-answers = {"twice": ..., "files": ..., "too_long": ...}
+answers = {
+    "twice": ...,  # how many steps did your run repeat?
+    "files": ...,  # how many files hold its first checkpoint's tensors? (lesson.tensor_files(life))
+    "too_long": ...,  # how many times too long is the gradient if each rank clips its own part?
+}
 
 # %%
 lesson.quiz(life).check(answers)
@@ -408,34 +411,36 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# Since lesson 02 your answers have gone into `my_muon.py`. Now this file trains a small GPT on four real processes,
-# on each of three grids. Where you skipped an answer, it has the reference. For comparison, `torch.optim.Muon` gets
-# the same full gradients in this one process.
+# `my_muon.py` now trains a small GPT on real processes, on each of three grids. For comparison, `torch.optim.Muon`
+# gets the same full gradients in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
 print(my_muon.say_bits(finale))
 
 # %% [markdown]
-# The weights are the same to the last bit, whether a matrix was cut into rows, columns, slices, or not at all. And
-# this is what a step cost one rank:
+# The weights are the same to the last bit, however a matrix was cut. And this is what a step cost one rank:
 
 # %% tags=["volatile"]
 print(my_muon.scorecard(finale))
 
 # %% [markdown]
-# Each place along dp reads different text, so 4 × 1 has read four times as much as 1 × 4. AdamW has read the text of
-# 4 × 1, so compare only these two losses. The bytes are those of your bill in lesson 10.
+# <details><summary>Which losses can be compared</summary>
 #
-# Last, let us leave the notebook. **torchrun** starts one process for each rank, and starts all of them again if one
-# dies, up to `--max-restarts` times:
+# Each place along dp reads different text, so 4 × 1 has read four times as much as 1 × 4. AdamW has read the text of
+# 4 × 1, so compare only these two.
+#
+# </details>
+#
+# Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
+# `--max-restarts` times:
 
 # %%
 my_muon.show_command(steps, seed)
 
 # %% [markdown]
-# The next cell runs that command. Rank 3 kills itself in the middle, and your `load` finds the way back. (torchrun
-# listens on all network addresses. On a network that you do not trust, set `torchrun = False` above.)
+# Rank 3 now kills itself in the middle, and your `load` finds the way back. (torchrun listens on all network
+# addresses. On a network that you do not trust, set `torchrun = False` above.)
 
 # %%
 print(my_muon.run_torchrun(finale, steps, seed) if torchrun else "Not run: torchrun = False.")
@@ -459,7 +464,6 @@ print(my_muon.say_yours())
 #
 # </details>
 #
-# **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which rank
-# orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and find
-# and repair the line when it goes wrong. And you have a file of your own that takes the step, with torch alone. Take
-# it with you.
+# **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which one
+# orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and repair
+# it. And you have a file of your own that takes it, with torch alone. Take it with you.
