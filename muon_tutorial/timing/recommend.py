@@ -405,28 +405,21 @@ def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     size = f"{say_billions(plan.shape.hidden)} elements in matrices"
     title = f"{plan.shape.name}, {size}, on {grid}{stage}; {plan.machine.name}"
-    tables = _table(SECONDS, title), _table(BYTES, None)
+    look: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 1, 0, 0), "pad_edge": False}
+    seconds, sizes = Table(title=Text(title), **look), Table(**look)
+    for table, columns in ((seconds, SECONDS), (sizes, BYTES)):
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left", no_wrap=True)
     rows = [*plan.estimates, *([together(plan.adamw_parts)] if plan.adamw_parts else [])]
     for one in sorted(rows, key=lambda one: one.seconds):
         times = (one.seconds, one.own, one.product, one.copy, one.others, one.exposed, one.reduction)
         over = say_number(one.seconds / plan.adamw) if plan.adamw else "–"
-        _add_row(tables[0], one.strategy, [*map(say_seconds, times), over])
         sent = map(say_bytes, (one.sent - one.between, one.between))
         held = (one.held, one.momentum + one.master, one.peak, one.fsdp, plan.memory(one))
-        _add_row(tables[1], one.strategy, [*sent, say_number(one.shares), *map(say_bytes, held)])
-    return tables
-
-
-def _table(columns: Sequence[str], title: str | None) -> Table:
-    said = None if title is None else Text(title)
-    table = Table(title=said, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _add_row(table: Table, name: str, cells: Sequence[str]) -> None:
-    table.add_row(name, *(cell.replace(" ", "") for cell in cells))
+        cells = [*sent, say_number(one.shares), *map(say_bytes, held)]
+        for table, said in ((seconds, [*map(say_seconds, times), over]), (sizes, cells)):
+            table.add_row(one.strategy, *(cell.replace(" ", "") for cell in said))
+    return seconds, sizes
 
 
 def say_layout(plan: ModelPlan) -> str:
@@ -459,9 +452,11 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
     if best is None and not found:
         least = min(plan.estimates, key=plan.memory)
         room, need = say_bytes(plan.machine.memory or 0), say_bytes(plan.memory(least))
+        axes = ["tp", "pp", *(["ep"] if plan.shape.experts > plan.sizes["ep"] else [])]
+        axes += ["dp_shard (FSDP2, instead of dp)"] if plan.sizes["dp"] > 1 else []
         return [
             f"Nothing fits into {room} per rank: {least.strategy}, which needs least, takes {need} for the "
-            f"model and a step. {_more_room(plan)}"
+            f"model and a step. Take more {', '.join(axes[:-1])} or {axes[-1]}."
         ]
     lines = []
     for choice in found[:1]:
@@ -473,16 +468,6 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
     ordered = tried or plan.fitting
     beside = _beside_training(plan, ordered[0])
     return [*lines, *_turns(ordered), *beside, *_warnings(plan), *plan.shape.notes]
-
-
-def _more_room(plan: ModelPlan) -> str:
-    """A sentence on the axes that would make a rank's part smaller."""
-    axes = ["tp", "pp"]
-    if plan.shape.experts > plan.sizes["ep"]:
-        axes.append("ep")
-    if plan.sizes["dp"] > 1:
-        axes.append("dp_shard (FSDP2, instead of dp)")
-    return f"Take more {', '.join(axes[:-1])} or {axes[-1]}."
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:

@@ -206,6 +206,12 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
     traces: list[tuple[Trace, int, Mapping[int, int]]] = [(trace, n, {}) for trace, n in (*asks, *averages)]
     traces += [(trace, 1, roots) for trace, roots in mine]
     held = plan_memory(plan, at)
+    root_copies = sum(  # what the rank copies, and then broadcasts as the root
+        turn.root_copy
+        for trace, roots in mine
+        for turn in trace
+        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
+    )
 
     @cache
     def at_factor(factor: float) -> float:
@@ -216,7 +222,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
     return StepEstimate(
         strategy=name,
         product=computed.product,
-        copy=computed.copy + around.copy + sum(_root_copies(trace, roots, at) for trace, roots in mine),
+        copy=computed.copy + around.copy + root_copies,
         others=timed.others + own - timed.ended,
         exposed=timed.exposed + around.exposed,
         reduction=whole - own + averaging.seconds,
@@ -232,15 +238,6 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
         fsdp=averaging.peak,
         at_factor=(at_factor,),
         **_sent(traces, at),
-    )
-
-
-def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> float:
-    """Seconds in which a rank copies what it then broadcasts as the root."""
-    return sum(
-        turn.root_copy
-        for turn in trace
-        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
     )
 
 

@@ -235,7 +235,9 @@ class _Clockwork:
         ends += [moving.after - self.now for moving in self.moving if moving not in sending]
         ends += [0.0 for moving in sending if not moving.jobs]
         if not ends:
-            raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
+            waits = [f"waits in {one.label}" if one.ended is None else "has ended" for one in self.ranks]
+            lines = [f"  {one.at} {said}" for one, said in zip(self.ranks, waits, strict=True)]
+            raise DeadlockError("\n".join(["no rank can go on:", *lines]))
         passed = max(0.0, min(ends))
         for job, rate in zip(jobs, rates, strict=True):
             job.left = max(0.0, job.left - passed * rate)
@@ -414,7 +416,10 @@ class _Clockwork:
         requests = self.asked.pop(id(flight))  # so that tensors are kept no longer than by a backend
         if not self.is_alone:
             check_alike({rank: requests[rank] for rank in flight.group})
-        flight.begin, flight.latency = self.now, self._latency(flight)
+        rounds = max(busy.messages_out for busy in flight.busy.values())
+        if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
+            rounds = min(rounds, 2 * max(1, (len(flight.group) - 1).bit_length()))
+        flight.begin, flight.latency = self.now, flight.link.latency * rounds
 
     def _finish(self, moving: _Moving) -> None:
         """Finish a part. A rank goes on when all its parts are done, a group when all of its ranks' are."""
@@ -451,9 +456,13 @@ class _Clockwork:
                     if elements:
                         self._send(flight, pair, elements * mine.dtype.itemsize)
         for other in flight.issued:
-            partners = _partners(requests[other], group)
+            splits = requests[other].sends or (), requests[other].receives or ()
+            partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                self._wake_up(flight, other)
+                count = flight.busy[other].messages_out  # its partners have asked: all but its bytes can go
+                waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
+                after = self.now + count * flight.link.latency
+                self.moving.append(_Moving(flight, (other,), [waking], after))
         if len(flight.issued) == len(group):
             self._begin(flight)
 
@@ -478,12 +487,6 @@ class _Clockwork:
         if len(before) == 1:
             self.moving.append(moving)
 
-    def _wake_up(self, flight: TimedFlight, rank: int) -> None:
-        """Start what a rank's messages cost apart from their bytes, once all its partners have asked."""
-        messages = flight.busy[rank].messages_out
-        jobs = [_Job(messages * self.machine.message, self.machine.node(rank), once=rank)]
-        self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
-
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
         that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
@@ -506,16 +509,6 @@ class _Clockwork:
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
-
-    def _latency(self, flight: TimedFlight) -> float:
-        """The latency of all rounds, one after the other. If a ring would have many, NCCL uses trees."""
-        rounds = max(busy.messages_out for busy in flight.busy.values())
-        steps = 2 * max(1, (len(flight.group) - 1).bit_length())
-        return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
-
-    def _describe(self, rank: _Rank) -> str:
-        doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"
-        return f"  {rank.at} {doing}"
 
 
 def travels(sent: GlooTraffic, machine: Machine) -> int:
@@ -556,12 +549,6 @@ def moved_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraff
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
     """The part of a rank's own link that bytes occupy: one direction, or both."""
     return way if link.duplex else "both", rank, link
-
-
-def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:
-    """The ranks to which a rank sends something in an exchange, or from which it gets something."""
-    splits = request.sends or (), request.receives or ()
-    return {group[place] for row in splits for place, elements in enumerate(row) if elements}
 
 
 def _least(job: _Job) -> float:

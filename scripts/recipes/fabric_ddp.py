@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from lightning.fabric import Fabric
 from tiny import TinyGPT, arguments
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from muon_tutorial import MuonWithAdamW  # Muon
@@ -19,7 +18,7 @@ def main() -> None:
     fabric.seed_everything(0)
     model = TinyGPT()
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
+    scheduler = args.schedule(optimizer)
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(
         DataLoader(args.sequences(), batch_size=args.batch // fabric.world_size)

@@ -8,7 +8,6 @@ from tiny import TinyGPT, arguments
 from torch import bfloat16, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from muon_tutorial import MuonWithAdamW  # Muon
@@ -31,7 +30,7 @@ def main() -> None:
     fabric.seed_everything(0)
     model = fabric.setup(TinyGPT())
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
+    scheduler = args.schedule(optimizer)
     optimizer = fabric.setup_optimizers(optimizer)
     loader = fabric.setup_dataloaders(DataLoader(args.sequences(), batch_size=args.batch // RANKS))
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}

@@ -137,24 +137,19 @@ class RankRecorder:
         profiler.export_chrome_trace(str(path))
         document = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
-        document["recorder"] = {
-            "rank": self.rank,
-            "begin": self._stamps[SPAN],
-            "end": end,
-            "ahead": self._ahead(document),
-            "others": self.others,
-            "flights": [{**flight, "done": _done(moments, end)} for flight, moments in self._flights],
-        }
-        _write_json(path.with_suffix(".json.gz"), document)
-
-    def _ahead(self, document: Mapping[str, Any]) -> int:
-        """How far the profiler's clock is ahead of the machine's, in nanoseconds: the smallest delay of a
-        label, because opening a label takes time, too."""
         seen = [event for event in document["traceEvents"] if event.get("ph") == "X"]
         late = [nanoseconds(e["ts"]) - self._stamps[e["name"]] for e in seen if e["name"] in self._stamps]
         if not late:
             raise TraceError(f"the profiler on rank {self.rank} recorded no label of the recorder")
-        return min(late)
+        document["recorder"] = {
+            "rank": self.rank,
+            "begin": self._stamps[SPAN],
+            "end": end,
+            "ahead": min(late),  # opening a label takes time, too
+            "others": self.others,
+            "flights": [{**flight, "done": _done(moments, end)} for flight, moments in self._flights],
+        }
+        _write_json(path.with_suffix(".json.gz"), document)
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
