@@ -133,16 +133,11 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | Non
     run = subprocess.run(alone, capture_output=True, text=True, check=False)
     if run.returncode:
         return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return read_counts(run.stdout.splitlines()[-1]), ""
-
-
-def read_counts(text: str) -> InterfaceFit:
-    """Read what ``--counters-only`` printed."""
     counts = {
         part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
-        for part, rows in json.loads(text).items()
+        for part, rows in json.loads(run.stdout.splitlines()[-1]).items()
     }
-    return InterfaceFit(**counts)
+    return InterfaceFit(**counts), ""
 
 
 PLOTS = (

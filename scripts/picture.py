@@ -131,9 +131,15 @@ def _scenes(run: Recording) -> list[list[Piece]]:
 
 def _stage(run: Recording) -> str:
     """The parts that every moment shows: empty panels, their axes, and a dot for each moment."""
-    axes = _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q") + _text(26, TOP + SIDE + 24, "dp ↓", 16, "q")
-    dots = [_dot(moment, 5, EMPTY) for moment in range(len(TITLES))]
-    return "".join([axes, *map(_panel, run.grid.ranks), *dots])
+    parts = [
+        _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q"),
+        _text(26, TOP + SIDE + 24, "dp ↓", 16, "q"),
+    ]
+    for rank in run.grid.ranks:
+        x, y = place(rank)
+        parts.append(f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{EMPTY}" stroke="{INK}"/>')
+        parts.append(_text(x, y - 10, f"rank {rank}", 16, "b"))
+    return "".join([*parts, *(_dot(moment, 5, EMPTY) for moment in range(len(TITLES)))])
 
 
 def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]) -> str:
@@ -148,12 +154,6 @@ def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[
     flashes = map(_flash, run.grid.ranks) if moment == AXIS else ()
     held = [_bytes(rank, letter) for rank, letter in enumerate(named) if letter]
     return f'<g class="t m{moment}">{"".join([*said, *boxes, *flashes, *held, _dot(moment, 7, INK)])}</g>'
-
-
-def _panel(rank: int) -> str:
-    x, y = place(rank)
-    frame = f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{EMPTY}" stroke="{INK}"/>'
-    return frame + _text(x, y - 10, f"rank {rank}", 16, "b")
 
 
 def _bytes(rank: int, letter: str) -> str:

@@ -47,8 +47,9 @@ def pages() -> dict[str, str]:
     for name in muon_tutorial.__all__:  # pdoc finds only modules that are already imported
         getattr(muon_tutorial, name)
     modules = {name: Module.from_name(name) for name in documented()}
-    for module in modules.values():
-        link_table(module)
+    for name, module in modules.items():  # the table of modules in a room's docstring becomes a list of links
+        room = name.rpartition(".")[2]
+        module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
     describe_variables(modules[SURFACE], modules.values())
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with warnings.catch_warnings():
@@ -61,12 +62,6 @@ def pages() -> dict[str, str]:
         }
     texts["index.html"] = render.html_index(modules)
     return {name: text.replace(_CHARSET, _CHARSET + _POLICY, 1) for name, text in texts.items()}
-
-
-def link_table(module: Module) -> None:
-    """Turn the table of modules in a room's docstring into a list of links."""
-    room = module.modulename.rpartition(".")[2]
-    module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
 
 
 def describe_variables(surface: Module, modules: Iterable[Module]) -> None:

@@ -113,11 +113,11 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     Raises:
         TraceError: a trace is missing, or a file is not such a trace.
     """
-    return {key: summarize(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
-
-
-def _there(folder: Path, name: str) -> Path:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), folder / name)
+    found = {}
+    for key, name in FILES.items():
+        path, zipped = Path(folder, name), Path(folder, f"{name}.gz")
+        found[key] = summarize(read_trace(zipped if zipped.exists() and not path.exists() else path))
+    return found
 
 
 def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:

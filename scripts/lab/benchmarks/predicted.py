@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -29,26 +30,24 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
     """Bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo: least and most over ranks."""
-    rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
+    rows, each = list[TableRow](), 840 * 1024
+    for kind, parts in product(KINDS, sizes):
+        grid, whole = Grid.of(dp=parts), each * parts * 4
+        entries = [entry_of(sample_request(kind, at, each), at) for at in map(grid.at, grid.ranks)]
+        rows.append(
+            {
+                "collective": kind,
+                "ranks": parts,
+                "ring, most": max(entry.ring for entry in entries) / whole,
+                "Gloo, least": min(entry.gloo for entry in entries) / whole,
+                "Gloo, most": max(entry.gloo for entry in entries) / whole,
+            }
+        )
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
         "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
     )
     return Table("One collective: ring and Gloo", tuple(rows), command, notes)
-
-
-def _gloo_row(kind: Kind, parts: int) -> TableRow:
-    grid, each = Grid.of(dp=parts), 840 * 1024
-    entries = [entry_of(sample_request(kind, grid.at(rank), each), grid.at(rank)) for rank in grid.ranks]
-    whole = each * parts * 4
-    gloo = [entry.gloo / whole for entry in entries]
-    return {
-        "collective": kind,
-        "ranks": parts,
-        "ring, most": max(entry.ring for entry in entries) / whole,
-        "Gloo, least": min(gloo),
-        "Gloo, most": max(gloo),
-    }
 
 
 def sample_request(
@@ -118,26 +117,17 @@ def _strategies_of(
     yield "AdamW, FSDP2", "ρN(g+2p)", fsdp2, nothing, None
     every = formulas.zero1_gather_all(D, N, g, p)
     yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
-    straddling = zero + Fraction(_straddling(D, g, p))
+    plan = zero1(_even(g, p), Grid.of(dp=D), gather="boundary")
+    straddled = [formulas.straddled(plan, plan.grid.at(rank)) for rank in range(D)]
+    straddling = zero + Fraction(sum(map(formulas.boundary_received, straddled)), D)
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
     yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
-    shared = _round_robin_updates(D, N)
+    # Buffers are zero wherever a rank is not the owner. An all_gather would halve the bytes if the owners'
+    # segments had equal lengths; it pads them to the longest.
+    shared = 2 * formulas.rho(D) * N * formulas.WIRE_BYTES
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
-    owned, sharded = _owner_both_ways(D, N), (("dp", Shard(0)),)
+    owned, sharded = shared / D, (("dp", Shard(0)),)  # to the owners and back, a mean over ranks
     yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
-
-
-def _round_robin_updates(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
-    """On top of 2ρNg: an all_reduce of buffers that are zero wherever a rank is not the owner, 2ρNb.
-
-    An all_gather would halve it if the owners' segments had equal lengths; it pads them to the longest.
-    """
-    return 2 * formulas.rho(D) * N * b
-
-
-def _owner_both_ways(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
-    """To the owners and back, with parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
-    return 2 * formulas.rho(D) * Fraction(N, D) * b
 
 
 def _even(g: int = 4, p: int = 4, cuts: tuple = ()) -> list[Matrix]:
@@ -156,13 +146,6 @@ def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
     plan = builder(_even(g, p, cuts), Grid.of(dp=D))
     entries = [entry for rank in range(D) for entry in predict(plan, plan.grid.at(rank)).entries]
     return sum(entry.ring for entry in entries if entry.phase != "gradient flags") / D
-
-
-def _straddling(D: int, g: int, p: int) -> float:
-    grid = Grid.of(dp=D)
-    plan = zero1(_even(g, p), grid, gather="boundary")
-    received = [formulas.boundary_received(formulas.straddled(plan, grid.at(rank))) for rank in grid.ranks]
-    return sum(received) / D
 
 
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:

@@ -7,7 +7,6 @@ watched: its memory, the products it computes, and how close its update is to to
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +23,7 @@ from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from .newton_schulz_times import PEAKS, product
 from .peers import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
 from .step_work import StepWork, watch_first_step
-from .turns import in_milliseconds, ratios_by_round
+from .turns import in_milliseconds, ratios_by_round, timed
 
 TORCH = "torch.optim.Muon"
 OURS = "this Muon"
@@ -154,7 +153,7 @@ def measure_steps(
         say(f"round {turn + 1} of {rounds}")
         for first, its in zip(firsts, seconds, strict=True):
             given = give(params, gradients)
-            its.append(time_step(first.optimizer, device))
+            its.append(timed(first.optimizer.step, device))
             del given
         for name, rate in product_rates(device):
             rates[name].append(rate)
@@ -213,31 +212,12 @@ def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
     return copies
 
 
-def time_step(optimizer: Optimizer, device: torch.device) -> float:
-    """Seconds of one step."""
-    wait_for(device)
-    begun = time.perf_counter()
-    optimizer.step()
-    wait_for(device)
-    return time.perf_counter() - begun
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def product_rates(device: torch.device) -> Iterator[tuple[str, float]]:
     """GFLOP/s of plain products of 768 × 768, by dtype, several times each."""
     for name, dtype in PEAKS.items():
         run, operations = product(dtype, 768, device)
         for _ in range(PRODUCTS_A_ROUND):
-            wait_for(device)
-            begun = time.perf_counter()
-            run()
-            wait_for(device)
-            yield name, operations / (time.perf_counter() - begun) / 1e9
+            yield name, operations / timed(run, device) / 1e9
 
 
 def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:

@@ -23,9 +23,9 @@ from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.orthogonalizers.named import STOCK
 
 from .peers import SETTINGS, Params
-from .step_benchmark import StepSet, give, time_step
+from .step_benchmark import StepSet, give
 from .step_work import state_bytes, watch_first_step
-from .turns import in_milliseconds, ratios_by_round, slowest
+from .turns import in_milliseconds, ratios_by_round, slowest, timed
 
 PATIENCE = 600.0
 """Seconds that ranks wait for the others' turns."""
@@ -117,7 +117,7 @@ def time_cases(
             given = give(params, gradients) if rank < case.ranks else []
             dist.barrier()  # all ranks of this turn have their gradients
             if rank < case.ranks:
-                parts[case].seconds.append(time_step(steps[case], device))
+                parts[case].seconds.append(timed(steps[case].step, device))
             del given
     return parts
 
