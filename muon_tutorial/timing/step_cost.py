@@ -97,7 +97,7 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 """The baseline under FSDP2."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
     """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
@@ -118,15 +118,15 @@ class StepEstimate:
     strategy: str
     product: float
     copy: float
-    others: float
+    others: float = 0.0
     exposed: float
     reduction: float
     latency: float
-    newton_schulz: int
-    runs: int
+    newton_schulz: int = 0
+    runs: int = 0
     buckets: int
-    fair_shares: float
-    shares: float
+    fair_shares: float = 0.0
+    shares: float = 0.0
     held: int
     momentum: int
     peak: int
@@ -362,15 +362,10 @@ def estimate_adamw(
         strategy=f"AdamW, {'FSDP2' if fsdp2 else 'ZeRO-1' if sharded else 'DDP'}",
         product=own.product,
         copy=own.copy,
-        others=0.0,
         exposed=own.exposed,
         reduction=whole_step.seconds - own.seconds,
         latency=whole_step.latency,
-        newton_schulz=0,
-        runs=0,
         buckets=counted.total(),
-        fair_shares=0.0,
-        shares=0.0,
         held=sum(times * length for length, times in counted.items()) * (g.itemsize + p.itemsize),
         momentum=2 * torch.float32.itemsize * elements,
         peak=0 if fsdp2 else own.peak,

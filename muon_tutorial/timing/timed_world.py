@@ -173,26 +173,13 @@ class TimedWorld:
             DeadlockError: no rank can go on.
             RequestError: a walk requested something whose time cannot be predicted.
         """
-        return _Clockwork(self.grid, self.machine).run(
-            walks, [self.grid.at(rank) for rank in self.grid.ranks]
-        )
-
-    def run_alone(self, walk: Walk, at: Coordinate) -> TimedRun:
-        """Walk one rank, as if the others always arrived when it does; feasible for thousands of ranks.
-
-        It never waits for a slower rank, so choose the slowest. It has its node's cores and bus to itself.
-
-        Raises:
-            RequestError: the walk requested something whose time cannot be predicted.
-        """
-        return _Clockwork(self.grid, self.machine, is_alone=True).run([walk], [at])
+        return _Clockwork(self.grid, self.machine).run(walks)
 
 
 @dataclass(eq=False)
 class _Clockwork:
     grid: Grid
     machine: Machine
-    is_alone: bool = False
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -208,7 +195,8 @@ class _Clockwork:
         links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
         self.saved = {link: 0.0 for link in links if link.shared}  # none: the previous step used them up
 
-    def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
+    def run(self, walks: Sequence[Walk]) -> TimedRun:
+        places = map(self.grid.at, self.grid.ranks)
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
         with torch.no_grad(), Work(self.machine) as work:
             for rank in self.ranks:
@@ -385,7 +373,7 @@ class _Clockwork:
         flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
         flight.moved[number] = moved_by(request, rank.at, self.machine)
-        flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
+        flight.busy[number] = busy_with(request, rank.at, self.machine)
         self.asked.setdefault(id(flight), {})[number] = request
         if self._in_messages(flight):
             self._exchange(flight, number)
@@ -398,7 +386,7 @@ class _Clockwork:
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
-        if not queue or len(queue[0].issued) < (1 if self.is_alone else len(group)):
+        if not queue or len(queue[0].issued) < len(group):
             return
         flight = queue[0]
         # Gloo's rings share a link, round by round; what is sent in one piece waits for what came earlier.
@@ -414,8 +402,7 @@ class _Clockwork:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
         requests = self.asked.pop(id(flight))  # so that tensors are kept no longer than by a backend
-        if not self.is_alone:
-            check_alike({rank: requests[rank] for rank in flight.group})
+        check_alike({rank: requests[rank] for rank in flight.group})
         rounds = max(busy.messages_out for busy in flight.busy.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
             rounds = min(rounds, 2 * max(1, (len(flight.group) - 1).bit_length()))
@@ -430,7 +417,7 @@ class _Clockwork:
             following = self.behind[moving.line]
             following.remove(moving)
             self.moving += following[:1]
-        if len(flight.done) == (1 if self.is_alone else len(flight.group)):
+        if len(flight.done) == len(flight.group):
             del self.parts[id(flight)]
             flight.end = self.now
             self._begin_next(flight.group)
@@ -438,7 +425,7 @@ class _Clockwork:
     # Exchanges on Gloo: messages between two ranks, sent as soon as both have made their requests.
 
     def _in_messages(self, flight: TimedFlight) -> bool:
-        return flight.kind == "all_to_all" and self.machine.algorithm == "gloo" and not self.is_alone
+        return flight.kind == "all_to_all" and self.machine.algorithm == "gloo"
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
         """Send the messages that can go now that this rank has made its request."""
