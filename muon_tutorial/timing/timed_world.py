@@ -119,7 +119,7 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    walk: Walk
+    walk: Walk | None
     at: Coordinate
     job: _Job | None = None
     jobs: list[tuple[Doing, float]] = field(default_factory=list)
@@ -300,21 +300,18 @@ class _Clockwork:
                 if self._take(rank, turn):
                     return
                 continue
+            if rank.walk is None:
+                rank.ended = self.now
+                return
             work.take()
             try:
                 rank.turn = rank.walk.send(rank.answer)
             except StopIteration:
-                rank.turn = None
-                rank.jobs = self._computed(work, 0.0)
-                if not rank.jobs:
-                    rank.ended = self.now
-                    return
-                rank.walk, rank.answer = _ended(), None  # no more requests, but something to compute
-                continue
+                rank.walk = None  # no more requests, but perhaps something to compute
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
 
-    def _cost_of_turn(self, turn: Turn) -> float:
+    def _cost_of_turn(self, turn: Turn | None) -> float:
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
             return 0.0
@@ -541,8 +538,3 @@ def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
 def _least(job: _Job) -> float:
     """The remainder of a job that counts as nothing, because it comes from rounding."""
     return _INSTANT if job.link is None else 1e-3
-
-
-def _ended() -> Walk:
-    """A walk without requests or computation."""
-    yield from ()
