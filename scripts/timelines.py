@@ -133,8 +133,8 @@ def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep
         (folder / f"timelines-{link}.svg").write_text(svg, encoding="utf-8")
 
 
-def options() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, compare and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,12 +148,7 @@ def options() -> argparse.ArgumentParser:
         "--again", action="store_true", help="predict the lessons' recording again, without running anything"
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, compare and print."""
-    chosen = options().parse_args(arguments)
+    chosen = parser.parse_args(arguments)
     task = TimelineTask(chosen.dp, chosen.count, chosen.side, chosen.steps)
     try:
         if chosen.inside:

@@ -7,7 +7,7 @@ watched: its memory, the products it computes, and how close its update is to to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -155,8 +155,9 @@ def measure_steps(
             given = give(params, gradients)
             its.append(timed(first.optimizer.step, device))
             del given
-        for name, rate in product_rates(device):
-            rates[name].append(rate)
+        for name, dtype in PEAKS.items():
+            run, operations = product(dtype, 768, device)
+            rates[name] += [operations / timed(run, device) / 1e9 for _ in range(PRODUCTS_A_ROUND)]
     steps = [
         ContenderSteps(first.contender, its, first.work, cosine(firsts[0].update, first.update))
         for first, its in zip(firsts, seconds, strict=True)
@@ -210,14 +211,6 @@ def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
     for param, copy in zip(params, copies, strict=True):
         param.grad = copy
     return copies
-
-
-def product_rates(device: torch.device) -> Iterator[tuple[str, float]]:
-    """GFLOP/s of plain products of 768 × 768, by dtype, several times each."""
-    for name, dtype in PEAKS.items():
-        run, operations = product(dtype, 768, device)
-        for _ in range(PRODUCTS_A_ROUND):
-            yield name, operations / timed(run, device) / 1e9
 
 
 def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:

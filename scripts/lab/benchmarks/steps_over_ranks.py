@@ -82,12 +82,12 @@ def measure_over_ranks(
     backend = "gloo" if device == "cpu" else "nccl"
     args = (work, list(chosen), rounds, device, orthogonalize)
     by_rank = launch(time_cases, count, args=args, backend=backend, timeout=PATIENCE)
-    return [_together(case, [rank[case] for rank in by_rank if case in rank]) for case in chosen]
-
-
-def _together(case: RankCase, parts: Sequence[RankSteps]) -> RankSteps:
-    extra, momentum = max(part.extra for part in parts), max(part.momentum for part in parts)
-    return RankSteps(case, slowest([part.seconds for part in parts]), extra, momentum)
+    found = []
+    for case in chosen:
+        parts = [rank[case] for rank in by_rank if case in rank]
+        extra, momentum = max(part.extra for part in parts), max(part.momentum for part in parts)
+        found.append(RankSteps(case, slowest([part.seconds for part in parts]), extra, momentum))
+    return found
 
 
 def time_cases(
