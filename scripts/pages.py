@@ -262,7 +262,17 @@ def _export(
     said = plain(_first_paragraph(notebook.cells[0].source)) or " ".join(DESCRIPTION.split())
     given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
     given |= {"description": said, "preview": f"{series.site()}{PREVIEW}"}
-    page, _ = _exporter().from_notebook_node(notebook, given)
+    exporter = HTMLExporter(
+        template_name="page_template",
+        extra_template_basedirs=[str(TEMPLATES)],
+        mathjax_url="",
+        require_js_url="",
+        jquery_url="",
+        exclude_anchor_links=True,
+    )
+    for each in (sanitised, opened, wide):
+        exporter.register_filter(each.__name__, each)
+    page, _ = exporter.from_notebook_node(notebook, given)
     return page
 
 
@@ -307,20 +317,6 @@ def wide(page: str) -> bool:
 _CLEANER = Cleaner(
     tags=_TAGS.split(), attributes=_may_stay, protocols=["http", "https", "mailto", "data"], strip=True
 )
-
-
-def _exporter() -> HTMLExporter:
-    exporter = HTMLExporter(
-        template_name="page_template",
-        extra_template_basedirs=[str(TEMPLATES)],
-        mathjax_url="",
-        require_js_url="",
-        jquery_url="",
-        exclude_anchor_links=True,
-    )
-    for each in (sanitised, opened, wide):
-        exporter.register_filter(each.__name__, each)
-    return exporter
 
 
 def _links(path: Path, copies: str) -> list[dict[str, str]]:
@@ -384,14 +380,6 @@ def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int)
     return chosen
 
 
-def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The labels of the stops at which a widget's controls are."""
-    return [
-        next(word for word, value in of_one.items() if value == shell.controls[name].value)
-        for name, of_one in stops.items()
-    ]
-
-
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
@@ -399,7 +387,10 @@ def beginning(
 
     Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
     """
-    first, *rest = own = own_stops(shell, stops)
+    first, *rest = own = [
+        next(word for word, value in of_one.items() if value == shell.controls[name].value)
+        for name, of_one in stops.items()
+    ]
     if shell.still is not None and 2 * len(drawn(*own).svg) >= len(shell.still.svg):
         return own
     sizes = {word: len(drawn(word, *rest).svg) for word in next(iter(stops.values()))}

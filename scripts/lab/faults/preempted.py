@@ -18,7 +18,6 @@ from typing import Literal, get_args
 
 from muon_tutorial.training.checkpoints import Saving
 
-from .case import Case
 from .processes import left_behind, marked
 from .starters import TRAIN, Started, start
 
@@ -61,9 +60,10 @@ class Trial:
 def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> Trial:
     """Start a run, send it a signal at a random moment, and record how it ends."""
     every = dice.choice(([], ["--save-every", "5"]))
-    words = _words(under, ranks, [*every, "--out", "run"])
-    case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
-    started, run = start(case, folder, words), folder / "here" / "run"
+    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *every, "--out", "run"]  # busy is no fault here
+    starter = ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
+    words = [*(TRAIN[:3] if under == "launch" else starter), *job]
+    started, run = start(number, folder, words), folder / "here" / "run"
 
     def stop(number: int, frame: object) -> None:
         started.end()
@@ -91,13 +91,6 @@ def trial(dice: Random, under: Under, ranks: int, number: int, folder: Path) -> 
     tracebacks = text.count("Traceback (most recent call last)")
     code = started.process.returncode
     return Trial(under, ranks, sent, whom, moment, code, steps, saved, seconds, tracebacks, orphans, text)
-
-
-def _words(under: Under, ranks: int, options: list[str]) -> list[str]:
-    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options]  # a busy machine is no fault here
-    if under == "launch":
-        return [*TRAIN[:3], *job]
-    return ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT), *job]
 
 
 def _send(started: Started, name: str, whom: str) -> None:

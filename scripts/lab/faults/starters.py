@@ -61,9 +61,9 @@ class Started:
         self.process.wait()
 
 
-def start(case: Case, folder: Path, words: Sequence[str]) -> Started:
-    """Start Python with these arguments, marked, in a folder of its own."""
-    mark = f"case-{os.getpid()}-{case.seed}-{case.number}"
+def start(number: int, folder: Path, words: Sequence[str]) -> Started:
+    """Start Python with these arguments, marked with this number, in a folder of its own."""
+    mark = f"case-{os.getpid()}-{number}"
     said, here = folder / "stderr", folder / "here"
     here.mkdir()
     checkout = str(Path(__file__).resolve().parents[3])
@@ -97,7 +97,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     told = json.dumps({**asdict(case), **stalled})
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
     program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
-    started = start(case, folder, (*run, *program))
+    started = start(case.number, folder, (*run, *program))
     wait_until(lambda: (folder / STRUCK).exists() or started.process.poll() is not None, STARTING)
     if kills_agent:  # its ranks must end by themselves
         started.end()
@@ -262,7 +262,7 @@ COMMAND_LINE: Mapping[str, Shell] = {
 def by_command_line(case: Case, folder: Path) -> Seen:
     """Run one disturbed ``train``. It must end with a one-line error, with the right code, and in time."""
     shell, dice = COMMAND_LINE[case.kind], case.random
-    started = start(case, folder, shell.words)
+    started = start(case.number, folder, shell.words)
 
     def has_begun() -> bool:
         """Python has begun to import the package: before that, only the interpreter could react."""
