@@ -50,11 +50,9 @@ def pages() -> dict[str, str]:
     for name, module in modules.items():  # the table of modules in a room's docstring becomes a list of links
         room = name.rpartition(".")[2]
         module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
-    for name, member in modules[
-        SURFACE
-    ].members.items():  # variables have their docstrings where they are made
+    for name, member in modules[SURFACE].members.items():
         others = [module.members[name].docstring for module in modules.values() if name in module.members]
-        if isinstance(member, Variable) and not member.docstring:
+        if isinstance(member, Variable) and not member.docstring:  # it stands where the variable is defined
             member.docstring = next(filter(None, others), "")
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with warnings.catch_warnings():
