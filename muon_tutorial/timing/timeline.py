@@ -165,16 +165,11 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseGap:
+class PhaseGap(RankPhase):
     """How far a recorded phase's begin and end are from the prediction, as fractions of the recorded step.
 
     Positive means later than predicted.
     """
-
-    rank: int
-    name: str
-    begin: float
-    end: float
 
     @property
     def worst(self) -> float:
