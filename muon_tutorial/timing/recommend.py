@@ -39,6 +39,7 @@ from .step_cost import (
 
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
+KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have: half a minute of planning for a small model."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
@@ -628,11 +629,7 @@ def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:
                 "newton_schulz_runs": one.runs,
                 "newton_schulz_operations": one.newton_schulz,
                 "fair_shares": one.fair_shares,
-                "held_bytes": one.held,
-                "momentum_bytes": one.momentum,
-                "master_bytes": one.master,
-                "peak_bytes": one.peak,
-                "fsdp_bytes": one.fsdp,
+                **{f"{kept}_bytes": getattr(one, kept) for kept in KEPT},
                 "memory_bytes": plan.memory(one),
             }
             for one in (*plan.estimates, together(plan.adamw_parts))
