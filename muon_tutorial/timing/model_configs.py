@@ -12,7 +12,7 @@ down-projections are whole on every rank, and the up-projections are cut by rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
@@ -180,8 +180,15 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
     if model_type in MODEL_TYPES:
         keys = ConfigKeys(where, held)
         architecture = ARCHITECTURES.get(SAME_AS.get(model_type, model_type))
-        shape = _decoder(keys, architecture, name, source) if architecture else _gpt2(keys, name, source)
-        return replace(shape, notes=_notes(keys))
+        layers, heads, kv_heads, found = _decoder(keys, architecture) if architecture else _gpt2(keys)
+        families = tuple(one for one in found if isinstance(one, MatrixFamily))
+        others = tuple(one for one in found if isinstance(one, OtherFamily))
+        experts = max((family.experts for family in families), default=0)
+        met = keys.size_or(0, "num_experts_per_tok") if experts else 0
+        if met > experts:
+            raise UsageError(f"{where}: 'num_experts_per_tok' is {met}, of {experts} experts")
+        sizes = (layers, heads, kv_heads, experts)
+        return ModelShape(name, source, *sizes, families, others, met or None, _notes(keys))
     if isinstance(inner, dict) and inner.get("model_type"):
         # An inner config leaves out the values that are transformers' defaults.
         read = shape_from_config if "num_hidden_layers" in inner else shape_from_transformers
@@ -200,36 +207,26 @@ def _notes(keys: ConfigKeys) -> tuple[str, ...]:
     return (said,) if further else ()
 
 
-def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: str) -> ModelShape:
+def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, int, list[Family]]:
+    """The numbers of layers, heads and key-value heads, and the families."""
     layers, heads = keys.size("num_hidden_layers"), keys.size("num_attention_heads")
     latent = architecture.attention == "latent"
     attention = _latent_attention(keys) if latent else _grouped_attention(keys, architecture)
     sparse = _sparse_layers(keys, architecture.mixture, layers)
+    width, tied = keys.size("hidden_size"), keys.flag(("tie_word_embeddings", False))
+    table = keys.size("vocab_size") * width
     families = [
-        *_tables(keys, layers),
+        OtherFamily("embedding", table, ROWS, (0,)),
+        *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
         *attention,
         *_mlps(keys, architecture, sparse, tuple(layer for layer in range(layers) if layer not in sparse)),
-        *_norms(keys.size("hidden_size"), layers),
+        *_norms(width, layers),
     ]
-    kv_heads = heads if latent else _kv_heads(keys, architecture)
-    experts = max((family.experts for family in families), default=0)
-    shape = _shape(name, source, layers, heads, kv_heads, experts, families)
-    met = keys.size_or(0, "num_experts_per_tok") if experts else 0
-    if met > experts:
-        raise UsageError(f"{keys.where}: 'num_experts_per_tok' is {met}, of {experts} experts")
-    return replace(shape, experts_met=met or None)
+    return layers, heads, heads if latent else _kv_heads(keys, architecture), families
 
 
-def _shape(
-    name: str, source: str, layers: int, heads: int, kv_heads: int, experts: int, found: Sequence[Family]
-) -> ModelShape:
-    families = tuple(family for family in found if isinstance(family, MatrixFamily))
-    others = tuple(family for family in found if isinstance(family, OtherFamily))
-    return ModelShape(name, source, layers, heads, kv_heads, experts, families, others)
-
-
-def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
-    """GPT-2's shape: it has biases and gains everywhere, a table of positions, and a plain MLP."""
+def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
+    """As ``_decoder``: GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
@@ -250,14 +247,7 @@ def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
         *_linear("layers.*.mlp.down", width, inner, COLUMNS, each, bias=True),
         *_norms(2 * width, layers),
     ]
-    return _shape(name, source, layers, heads, heads, 0, families)
-
-
-def _tables(keys: ConfigKeys, layers: int) -> Iterator[Family]:
-    size = keys.size("vocab_size") * keys.size("hidden_size")
-    yield OtherFamily("embedding", size, ROWS, (0,))
-    if not keys.flag(("tie_word_embeddings", False)):
-        yield OtherFamily("head", size, ROWS, (layers - 1,))
+    return layers, heads, heads, families
 
 
 def _norms(width: int, layers: int) -> Iterator[Family]:
