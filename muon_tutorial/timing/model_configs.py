@@ -215,7 +215,7 @@ def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, in
     sparse = _sparse_layers(keys, architecture.mixture, layers)
     width, tied = keys.size("hidden_size"), keys.flag(("tie_word_embeddings", False))
     table = keys.size("vocab_size") * width
-    families = [
+    families: list[Family] = [
         OtherFamily("embedding", table, ROWS, (0,)),
         *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
         *attention,
@@ -237,7 +237,7 @@ def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
     inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
     tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width
     qkv = (_linear(f"layers.*.attention.{part}", width, width, ROWS, each, bias=True) for part in "qkv")
-    families = [
+    families: list[Family] = [
         OtherFamily("embedding", table, ROWS, (0,)),
         OtherFamily("positions", keys.size("n_positions") * width, WHOLE, (0,)),
         *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
