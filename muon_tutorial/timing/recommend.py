@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -19,7 +19,7 @@ from ..plan.exchange import LocalShards
 from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import ROUND_BYTES, Builder, owner_per_replica, zero1
+from ..plan.strategies import ROUND_BYTES, Builder, Plan, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
 from .rank_walks import RankWalks
@@ -32,8 +32,8 @@ from .step_cost import (
     WITHOUT_TP,
     StepEstimate,
     averaged_at_once,
-    estimate,
     estimate_adamw,
+    estimate_plan,
     together,
 )
 
@@ -75,29 +75,28 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePart:
-    """The dense matrices of a stage, or those of its experts, with their grid and machine.
+    """The dense matrices of a stage, or those of its experts, with their grid.
 
-    ``walks`` keeps the walks of single ranks that were made so far.
+    ``walks`` keeps the walks of single ranks on their machine that were made so far.
     """
 
     matrices: Sequence[Matrix]
     grid: Grid
-    machine: Machine
     walks: RankWalks
+
+    def plan(self, builder: Builder, round_bytes: int) -> Plan:
+        """A strategy's plan for these matrices."""
+        return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
         """AdamW's step over these matrices; under DDP without ``sharded``."""
-        at, limit = self.grid.at(0), cast(dict[str, Any], {ROUND_LIMIT: round_bytes})
+        at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
-            plan = owner_per_replica(self.matrices, self.grid, **limit)
-            lengths = list(averaged_at_once(plan, at).elements())
+            lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
         else:
-            plan = zero1(self.matrices, self.grid, **limit)
-            lengths = [bucket.length(LocalShards(), at) for bucket in plan.buckets]
-        first = self.matrices[0]
-        dtypes = {"g": first.grad_dtype, "p": first.dtype}
-        beside = self.walks.beside
-        return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded, **dtypes)
+            lengths = [one.length(LocalShards(), at) for one in self.plan(zero1, round_bytes).buckets]
+        options: dict[str, Any] = {"g": first.grad_dtype, "p": first.dtype, "beside": walks.beside}
+        return estimate_adamw(lengths, self.grid, walks.machine, sharded=sharded, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,19 +270,7 @@ def estimate_parts(
     name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
 ) -> StepEstimate:
     """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
-    each = [
-        estimate(
-            name,
-            builder,
-            part.matrices,
-            part.grid,
-            part.machine,
-            round_bytes=round_bytes,
-            window=window,
-            walks=part.walks,
-        )
-        for part in parts
-    ]
+    each = [estimate_plan(name, part.plan(builder, round_bytes), part.walks, window) for part in parts]
     itemsize = (dtypes.momentum or dtypes.param).itemsize
     kept = replace(together(each), momentum=together(each).momentum // dtypes.param.itemsize * itemsize)
     return with_dtypes(kept, dtypes, itemsize)
@@ -376,8 +363,8 @@ def stage_parts(
     else:
         grids = Grid.of(dp=dp, tp=tp), Grid.of(dp=shared // ep)
     return (
-        StagePart(dense, grids[0], machine, RankWalks(machine, beside)),
-        StagePart(experts, grids[1], apart, RankWalks(apart, beside)),
+        StagePart(dense, grids[0], RankWalks(machine, beside)),
+        StagePart(experts, grids[1], RankWalks(apart, beside)),
     )
 
 

@@ -175,21 +175,19 @@ def estimate(
     machine: Machine,
     *,
     round_bytes: int = ROUND_BYTES,
-    window: int = 1,
-    beside: int | None = None,
     walks: RankWalks | None = None,
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
 
-    ``beside``: the number of other ranks on a node; by default, as many of the grid as fit. ``walks``:
-    earlier walks for the same machine and the same ``beside``, used again.
+    ``walks``: earlier walks for the same machine, used again; by default none, with as many other ranks on a
+    node as fit.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
-    beside = min(machine.ranks_per_node, grid.world_size) - 1 if beside is None else beside
-    return estimate_plan(name, plan, walks or RankWalks(machine, beside), window)
+    beside = min(machine.ranks_per_node, grid.world_size) - 1
+    return estimate_plan(name, plan, walks or RankWalks(machine, beside))
 
 
-def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
+def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> StepEstimate:
     """The cost of a plan's step; ``name`` becomes its strategy."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
