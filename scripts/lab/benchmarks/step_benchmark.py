@@ -146,7 +146,16 @@ def measure_steps(
     A package whose step fails is left out, with the reason. ``say`` is called with each step to come.
     """
     params, gradients = work.parameters(device), work.gradients(device)
-    firsts, left_out = first_steps(chosen, params, gradients, device, say)
+    firsts: list[FirstStep] = []
+    left_out: list[str] = []
+    for contender in chosen:
+        say(f"first step of {contender.name}")
+        try:
+            firsts.append(first_step(contender, params, gradients, device))
+        except Exception as error:  # a foreign step may fail in any way
+            if contender.source == THIS:
+                raise
+            left_out.append(f"{contender.name} failed here: {first_line(error)}")
     seconds: list[list[float]] = [[] for _ in firsts]
     rates: dict[str, list[float]] = {name: [] for name in PEAKS}
     for turn in range(rounds):
@@ -163,27 +172,6 @@ def measure_steps(
         for first, its in zip(firsts, seconds, strict=True)
     ]
     return StepRun(work, steps, rates, left_out)
-
-
-def first_steps(
-    chosen: Sequence[StepContender],
-    params: Params,
-    gradients: Sequence[Tensor],
-    device: torch.device,
-    say: Callable[[str], object],
-) -> tuple[list[FirstStep], list[str]]:
-    """Every contender's first step, and a line for each package whose step fails."""
-    firsts: list[FirstStep] = []
-    left_out: list[str] = []
-    for contender in chosen:
-        say(f"first step of {contender.name}")
-        try:
-            firsts.append(first_step(contender, params, gradients, device))
-        except Exception as error:  # a foreign step may fail in any way
-            if contender.source == THIS:
-                raise
-            left_out.append(f"{contender.name} failed here: {first_line(error)}")
-    return firsts, left_out
 
 
 def first_step(
