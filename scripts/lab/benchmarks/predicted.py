@@ -26,6 +26,8 @@ from muon_tutorial.timing.models import find_model
 ROOTED: tuple[Kind, ...] = ("gather", "scatter", "broadcast", "reduce")
 KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", *ROOTED)
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
+DTYPE_PAIRS = ((4, 4), (4, 2), (2, 2))
+"""Bytes of a gradient element and of a parameter element, g and p."""
 
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
@@ -86,7 +88,7 @@ def strategies_table(command: str, D: int = 4) -> Table:
 
 
 def _strategy_rows(D: int) -> Iterator[TableRow]:
-    for g, p in ((4, 4), (4, 2), (2, 2)):
+    for g, p in DTYPE_PAIRS:
         N = _count(_even())
         adamw = {
             "DDP AdamW": formulas.ddp_adamw(D, N, g),
@@ -160,13 +162,30 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
     grid = grid or Grid.of(dp=2048, tp=8)
     N = _count(llama_70b()) // grid.size("tp")
     adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
-    rows = [
-        _thousands_row(f"zero1, buckets of {size / 1e9:g} GB", partial(zero1, round_bytes=size), grid, adamw)
-        for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
-    ]
-    boundary = partial(zero1, gather="boundary", round_bytes=4_000_000_000)
-    rows.append(_thousands_row("zero1 boundary, buckets of 4 GB", boundary, grid, adamw))
-    rows.append(_thousands_row("owner over FSDP2's shards", owner, grid, adamw, sharded=True))
+    builders: dict[str, Builder] = {
+        **{
+            f"zero1, buckets of {size / 1e9:g} GB": partial(zero1, round_bytes=size)
+            for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
+        },
+        "zero1 boundary, buckets of 4 GB": partial(zero1, gather="boundary", round_bytes=4_000_000_000),
+        "owner over FSDP2's shards": owner,
+    }
+    rows: list[TableRow] = []
+    for name, builder in builders.items():
+        start = time.process_time()
+        plan = builder(llama_70b(builder is owner), grid)
+        ranks = (0, grid.world_size // 2)
+        first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
+        rows.append(
+            {
+                "plan": name,
+                "buckets": len(plan.buckets),
+                "GB, rank 0": first / 1e9,
+                "GB, middle rank": middle / 1e9,
+                "over ZeRO-1 AdamW": middle / float(adamw),
+                "CPU seconds": time.process_time() - start,
+            }
+        )
     notes = (
         f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
         f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
@@ -177,57 +196,35 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
     return Table("16,384 ranks, 70 billion parameters", tuple(rows), command, notes)
 
 
-def _thousands_row(
-    name: str, builder: Builder, grid: Grid, adamw: Fraction, sharded: bool = False
-) -> TableRow:
-    start = time.process_time()
-    plan = builder(llama_70b(sharded), grid)
-    ranks = (0, grid.world_size // 2)
-    first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
-    seconds = time.process_time() - start
-    return {
-        "plan": name,
-        "buckets": len(plan.buckets),
-        "GB, rank 0": first / 1e9,
-        "GB, middle rank": middle / 1e9,
-        "over ZeRO-1 AdamW": middle / float(adamw),
-        "CPU seconds": seconds,
-    }
-
-
 def regimes_table(command: str) -> Table:
     """One model on 64 ranks and several grids: how tensor parallelism and dtypes change the ratio."""
-    rows = [
-        _regime_row(dp, tp, g, p, size)
-        for dp, tp in ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
-        for g, p in ((4, 4), (4, 2), (2, 2))
-        for size in (25_000_000, 1_000_000_000)
-    ]
+    grids = ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
+    rows: list[TableRow] = []
+    for (dp, tp), (g, p), size in product(grids, DTYPE_PAIRS, (25_000_000, 1_000_000_000)):
+        grid = Grid.of(dp=dp, tp=tp)
+        matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
+        adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
+        whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
+        edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
+        total = sum(whole.values())
+        rows.append(
+            {
+                "dp": dp,
+                "tp": tp,
+                "g": g,
+                "p": p,
+                "bucket MB": size // 10**6,
+                "all, over ZeRO-1": total / adamw,
+                "boundary, over ZeRO-1": sum(edges.values()) / adamw,
+                "of it, tp gathers": whole.get("tp gather", 0.0) / total,
+            }
+        )
     notes = (
         "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
         "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "
         'column is of `gather="all"`.',
     )
     return Table("Where the gain vanishes: grids, dtypes, buckets", tuple(rows), command, notes)
-
-
-def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> TableRow:
-    grid = Grid.of(dp=dp, tp=tp)
-    matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
-    adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
-    whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
-    edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
-    total = sum(whole.values())
-    return {
-        "dp": dp,
-        "tp": tp,
-        "g": g,
-        "p": p,
-        "bucket MB": size // 10**6,
-        "all, over ZeRO-1": total / adamw,
-        "boundary, over ZeRO-1": sum(edges.values()) / adamw,
-        "of it, tp gathers": whole.get("tp gather", 0.0) / total,
-    }
 
 
 def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:
