@@ -163,9 +163,10 @@ def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
 
 def _flight(it: NotedRequest, last: int, zero: int) -> RankFlight:
     begin = min(last, it.done)  # a rank that only sends may be done before the last member asks
-    times = ((each - zero) / 1e9 for each in (it.issued, begin, it.done, it.answered))
+    times = (it.issued, begin, it.done, it.answered)
+    issued, began, done, answered = ((each - zero) / 1e9 for each in times)
     about = (it.rank, it.kind, it.phase, it.subject, it.group, it.turn)
-    return RankFlight(*about, *times, it.payload, it.ring)
+    return RankFlight(*about, issued, began, done, answered, it.payload, it.ring)
 
 
 def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:

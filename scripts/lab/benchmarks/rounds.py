@@ -127,7 +127,7 @@ def run_case(case: SleepCase) -> list[SleepStep]:
 
 
 def _steps(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
-    mesh, found = build_mesh({"dp": case.ranks}), []
+    mesh, found = build_mesh({"dp": case.ranks}), list[tuple[float, ...]]()
     for builder in SHARED.values():
         builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
         muon = _muon(case.shapes, strategy=builder, mesh=mesh)
