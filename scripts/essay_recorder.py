@@ -101,10 +101,7 @@ def film_data(run: Recording, matrix: str) -> dict[str, Any]:
         for moment in range(len(MOMENTS))
     ]
     tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
-    return {
-        "tiles": tiles,
-        "letters": letters,
-    }
+    return {"tiles": tiles, "letters": letters}
 
 
 def _letter(number: int) -> str:
@@ -117,14 +114,9 @@ def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
     found = []
     for phase in range(1, len(PHASES) + 1):
         asked = [[item for item in diary.sent if item.phase == phase] for diary in run.diaries]
-        first = next((item for items in asked for item in items), None)
-        found.append(
-            {
-                "kind": first.kind if first else "",
-                "axis": first.axis if first else "",
-                "bytes": [sum(item.size for item in items) for items in asked],
-            }
-        )
+        kind, axis = next(((item.kind, item.axis) for items in asked for item in items), ("", ""))
+        sizes = [sum(item.size for item in items) for items in asked]
+        found.append({"kind": kind, "axis": axis, "bytes": sizes})
     return found
 
 
@@ -244,10 +236,9 @@ def scale_data() -> dict[str, Any]:
         for ranks in RANKS:
             grid = Grid.of(dp=ranks // MODEL_TP, tp=MODEL_TP)
             each = step_cost.estimate(name, step_cost.STRATEGIES[name], matrices, grid, machine, walks=walks)
-            counted = {"sent": each.sent, "work": each.newton_schulz, "runs": each.runs}
-            held = {"held": each.held, "momentum": each.momentum, "memory": each.memory}
-            times = {"seconds": each.seconds, "compute": each.product + each.copy, "waiting": each.waiting}
-            found[name].append({"sent": each.sent, **counted, **held, **times})
+            kept = {key: getattr(each, key) for key in ("runs", "held", "momentum", "memory", "seconds")}
+            times = {"compute": each.product + each.copy, "waiting": each.waiting}
+            found[name].append({"sent": each.sent, "work": each.newton_schulz, **kept, **times})
     about = {"model": MODEL, "tp": MODEL_TP, "machine": machine.name, "matrices": len(matrices)}
     return {**about, "ranks": RANKS, "strategies": found}
 

@@ -35,10 +35,12 @@ from scripts.lab.faults.report import as_data, as_markdown, share_named, totals
 
 def main(arguments: list[str] | None = None) -> int:
     """Draw the cases, run them, and write the report; returns 1 if a fault ended badly."""
-    asked = parse(arguments)
-    cases = [case for seed in asked.seed for case in chosen(asked, draw(seed, asked.count, asked.only))]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    asked = parse(parser, arguments)
+    drawn = (case for seed in asked.seed for case in draw(seed, asked.count, asked.only))
+    cases = [case for case in drawn if asked.case in (None, case.number)]
     if not cases:
-        parser().error(f"no case matches, of {asked.count} of a seed")
+        parser.error(f"no case matches, of {asked.count} of a seed")
     if asked.list:
         for case in cases:
             print(f"{case.seed}.{case.number:<4} {case}")
@@ -48,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             made(asked.out)
         lines = open(asked.lines or os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     except (UsageError, OSError) as error:
-        parser().error(str(error))
+        parser.error(str(error))
     begun = time.monotonic()
     with lines:
         outcomes = run(cases, asked, lines)
@@ -61,9 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not all(outcome.is_good for outcome in outcomes))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
+    """The options."""
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
     parser.add_argument("--count", type=int, default=600, help="number of cases for each seed (600)")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds with these words in their name")
@@ -71,24 +72,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument("--out", type=Path, help="folder for the table (results/ for whole campaigns)")
     parser.add_argument("--lines", type=Path, metavar="FILE", help="every outcome as a line of JSON")
-    return parser
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
-    asked = parser().parse_args(arguments)
+    asked = parser.parse_args(arguments)
     if asked.count < 1:
-        parser().error(f"--count must be at least 1, got {asked.count}")
+        parser.error(f"--count must be at least 1, got {asked.count}")
     if sys.platform != "linux":
-        parser().error("this campaign reads /proc: it needs Linux")
+        parser.error("this campaign reads /proc: it needs Linux")
     if asked.out is None and not asked.only and asked.case is None:
         asked.out = ROOT / "results"
     return asked
-
-
-def chosen(asked: argparse.Namespace, cases: list[Case]) -> list[Case]:
-    """All of a seed's cases, or only the one that was asked for."""
-    return [case for case in cases if asked.case in (None, case.number)]
 
 
 def run(cases: list[Case], asked: argparse.Namespace, lines: TextIO) -> list[Outcome]:

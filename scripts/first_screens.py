@@ -95,21 +95,20 @@ def requested(driver: Any) -> list[str]:
 def problems(driver: Any, width: int, height: int) -> list[str]:
     """Which of title, question and hero picture are not on the first screen of the open page."""
     title, question, hero = driver.execute_script(_BOXES)
+    seen = 1.0  # the fraction of the picture's height that is above the lower edge of the screen
+    if hero:
+        tall = max(hero["bottom"] - hero["top"], 1.0)
+        seen = max(0.0, min(hero["bottom"], height) - hero["top"]) / tall
     wrong = {
         "the title is not on the first screen": not (
             title and title["top"] >= 0 and title["bottom"] <= height
         ),
         "the question is not on the first screen": not (question and question["bottom"] <= height),
         "there is no hero picture": not hero,
-        "more than half of the hero picture is below the screen": hero and _shown(hero, height) < 0.5,
+        "more than half of the hero picture is below the screen": seen < 0.5,
         "the hero picture is wider than the screen": hero and (hero["left"] < 0 or hero["right"] > width),
     }
     return [what for what, is_so in wrong.items() if is_so]
-
-
-def _shown(box: dict[str, float], height: int) -> float:
-    """The fraction of a box's height that is above the lower edge of the screen."""
-    return max(0.0, min(box["bottom"], height) - box["top"]) / max(box["bottom"] - box["top"], 1.0)
 
 
 def photograph(driver: Any, target: Path) -> None:

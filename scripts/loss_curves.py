@@ -73,22 +73,17 @@ def train_and_write(asked: argparse.Namespace, command: str) -> None:
     tables = [spread_table(curves, command), curves_table(curves, command)]
     plot(out / f"{STEM}.svg", curves)
     shown = {f"{STEM}.svg": "Loss curves: mean over seeds, and the band between the lowest and the highest"}
-    about = facts(settings, asked.seeds, command)
-    runs = [asdict(curve) for curve in curves]
-    results.write_results(out, STEM, "Loss curves", OPENING, about, tables, shown, runs=runs)
-    print(results.markdown(tables))
-
-
-def facts(settings: TrainSettings, seeds: int, command: str) -> dict[str, Any]:
-    """The training's settings, and the machine."""
     s = settings
-    return {
+    facts = {
         **results.machine_facts(command),
         "model": f"byte-level GPT, {s.layers} layers, width {s.width}, {s.heads} heads, context {s.context}",
         "text": "the Python standard library's sources",
         "training": f"{s.steps} steps of {s.batch} sequences, learning rate {s.lr:g} at its peak, "
-        f"seeds 0 to {seeds - 1}; one process, one thread",
+        f"seeds 0 to {asked.seeds - 1}; one process, one thread",
     }
+    runs = [asdict(curve) for curve in curves]
+    results.write_results(out, STEM, "Loss curves", OPENING, facts, tables, shown, runs=runs)
+    print(results.markdown(tables))
 
 
 def plot(path: Path, curves: Sequence[WayCurve]) -> None:

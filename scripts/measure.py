@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
+    """The options; an error in them ends the process before anything is measured."""
     parser = results.result_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9, help="timed steps of each contender")
     for name, size in {"layers": 4, "width": 256, "heads": 4, "context": 128}.items():
@@ -73,23 +73,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     asked = parser.parse_args(arguments)
     asked.contender = asked.contender or list(CONTENDERS)
     results.check_counts(parser, asked, "rounds", "layers", "width", "context", "batch", "heads")
-    if problem := unfit(asked):
-        parser.error(problem)
-    return asked
-
-
-def unfit(asked: argparse.Namespace) -> str | None:
-    """The error in the options, found before anything is measured; None if there is none."""
-    ranks = measured.RANKS
+    ranks, heads, width = measured.RANKS, asked.heads, asked.width
     if asked.batch % ranks:
-        return f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}"
-    if asked.heads % ranks or asked.width % asked.heads:
-        return f"--heads is shared by {ranks} ranks and divides --width; got {asked.heads} and {asked.width}"
+        parser.error(f"--batch is shared by {ranks} ranks; {ranks} does not divide {asked.batch}")
+    if heads % ranks or width % heads:
+        parser.error(f"--heads is shared by {ranks} ranks and divides --width; got {heads} and {width}")
     try:
         made(asked.out)
     except UsageError as error:
-        return str(error)
-    return None
+        parser.error(str(error))
+    return asked
 
 
 def all_tables(asked: argparse.Namespace, work: Workload, command: str) -> list[Table]:
@@ -133,16 +126,11 @@ def counters_in_namespace(asked: argparse.Namespace) -> tuple[InterfaceFit | Non
     run = subprocess.run(alone, capture_output=True, text=True, check=False)
     if run.returncode:
         return None, (run.stderr.strip().splitlines() or ["it ended without a word"])[-1]
-    return read_counts(run.stdout.splitlines()[-1]), ""
-
-
-def read_counts(text: str) -> InterfaceFit:
-    """Read what ``--counters-only`` printed."""
     counts = {
         part: tuple(InterfaceCount(**{**row, "wire": GlooTraffic(**row["wire"])}) for row in rows)
-        for part, rows in json.loads(text).items()
+        for part, rows in json.loads(run.stdout.splitlines()[-1]).items()
     }
-    return InterfaceFit(**counts)
+    return InterfaceFit(**counts), ""
 
 
 PLOTS = (

@@ -19,9 +19,11 @@ from muon_tutorial import launch
 
 
 def first_collective(rank: int) -> tuple[float, float]:
-    """Return when this rank's first collective finished (monotonic seconds), and its private memory (MB)."""
+    """Return when this rank's first collective finished (monotonic seconds), and the memory that its process
+    shares with no other (MB)."""
     dist.barrier()
-    return time.monotonic(), private_megabytes()
+    done, rows = time.monotonic(), Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return done, sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
 
 
 def spawned(rank: int, world_size: int, folder: str) -> None:
@@ -31,12 +33,6 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
     done, memory = first_collective(rank)
     Path(folder, f"rank{rank}").write_text(f"{done} {memory}")
     dist.destroy_process_group()
-
-
-def private_megabytes() -> float:
-    """Return the memory that this process shares with no other, in MB."""
-    rows = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(row.split()[1]) for row in rows if row.startswith("Private_")) / 1024
 
 
 def time_launch(ranks: int) -> tuple[float, float]:

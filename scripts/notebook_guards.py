@@ -16,7 +16,7 @@ import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -128,20 +128,16 @@ def declared_parameters(notebook: Mapping[str, Any]) -> list[str]:
 
 def widget_errors(notebook: Mapping[str, Any]) -> list[Problem]:
     """Errors that widget callbacks left in the widget state, which no runner checks."""
-    state = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
-    return [
-        Problem("widget state", error) for model in state.values() for error in _model_errors(model["state"])
-    ]
+    # Imported here, because a watched kernel must not import widgets.
+    from muon_tutorial.learn.widgets.shell import ERROR_MARK
 
-
-def _model_errors(state: Mapping[str, Any]) -> Iterator[str]:
-    from muon_tutorial.learn.widgets.shell import (
-        ERROR_MARK,  # imported here, because a watched kernel must not import widgets
-    )
-
-    yield from (_error_text(out) for out in state.get("outputs", ()) if out["output_type"] == "error")
-    if ERROR_MARK in str(state.get("value", "")):
-        yield re.sub(r"<[^>]*>", " ", state["value"]).strip()
+    models = notebook.get("metadata", {}).get("widgets", {}).get(WIDGET_STATE, {}).get("state", {})
+    errors: list[str] = []
+    for state in (model["state"] for model in models.values()):
+        errors += [_error_text(out) for out in state.get("outputs", ()) if out["output_type"] == "error"]
+        if ERROR_MARK in str(state.get("value", "")):
+            errors.append(re.sub(r"<[^>]*>", " ", state["value"]).strip())
+    return [Problem("widget state", error) for error in errors]
 
 
 def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
@@ -156,15 +152,11 @@ def _cell_problems(cell: Mapping[str, Any]) -> list[Problem]:
         said += [f"stderr: {_text(out['text'])}" for out in outputs if out.get("name") == "stderr"]
     if "child-may-fail" not in tags:
         said += [f"{item['command']} ended with exit code {item['exit']}" for item in failed]
-    if wants_ranks(cell) and not any(item["kind"] == "ranks" and item["returned"] for item in evidence):
+    calls = "raises-exception" not in tags and _CALLS_LAUNCH.search(_text(cell["source"])) is not None
+    ran = any(item["kind"] == "ranks" and item["returned"] for item in evidence)
+    if ("ranks" in tags or calls) and not ran:
         said.append("this cell should run real ranks, but none ran")
     return [Problem(cell["id"], what) for what in said]
-
-
-def wants_ranks(cell: Mapping[str, Any]) -> bool:
-    """Whether a cell must start real ranks: it is tagged ``ranks``, or it calls ``launch``."""
-    calls = _CALLS_LAUNCH.search(_text(cell["source"])) is not None
-    return "ranks" in tags_of(cell) or (calls and "raises-exception" not in tags_of(cell))
 
 
 def tags_of(cell: Mapping[str, Any]) -> list[str]:

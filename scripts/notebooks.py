@@ -219,13 +219,12 @@ def differences(text: NotebookNode, committed: NotebookNode) -> list[Problem]:
     if len(text.cells) != len(committed.cells):
         counts = f"the text has {len(text.cells)} cells, the notebook {len(committed.cells)}"
         return [Problem("notebook", counts)]
-    pairs = zip(text.cells, committed.cells, strict=True)
+    mine, theirs = (
+        [(cell.id, cell.cell_type, cell.source, tags_of(cell)) for cell in notebook.cells]
+        for notebook in (text, committed)
+    )
     advice = "text and notebook differ; run scripts/notebooks.py build"
-    return [Problem(mine.id, advice) for mine, theirs in pairs if _said(mine) != _said(theirs)]
-
-
-def _said(cell: NotebookNode) -> tuple:
-    return cell.id, cell.cell_type, cell.source, tags_of(cell)
+    return [Problem(said[0], advice) for said, other in zip(mine, theirs, strict=True) if said != other]
 
 
 def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Problem]:
@@ -280,7 +279,15 @@ def check(source: Path, execute: bool = False) -> list[Problem]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    options = _parser().parse_intermixed_args(arguments)
+    parser = argparse.ArgumentParser(prog="notebooks.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("command", choices=("build", "check", "run"))
+    parser.add_argument("names", nargs="*", help="beginnings of the texts' names: 00, 01 …; default: all")
+    parser.add_argument(
+        "--run", action="store_true", help="check: compare with the outputs of a fresh run, too"
+    )
+    parser.add_argument("--solved", action="store_true", help="run: fill the stubs with the folded solutions")
+    parser.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    options = parser.parse_intermixed_args(arguments)
     chosen = sources(options.names)
     if not chosen:
         print(f"no text in {FOLDER / 'src'} starts with {options.names}", file=sys.stderr)
@@ -298,18 +305,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run(solved(notebook) if options.solved else notebook, parameters)
         print(f"{source.stem}: ran in {time.perf_counter() - start:.1f} s")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="notebooks.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("command", choices=("build", "check", "run"))
-    parser.add_argument("names", nargs="*", help="beginnings of the texts' names: 00, 01 …; default: all")
-    parser.add_argument(
-        "--run", action="store_true", help="check: compare with the outputs of a fresh run, too"
-    )
-    parser.add_argument("--solved", action="store_true", help="run: fill the stubs with the folded solutions")
-    parser.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
-    return parser
 
 
 def _read(source: Path) -> NotebookNode:

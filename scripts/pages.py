@@ -24,7 +24,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from signal import SIG_DFL, SIGINT, signal
@@ -50,6 +50,7 @@ from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import picture, reference
 from scripts.files import FOLDER, POLICY, ROOT, answered, made, write_all
+from scripts.notebook_guards import tags_of
 from scripts.read_notebook import read_notebook
 from scripts.shells import displayed, widget_cells
 
@@ -66,27 +67,10 @@ WIDE = 360
 PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
 """The picture in link previews of the site, and its size in pixels."""
 ONE_PAGE, EVIDENCE = ROOT / "scripts" / "one_page.py", ROOT / "docs" / "evidence.md"
-_TAGS = {
-    *(
-        "a",
-        "b",
-        "blockquote",
-        "br",
-        "code",
-        "dd",
-        "del",
-        "details",
-        "div",
-        "dl",
-        "dt",
-        "em",
-        "h1",
-        "h2",
-        "h3",
-    ),
-    *("h4", "h5", "h6", "hr", "i", "img", "li", "ol", "p", "pre", "s", "small", "span", "strong", "sub"),
-    *("summary", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul"),
-}
+_TAGS = (
+    "a b blockquote br code dd del details div dl dt em h1 h2 h3 h4 h5 h6 hr i img li ol p pre s small span "
+    "strong sub summary sup table tbody td th thead tr ul"
+)
 _ATTRIBUTES = {
     "img": {"alt", "width", "height", "title"},
     "a": {"title", "rel"},
@@ -156,9 +140,11 @@ def index(copies: str = "", essay: str = "") -> str:
     ``essay`` is the essay's file next to the page; empty if there is none.
     """
     cards = "\n".join(card(lesson, copies) for lesson in series.LESSONS)
+    film = base64.b64encode(picture.TARGET.read_bytes()).decode()
+    alt = html.escape(picture.alt(recording.load()), quote=True)
     given = {
         "description": " ".join(DESCRIPTION.split()),
-        "film": _film(),
+        "film": f'<img width="{picture.WIDTH}" alt="{alt}" src="data:image/svg+xml;base64,{film}">',
         "essay": f'<p class="go"><a href="{essay}">Four processes, one matrix: play with it</a></p>'
         if essay
         else "",
@@ -174,14 +160,6 @@ def index(copies: str = "", essay: str = "") -> str:
     return text_page(
         Template((TEMPLATES / "page_template" / "front.md").read_text(encoding="utf-8")).substitute(given), []
     )
-
-
-def _film() -> str:
-    """The README's film of the step, as one ``<img>``."""
-    svg = picture.TARGET.read_text(encoding="utf-8")
-    data = base64.b64encode(svg.encode()).decode()
-    alt = html.escape(picture.alt(recording.load()), quote=True)
-    return f'<img width="{picture.WIDTH}" alt="{alt}" src="data:image/svg+xml;base64,{data}">'
 
 
 def _linked(text: str) -> str:
@@ -246,7 +224,7 @@ def card(lesson: series.Lesson, copies: str = "") -> str:
 
 def first_picture(notebook: NotebookNode) -> str:
     """The ``<img>`` of the cell tagged ``hero``, or else the first of the notebook; empty if it has none."""
-    heroes = [cell for cell in notebook.cells if "hero" in _tags(cell)]
+    heroes = [cell for cell in notebook.cells if "hero" in tags_of(cell)]
     outputs = [out for cell in heroes or notebook.cells for out in cell.get("outputs", ())]
     images = re.findall(r"<img [^>]*>", " ".join(out.get("data", {}).get("text/html", "") for out in outputs))
     return images[0] if images else ""
@@ -276,7 +254,7 @@ def _texts() -> list[Path]:
 def _export(
     notebook: NotebookNode, links: Sequence[dict[str, str]], frames: Mapping[str, Frames] | None = None
 ) -> str:
-    notebook.cells = [cell for cell in notebook.cells if _tags(cell) & {"setup", "hero"} != {"setup"}]
+    notebook.cells = [cell for cell in notebook.cells if {"setup", "hero"} & {*tags_of(cell)} != {"setup"}]
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
@@ -284,12 +262,18 @@ def _export(
     said = plain(_first_paragraph(notebook.cells[0].source)) or " ".join(DESCRIPTION.split())
     given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
     given |= {"description": said, "preview": f"{series.site()}{PREVIEW}"}
-    page, _ = _exporter().from_notebook_node(notebook, given)
+    exporter = HTMLExporter(
+        template_name="page_template",
+        extra_template_basedirs=[str(TEMPLATES)],
+        mathjax_url="",
+        require_js_url="",
+        jquery_url="",
+        exclude_anchor_links=True,
+    )
+    for each in (sanitised, opened, wide):
+        exporter.register_filter(each.__name__, each)
+    page, _ = exporter.from_notebook_node(notebook, given)
     return page
-
-
-def _tags(cell: NotebookNode) -> set[str]:
-    return set(cell.metadata.get("tags", ()))
 
 
 def sanitised(page: str) -> str:
@@ -331,22 +315,8 @@ def wide(page: str) -> bool:
 
 
 _CLEANER = Cleaner(
-    tags=_TAGS, attributes=_may_stay, protocols=["http", "https", "mailto", "data"], strip=True
+    tags=_TAGS.split(), attributes=_may_stay, protocols=["http", "https", "mailto", "data"], strip=True
 )
-
-
-def _exporter() -> HTMLExporter:
-    exporter = HTMLExporter(
-        template_name="page_template",
-        extra_template_basedirs=[str(TEMPLATES)],
-        mathjax_url="",
-        require_js_url="",
-        jquery_url="",
-        exclude_anchor_links=True,
-    )
-    for each in (sanitised, opened, wide):
-        exporter.register_filter(each.__name__, each)
-    return exporter
 
 
 def _links(path: Path, copies: str) -> list[dict[str, str]]:
@@ -410,14 +380,6 @@ def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int)
     return chosen
 
 
-def own_stops(shell: Shell, stops: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The labels of the stops at which a widget's controls are."""
-    return [
-        next(word for word, value in of_one.items() if value == shell.controls[name].value)
-        for name, of_one in stops.items()
-    ]
-
-
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
@@ -425,7 +387,10 @@ def beginning(
 
     Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
     """
-    first, *rest = own = own_stops(shell, stops)
+    first, *rest = own = [
+        next(word for word, value in of_one.items() if value == shell.controls[name].value)
+        for name, of_one in stops.items()
+    ]
     if shell.still is not None and 2 * len(drawn(*own).svg) >= len(shell.still.svg):
         return own
     sizes = {word: len(drawn(word, *rest).svg) for word in next(iter(stops.values()))}
@@ -473,8 +438,13 @@ def write(
     """
     chosen = committed(prefixes)
     made(target)
-    names = [f"{path.stem}.html" for path in chosen]
-    pages = dict(zip(names, _pages(chosen, still, copies), strict=True))
+    named = partial(page_of, still=still, copies=copies)
+    if still or len(chosen) == 1:
+        made_pages = [*map(named, chosen)]
+    else:  # the cells run: side by side, in processes of their own
+        with beside() as pool:
+            made_pages = [*pool.map(named, chosen)]
+    pages = {f"{path.stem}.html": page for path, page in zip(chosen, made_pages, strict=True)}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
     write_all(target, {**pages, "index.html": index(copies, essay)})
     if not prefixes:
@@ -486,14 +456,6 @@ def write(
 def beside(processes: int | None = None) -> ProcessPoolExecutor:
     """Processes for pages, one for each core; Ctrl-C ends them at once and without a word."""
     return ProcessPoolExecutor(processes, get_context("spawn"), signal, (SIGINT, SIG_DFL))
-
-
-def _pages(paths: Sequence[Path], still: bool, copies: str) -> list[str]:
-    """The notebooks' pages. Those whose cells run are made side by side, in processes of their own."""
-    if still or len(paths) == 1:
-        return [page_of(path, still, copies) for path in paths]
-    with beside() as pool:
-        return list(pool.map(page_of, paths, itertools.repeat(still), itertools.repeat(copies)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -131,9 +131,15 @@ def _scenes(run: Recording) -> list[list[Piece]]:
 
 def _stage(run: Recording) -> str:
     """The parts that every moment shows: empty panels, their axes, and a dot for each moment."""
-    axes = _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q") + _text(26, TOP + SIDE + 24, "dp ↓", 16, "q")
-    dots = [_dot(moment, 5, EMPTY) for moment in range(len(TITLES))]
-    return "".join([axes, *map(_panel, run.grid.ranks), *dots])
+    parts = [
+        _text(LEFT + ACROSS - 40, TOP - 34, "tp →", 16, "q"),
+        _text(26, TOP + SIDE + 24, "dp ↓", 16, "q"),
+    ]
+    for rank in run.grid.ranks:
+        x, y = place(rank)
+        parts.append(f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{EMPTY}" stroke="{INK}"/>')
+        parts.append(_text(x, y - 10, f"rank {rank}", 16, "b"))
+    return "".join([*parts, *(_dot(moment, 5, EMPTY) for moment in range(len(TITLES)))])
 
 
 def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[Flight | None, str]) -> str:
@@ -145,20 +151,17 @@ def _scene(run: Recording, moment: int, scene: Sequence[Piece], moving: Mapping[
     boxes = [_box(piece, shape, moving.get(piece.flight(moment), "")) for piece in flying_last]
     if AXIS <= moment < len(PHASES):  # the boxes are updates
         boxes += [_box(piece, shape, moving.get(piece.flight(moment), ""), _HATCHED) for piece in flying_last]
-    flashes = map(_flash, run.grid.ranks) if moment == AXIS else ()
-    held = [_bytes(rank, letter) for rank, letter in enumerate(named) if letter]
+    places = [place(rank) for rank in run.grid.ranks]
+    flashes = [
+        f'<rect class="n" x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{CARD}"/>'
+        for x, y in (places if moment == AXIS else ())
+    ]
+    held = [
+        _text(x + SIDE, y - 10, f"bytes {letter}", 16, "q e")
+        for (x, y), letter in zip(places, named, strict=True)
+        if letter
+    ]
     return f'<g class="t m{moment}">{"".join([*said, *boxes, *flashes, *held, _dot(moment, 7, INK)])}</g>'
-
-
-def _panel(rank: int) -> str:
-    x, y = place(rank)
-    frame = f'<rect x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{EMPTY}" stroke="{INK}"/>'
-    return frame + _text(x, y - 10, f"rank {rank}", 16, "b")
-
-
-def _bytes(rank: int, letter: str) -> str:
-    x, y = place(rank)
-    return _text(x + SIDE, y - 10, f"bytes {letter}", 16, "q e")
 
 
 def _box(piece: Piece, shape: tuple[int, int], moves: str, fill: str = "") -> str:
@@ -168,11 +171,6 @@ def _box(piece: Piece, shape: tuple[int, int], moves: str, fill: str = "") -> st
     size = f'width="{columns * across:g}" height="{rows * down:g}"'
     look = f' class="{moves}"' if moves else ""
     return f'<rect {corner} {size} fill="{fill or rank_colour(brought)}" stroke="{INK}"{look}/>'
-
-
-def _flash(rank: int) -> str:
-    x, y = place(rank)
-    return f'<rect class="n" x="{x}" y="{y}" width="{SIDE}" height="{SIDE}" fill="{CARD}"/>'
 
 
 def _dot(moment: int, radius: int, fill: str) -> str:

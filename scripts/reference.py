@@ -13,7 +13,7 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pdoc import render
@@ -47,9 +47,13 @@ def pages() -> dict[str, str]:
     for name in muon_tutorial.__all__:  # pdoc finds only modules that are already imported
         getattr(muon_tutorial, name)
     modules = {name: Module.from_name(name) for name in documented()}
-    for module in modules.values():
-        link_table(module)
-    describe_variables(modules[SURFACE], modules.values())
+    for name, module in modules.items():  # the table of modules in a room's docstring becomes a list of links
+        room = name.rpartition(".")[2]
+        module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
+    for name, member in modules[SURFACE].members.items():
+        others = [module.members[name].docstring for module in modules.values() if name in module.members]
+        if isinstance(member, Variable) and not member.docstring:  # it stands where the variable is defined
+            member.docstring = next(filter(None, others), "")
     render.configure(docformat="google", search=False, show_source=False, template_directory=TEMPLATES)
     with warnings.catch_warnings():
         # Members that a subclass of Tensor inherits from torch have no page, and a NamedTuple's __init__ does
@@ -61,20 +65,6 @@ def pages() -> dict[str, str]:
         }
     texts["index.html"] = render.html_index(modules)
     return {name: text.replace(_CHARSET, _CHARSET + _POLICY, 1) for name, text in texts.items()}
-
-
-def link_table(module: Module) -> None:
-    """Turn the table of modules in a room's docstring into a list of links."""
-    room = module.modulename.rpartition(".")[2]
-    module.docstring = _TABLE_ROW.sub(rf"- [`\1`]({room}/\1.html): ", module.docstring)
-
-
-def describe_variables(surface: Module, modules: Iterable[Module]) -> None:
-    """Copy docstrings from variables' definitions to the public surface, where it has none for them."""
-    for name, member in surface.members.items():
-        others = [module.members[name] for module in modules if name in module.members]
-        if isinstance(member, Variable) and not member.docstring:
-            member.docstring = next((other.docstring for other in others if other.docstring), "")
 
 
 def write(target: Path) -> None:

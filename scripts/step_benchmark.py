@@ -70,9 +70,16 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     tables = all_tables(asked, work, command)
     plot(out / f"{STEM}.svg", tables)
     shown = {f"{STEM}.svg": "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
-    results.write_results(
-        out, STEM, "Whole steps, side by side", OPENING, facts(asked, command), tables, shown
-    )
+    gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
+    facts = {
+        **results.machine_facts(command),
+        "bf16 instructions": ", ".join(results.bf16_flags()) or "none",
+        "GPU": gpu,
+        "threads": "1 a process",
+        "work": f"the hidden matrices of {asked.layers} of GPT-2 small's {GPT2_LAYERS} equal layers, fp32: "
+        "4 of 768 × 768, one of 3072 × 768 and one of 768 × 3072 each",
+    }
+    results.write_results(out, STEM, "Whole steps, side by side", OPENING, facts, tables, shown)
     if out == results.RESULTS:
         results.quote(f"{STEM}.json", page_lines(tables))
     print(results.markdown(tables))
@@ -94,19 +101,6 @@ def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[T
         step_benchmark.work_table(run, command),
         steps_over_ranks.ranks_table(found, STOCK, command),
     ]
-
-
-def facts(asked: argparse.Namespace, command: str) -> dict[str, Any]:
-    """The machine and the work of the figures."""
-    gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
-    return {
-        **results.machine_facts(command),
-        "bf16 instructions": ", ".join(results.bf16_flags()) or "none",
-        "GPU": gpu,
-        "threads": "1 a process",
-        "work": f"the hidden matrices of {asked.layers} of GPT-2 small's {GPT2_LAYERS} equal layers, fp32: "
-        "4 of 768 × 768, one of 3072 × 768 and one of 768 × 3072 each",
-    }
 
 
 def plot(path: Path, tables: list[Table]) -> None:

@@ -133,15 +133,8 @@ def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep
         (folder / f"timelines-{link}.svg").write_text(svg, encoding="utf-8")
 
 
-def write_traces(folder: Path, found: Sequence[tuple[RecordedStep, StepTimeline]]) -> None:
-    """Write for each case a file for Perfetto, with the recorded and the predicted step."""
-    for step, predicted in found:
-        name = f"{step.strategy}-window{step.window}-{step.link}.json"
-        (folder / name).write_text(json.dumps(side_by_side(predicted, step.timeline)), encoding="utf-8")
-
-
-def options() -> argparse.ArgumentParser:
-    """The parser of the command line."""
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, compare and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -155,12 +148,7 @@ def options() -> argparse.ArgumentParser:
         "--again", action="store_true", help="predict the lessons' recording again, without running anything"
     )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    return parser
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Measure, compare and print."""
-    chosen = options().parse_args(arguments)
+    chosen = parser.parse_args(arguments)
     task = TimelineTask(chosen.dp, chosen.count, chosen.side, chosen.steps)
     try:
         if chosen.inside:
@@ -186,7 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
     print(table(found))
     if chosen.folder:
         write(chosen.folder, recording, found)
-        write_traces(chosen.folder, found)
+        for step, predicted in found:  # for Perfetto, the recorded and the predicted step
+            path = chosen.folder / f"{step.strategy}-window{step.window}-{step.link}.json"
+            path.write_text(json.dumps(side_by_side(predicted, step.timeline)), encoding="utf-8")
     if chosen.write:
         write(RESULTS, recording, found)
         recording.write(LESSONS)

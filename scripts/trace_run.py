@@ -40,12 +40,6 @@ def steps(rank: int, recorder: RankRecorder, settings: TrainSettings, warmup: in
                 train_step(trainer, step, checked=False)
 
 
-def _check(recorded: int, warmup: int) -> None:
-    for name, count, least in (("steps", recorded, 1), ("warmup", warmup, 0)):
-        if count < least:
-            raise UsageError(f"--{name} must be at least {least}, got {count}")
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Record, and print the split and the files' paths."""
     parser = argparse.ArgumentParser(
@@ -59,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = vars(parser.parse_args(arguments))
     folder, warmup = chosen.pop("folder"), chosen.pop("warmup")
     try:
-        _check(chosen["steps"], warmup)
+        for name, count, least in (("steps", chosen["steps"], 1), ("warmup", warmup, 0)):
+            if count < least:
+                raise UsageError(f"--{name} must be at least {least}, got {count}")
         made(folder)
         settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + warmup})
         run = record(steps, settings.world_size, folder, args=(settings, warmup))

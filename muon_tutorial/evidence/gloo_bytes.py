@@ -66,8 +66,10 @@ def gloo_sent(request: Collective, at: Coordinate) -> GlooTraffic:
         )
         return GlooTraffic(ring_bytes(request, at), out, into)
     assert request.root is not None
-    if request.kind == "broadcast":
-        return _tree(request.receive * size, (here - request.root) % parts, parts)
+    if request.kind == "broadcast":  # a tree: in round i, every place p below 2^i sends to p + 2^i
+        place, steps = (here - request.root) % parts, [1 << i for i in range((parts - 1).bit_length())]
+        sends = sum(1 for step in steps if place < step and place + step < parts)
+        return GlooTraffic(sends * request.receive * size, sends, int(place > 0))
     rooted = here == request.root
     if request.kind == "reduce":
         return _ring_to_root(sent * size, size, here, parts, request.root)
@@ -139,12 +141,6 @@ def _ring_to_root(total: int, element: int, here: int, parts: int, root: int) ->
     arriving = sum(1 for other in range(parts) if chunk(other)) if here == root else 0
     own = chunk(here)
     return GlooTraffic(sent + own, messages + bool(own), coming + arriving)
-
-
-def _tree(total: int, here: int, parts: int) -> GlooTraffic:
-    """Gloo's broadcast: in round i, every position p below 2^i sends to p + 2^i."""
-    sends = sum(1 for i in range((parts - 1).bit_length()) if here < 1 << i and here + (1 << i) < parts)
-    return GlooTraffic(sends * total, sends, int(here > 0))
 
 
 def _ceil(number: int, divisor: int) -> int:

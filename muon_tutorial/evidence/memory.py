@@ -65,16 +65,8 @@ def plan_memory(plan: Plan, at: Coordinate) -> Held:
     )
 
 
-@dataclass(eq=False)
-class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of live tensors that were made while it is entered: current, ``now``, and ``peak``.
-
-    A storage counts once, from its first tensor until it is freed.
-    """
-
-    now: int = 0
-    peak: int = 0
-    _alive: dict[int, weakref.ref] = field(default_factory=dict)
+class CountingMode(TorchDispatchMode):
+    """A dispatch mode that is a dataclass."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -83,6 +75,18 @@ class PeakMemory(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, in two seconds."""
         return False
+
+
+@dataclass(eq=False)
+class PeakMemory(CountingMode):
+    """Counts the bytes of live tensors that were made while it is entered: current, ``now``, and ``peak``.
+
+    A storage counts once, from its first tensor until it is freed.
+    """
+
+    now: int = 0
+    peak: int = 0
+    _alive: dict[int, weakref.ref] = field(default_factory=dict)
 
     def lap(self) -> int:
         """Return the peak since the last call of ``lap``, and start the next lap."""

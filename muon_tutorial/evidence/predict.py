@@ -63,7 +63,7 @@ def step_over_ones(
     """
     group = {**SETTINGS, **settings}
     parameters = [
-        ParameterState(_with_gradient(box.shape, matrix.dtype, device), group, {})
+        ParameterState(with_gradient(box.shape, matrix.dtype, device), group, {})
         for matrix, box in held_parameters(plan, at)
     ]
     step = PlanStep(plan, at, parameters, window)
@@ -78,7 +78,8 @@ def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
     return [(matrix, held_box(whole, matrix.cuts, at)) for matrix, whole in wholes]
 
 
-def _with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A parameter of ones with a gradient of ones."""
     param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
     param.grad = torch.ones_like(param)
     return param
@@ -87,7 +88,7 @@ def _with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.dev
 def _walk(step: PlanStep, rest: Rest | None, readied: bool) -> Walk:
     if rest is not None or readied:
         meta = torch.device("meta")
-        yield from step.ready([_with_gradient((numel,), dtype, meta) for numel, dtype in rest or ()])
+        yield from step.ready([with_gradient((numel,), dtype, meta) for numel, dtype in rest or ()])
     if readied:
         yield from step.agree()
     yield from step.step()

@@ -201,20 +201,15 @@ def _pairs(name: str, rates: Any) -> Rates:
 
 
 def _check(machine: Machine) -> None:
-    links = {"inside": machine.inside, "between": machine.between}
-    numbers: dict[str, Any] = {
-        "operation": machine.operation,
-        "turn": machine.turn,
-        "byte": machine.byte,
-        "message": machine.message,
-        **{f"{name}.latency": link.latency for name, link in links.items() if link},
-        **{f"{name}.burst": link.burst for name, link in links.items() if link},
-    }
+    links = {name: its for name in ("inside", "between") if (its := getattr(machine, name)) is not None}
+    whole = {name: its for name in ("ranks_per_node", "cores") if (its := getattr(machine, name)) is not None}
+    numbers = {name: getattr(machine, name) for name in ("operation", "turn", "byte", "message")}
+    numbers |= {f"{name}.latency": link.latency for name, link in links.items()}
+    numbers |= {f"{name}.burst": link.burst for name, link in links.items()}
     positive: dict[str, Any] = {
-        "ranks_per_node": machine.ranks_per_node,
-        **({} if machine.cores is None else {"cores": machine.cores}),
+        **whole,
         **({} if machine.memory is None else {"memory": machine.memory}),
-        **{f"{name}.bandwidth": link.bandwidth for name, link in links.items() if link},
+        **{f"{name}.bandwidth": link.bandwidth for name, link in links.items()},
     }
     tables = {"copy": machine.copy, **{f"gemm.{name}": rates for name, rates in machine.gemm.items()}}
     for name, rates in tables.items():
@@ -227,12 +222,12 @@ def _check(machine: Machine) -> None:
     if machine.algorithm not in ("ring", "gloo"):
         raise UsageError(f"algorithm is 'ring' or 'gloo'; got {machine.algorithm!r}")
     for name, link in links.items():
-        for flag, said in {"shared": link.shared, "duplex": link.duplex}.items() if link else ():
+        for flag, said in {"shared": link.shared, "duplex": link.duplex}.items():
             if not isinstance(said, bool):
                 raise UsageError(f"{name}.{flag} is true or false; got {said!r}")
-    for name, whole in (("ranks_per_node", machine.ranks_per_node), ("cores", machine.cores)):
-        if whole is not None and not isinstance(whole, int):
-            raise UsageError(f"{name} is a whole number; got {whole!r}")
+    for name, count in whole.items():
+        if not isinstance(count, int):
+            raise UsageError(f"{name} is a whole number; got {count!r}")
     for name, number in (numbers | positive).items():
         right = isinstance(number, int | float) and not isinstance(number, bool) and number < math.inf
         if not right or not number >= 0 or (name in positive and number == 0):

@@ -12,8 +12,9 @@ down-projections are whole on every rank, and the up-projections are cut by rows
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Literal
 
 from ..errors import UsageError
@@ -179,8 +180,15 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
     if model_type in MODEL_TYPES:
         keys = ConfigKeys(where, held)
         architecture = ARCHITECTURES.get(SAME_AS.get(model_type, model_type))
-        shape = _decoder(keys, architecture, name, source) if architecture else _gpt2(keys, name, source)
-        return replace(shape, notes=_notes(keys))
+        layers, heads, kv_heads, found = _decoder(keys, architecture) if architecture else _gpt2(keys)
+        families = tuple(one for one in found if isinstance(one, MatrixFamily))
+        others = tuple(one for one in found if isinstance(one, OtherFamily))
+        experts = max((family.experts for family in families), default=0)
+        met = keys.size_or(0, "num_experts_per_tok") if experts else 0
+        if met > experts:
+            raise UsageError(f"{where}: 'num_experts_per_tok' is {met}, of {experts} experts")
+        sizes = (layers, heads, kv_heads, experts)
+        return ModelShape(name, source, *sizes, families, others, met or None, _notes(keys))
     if isinstance(inner, dict) and inner.get("model_type"):
         # An inner config leaves out the values that are transformers' defaults.
         read = shape_from_config if "num_hidden_layers" in inner else shape_from_transformers
@@ -199,37 +207,26 @@ def _notes(keys: ConfigKeys) -> tuple[str, ...]:
     return (said,) if further else ()
 
 
-def _decoder(keys: ConfigKeys, architecture: Architecture, name: str, source: str) -> ModelShape:
+def _decoder(keys: ConfigKeys, architecture: Architecture) -> tuple[int, int, int, list[Family]]:
+    """The numbers of layers, heads and key-value heads, and the families."""
     layers, heads = keys.size("num_hidden_layers"), keys.size("num_attention_heads")
     latent = architecture.attention == "latent"
     attention = _latent_attention(keys) if latent else _grouped_attention(keys, architecture)
     sparse = _sparse_layers(keys, architecture.mixture, layers)
-    families = [
-        *_tables(keys, layers),
+    width, tied = keys.size("hidden_size"), keys.flag(("tie_word_embeddings", False))
+    table = keys.size("vocab_size") * width
+    families: list[Family] = [
+        OtherFamily("embedding", table, ROWS, (0,)),
+        *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
         *attention,
-        *_mlp(keys, architecture, tuple(layer for layer in range(layers) if layer not in sparse)),
-        *_experts(keys, architecture, sparse),
-        *_norms(keys.size("hidden_size"), layers),
+        *_mlps(keys, architecture, sparse, tuple(layer for layer in range(layers) if layer not in sparse)),
+        *_norms(width, layers),
     ]
-    kv_heads = heads if latent else _kv_heads(keys, architecture)
-    experts = max((family.experts for family in families), default=0)
-    shape = _shape(name, source, layers, heads, kv_heads, experts, families)
-    met = keys.size_or(0, "num_experts_per_tok") if experts else 0
-    if met > experts:
-        raise UsageError(f"{keys.where}: 'num_experts_per_tok' is {met}, of {experts} experts")
-    return replace(shape, experts_met=met or None)
+    return layers, heads, heads if latent else _kv_heads(keys, architecture), families
 
 
-def _shape(
-    name: str, source: str, layers: int, heads: int, kv_heads: int, experts: int, found: Sequence[Family]
-) -> ModelShape:
-    families = tuple(family for family in found if isinstance(family, MatrixFamily))
-    others = tuple(family for family in found if isinstance(family, OtherFamily))
-    return ModelShape(name, source, layers, heads, kv_heads, experts, families, others)
-
-
-def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
-    """GPT-2's shape: it has biases and gains everywhere, a table of positions, and a plain MLP."""
+def _gpt2(keys: ConfigKeys) -> tuple[int, int, int, list[Family]]:
+    """As ``_decoder``: GPT-2 has biases and gains everywhere, a table of positions, and a plain MLP."""
     if keys.flag(("add_cross_attention", False)):
         raise UsageError(
             f"{keys.where}: a GPT-2 with 'add_cross_attention' is not supported. "
@@ -239,26 +236,18 @@ def _gpt2(keys: ConfigKeys, name: str, source: str) -> ModelShape:
     _even_head(keys, "n_embd", width, heads)
     inner, each = keys.size_or(4 * width, "n_inner"), tuple(range(layers))
     tied, table = keys.flag(("tie_word_embeddings", True)), keys.size("vocab_size") * width
-    families = [
+    qkv = (_linear(f"layers.*.attention.{part}", width, width, ROWS, each, bias=True) for part in "qkv")
+    families: list[Family] = [
         OtherFamily("embedding", table, ROWS, (0,)),
         OtherFamily("positions", keys.size("n_positions") * width, WHOLE, (0,)),
         *(() if tied else (OtherFamily("head", table, ROWS, (layers - 1,)),)),
-        *_linear("layers.*.attention.q", width, width, ROWS, each, bias=True),
-        *_linear("layers.*.attention.k", width, width, ROWS, each, bias=True),
-        *_linear("layers.*.attention.v", width, width, ROWS, each, bias=True),
+        *chain.from_iterable(qkv),
         *_linear("layers.*.attention.o", width, width, COLUMNS, each, bias=True),
         *_linear("layers.*.mlp.up", inner, width, ROWS, each, bias=True),
         *_linear("layers.*.mlp.down", width, inner, COLUMNS, each, bias=True),
         *_norms(2 * width, layers),
     ]
-    return _shape(name, source, layers, heads, heads, 0, families)
-
-
-def _tables(keys: ConfigKeys, layers: int) -> Iterator[Family]:
-    size = keys.size("vocab_size") * keys.size("hidden_size")
-    yield OtherFamily("embedding", size, ROWS, (0,))
-    if not keys.flag(("tie_word_embeddings", False)):
-        yield OtherFamily("head", size, ROWS, (layers - 1,))
+    return layers, heads, heads, families
 
 
 def _norms(width: int, layers: int) -> Iterator[Family]:
@@ -278,16 +267,16 @@ def _linear(
 
 def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator[Family]:
     """Grouped-query attention: heads of queries that share fewer heads of keys and values."""
-    width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
+    width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    each = tuple(range(keys.size("num_hidden_layers")))
     kv_heads, head = _kv_heads(keys, architecture), _head(keys, architecture)
     if heads % kv_heads:
         raise UsageError(
             f"{keys.where}: {heads} heads of queries cannot share {kv_heads} heads of keys and values evenly"
         )
     qkv_bias, o_bias = keys.flag(architecture.qkv_bias), keys.flag(architecture.o_bias)
-    yield from _linear("layers.*.attention.q", heads * head, width, ROWS, each, qkv_bias)
-    yield from _linear("layers.*.attention.k", kv_heads * head, width, ROWS, each, qkv_bias)
-    yield from _linear("layers.*.attention.v", kv_heads * head, width, ROWS, each, qkv_bias)
+    for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+        yield from _linear(f"layers.*.attention.{part}", count * head, width, ROWS, each, qkv_bias)
     yield from _linear("layers.*.attention.o", width, heads * head, COLUMNS, each, o_bias)
     if keys.flag(architecture.head_norms):
         yield OtherFamily("layers.*.attention.norms", 2 * head, WHOLE, each)
@@ -297,11 +286,13 @@ def _grouped_attention(keys: ConfigKeys, architecture: Architecture) -> Iterator
 
 def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
     """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to low rank, and up."""
-    width, heads, each = keys.size("hidden_size"), keys.size("num_attention_heads"), _each_layer(keys)
+    width, heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    each = tuple(range(keys.size("num_hidden_layers")))
     rope, plain = keys.size("qk_rope_head_dim"), keys.size("qk_nope_head_dim")
     rank, value = keys.size("kv_lora_rank"), keys.size("v_head_dim")
-    bias, q_rank = keys.flag(ATTENTION_BIAS), _q_rank(keys)
-    if q_rank is None:
+    whole = keys.held.get("q_lora_rank", 0) is None  # the config says null
+    bias, q_rank = keys.flag(ATTENTION_BIAS), 0 if whole else keys.size("q_lora_rank")
+    if whole:
         yield from _linear("layers.*.attention.q", heads * (plain + rope), width, ROWS, each)
     else:
         yield from _linear("layers.*.attention.q_a", q_rank, width, WHOLE, each, bias)
@@ -311,54 +302,36 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
     yield from _linear("layers.*.attention.kv_b[part 0]", heads * plain, rank, ROWS, each)
     yield from _linear("layers.*.attention.kv_b[part 1]", heads * value, rank, ROWS, each)
     yield from _linear("layers.*.attention.o", width, heads * value, COLUMNS, each, bias)
-    yield OtherFamily("layers.*.attention.norms", (q_rank or 0) + rank, WHOLE, each)
+    yield OtherFamily("layers.*.attention.norms", q_rank + rank, WHOLE, each)
 
 
-def _q_rank(keys: ConfigKeys) -> int | None:
-    """The rank of the queries' projections; None if the config says null."""
-    says_null = "q_lora_rank" in keys.held and keys.held["q_lora_rank"] is None
-    return None if says_null else keys.size("q_lora_rank")
-
-
-def _mlp(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
-    """The MLP of layers without experts."""
-    if layers:
+def _mlps(
+    keys: ConfigKeys, architecture: Architecture, sparse: tuple[int, ...], dense: tuple[int, ...]
+) -> Iterator[Family]:
+    """The MLP of ``dense`` layers; in ``sparse`` ones the experts of which each token uses some, the shared
+    expert that all tokens use, and the router."""
+    width, mixture = keys.size("hidden_size"), architecture.mixture
+    if dense:
         inner, bias = keys.size("intermediate_size"), keys.flag(architecture.mlp_bias)
-        yield from _gated("layers.*.mlp", inner, keys.size("hidden_size"), (ROWS, COLUMNS), layers, bias)
-
-
-def _experts(keys: ConfigKeys, architecture: Architecture, layers: tuple[int, ...]) -> Iterator[Family]:
-    """The experts of which each token uses some, the shared expert that all tokens use, and the router."""
-    mixture = architecture.mixture
-    if mixture is None or not layers:
+        yield from _gated("layers.*.mlp", inner, width, dense, bias)
+    if mixture is None or not sparse:
         return
-    width, inner = keys.size("hidden_size"), keys.size(mixture.width)
+    inner, bias = keys.size(mixture.width), mixture.bias
     experts = keys.size("num_experts", "num_local_experts", "n_routed_experts")
-    bias = mixture.bias
     shared = 0 if mixture.shared == "none" else keys.size(mixture.shared, least=0) * inner
     if shared:
-        shared_bias = keys.flag(architecture.mlp_bias)
-        yield from _gated("layers.*.shared_expert", shared, width, (ROWS, COLUMNS), layers, shared_bias)
-    yield from _gated("layers.*.experts.*", inner, width, (WHOLE, WHOLE), layers, bias, experts)
-    yield OtherFamily("layers.*.router", experts * (width + bias), WHOLE, layers)
+        yield from _gated("layers.*.shared_expert", shared, width, sparse, keys.flag(architecture.mlp_bias))
+    yield from _gated("layers.*.experts.*", inner, width, sparse, bias, experts)
+    yield OtherFamily("layers.*.router", experts * (width + bias), WHOLE, sparse)
 
 
 def _gated(
-    name: str,
-    inner: int,
-    width: int,
-    cuts: tuple[Cut, Cut],
-    layers: tuple[int, ...],
-    bias: bool = False,
-    experts: int = 0,
+    name: str, inner: int, width: int, layers: tuple[int, ...], bias: bool, experts: int = 0
 ) -> Iterator[Family]:
-    yield from _linear(f"{name}.gate", inner, width, cuts[0], layers, bias, experts)
-    yield from _linear(f"{name}.up", inner, width, cuts[0], layers, bias, experts)
-    yield from _linear(f"{name}.down", width, inner, cuts[1], layers, bias, experts)
-
-
-def _each_layer(keys: ConfigKeys) -> tuple[int, ...]:
-    return tuple(range(keys.size("num_hidden_layers")))
+    rows, columns = (WHOLE, WHOLE) if experts else (ROWS, COLUMNS)
+    yield from _linear(f"{name}.gate", inner, width, rows, layers, bias, experts)
+    yield from _linear(f"{name}.up", inner, width, rows, layers, bias, experts)
+    yield from _linear(f"{name}.down", width, inner, columns, layers, bias, experts)
 
 
 def _kv_heads(keys: ConfigKeys, architecture: Architecture) -> int:

@@ -193,7 +193,13 @@ def stage_matrices(
             for index, (family, name) in enumerate(found)
         ]
 
-    return records(_dense(shape, mine)), records(_of_experts(shape, mine, ep))
+    dense = (
+        (family, family.name_in(layer))
+        for layer in mine
+        for family in shape.families
+        if not family.experts and layer in family.layers
+    )
+    return records(dense), records(_of_experts(shape, mine, ep))
 
 
 def check_grid(shape: ModelShape, *, tp: int, ep: int, pp: int) -> None:
@@ -240,13 +246,6 @@ def _check_tp(shape: ModelShape, tp: int) -> None:
                 f"tp={tp} does not divide the {family.shape[family.cut.dim]} {side} of {family.name} "
                 f"in {shape.name}"
             )
-
-
-def _dense(shape: ModelShape, layers: range) -> Iterator[tuple[MatrixFamily, str]]:
-    for layer in layers:
-        for family in shape.families:
-            if not family.experts and layer in family.layers:
-                yield family, family.name_in(layer)
 
 
 def _of_experts(shape: ModelShape, layers: range, ep: int) -> Iterator[tuple[MatrixFamily, str]]:

@@ -10,7 +10,6 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Collection
 from contextlib import redirect_stdout
 from functools import cache
 from pathlib import Path
@@ -49,9 +48,13 @@ def find_model(name: str) -> ModelShape:
         held = public[name]
         return shape_from_config(held["config"], name, held["source"], f"the config of {name}")
     if os.path.exists(name):
-        return _from_file(Path(name, "config.json") if os.path.isdir(name) else Path(name))
-    near = _near(name.rpartition("/")[2].lower(), public)
-    meant = f"; did you mean {near}?" if near else ""
+        path = Path(name, "config.json") if os.path.isdir(name) else Path(name)
+        what, said = f"the model {path}", path.parent.name if path.name == "config.json" else path.stem
+        return shape_from_config(read_json(path, what), said or "model", str(path), what)
+    asked = name.rpartition("/")[2].lower()
+    begins = [one for one in public if asked and one.startswith(asked)]
+    near = begins or difflib.get_close_matches(asked, public, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
     if name.endswith(".json") or "/" in name:
         raise UsageError(f"the model {name} cannot be read: No such file or directory{meant}")
     if ":" in name:
@@ -67,21 +70,9 @@ def public_names() -> tuple[str, ...]:
     return tuple(_public_models())
 
 
-def _near(name: str, public: Collection[str]) -> str | None:
-    """The first public name that starts with ``name``, or else the most similar one."""
-    begins = [one for one in public if name and one.startswith(name)]
-    return next(iter(begins or difflib.get_close_matches(name, public, n=1)), None)
-
-
 @cache
 def _public_models() -> dict[str, Any]:
     return dict(json.loads(PUBLIC_MODELS.read_text(encoding="utf-8")))
-
-
-def _from_file(path: Path) -> ModelShape:
-    held = read_json(path, f"the model {path}")
-    name = path.parent.name if path.name == "config.json" else path.stem
-    return shape_from_config(held, name or "model", str(path), f"the model {path}")
 
 
 def _from_function(name: str) -> ModelShape:

@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..engine.collective import Abreast, Collective, Kind, Walk
 from ..evidence.memory import PeakMemory
-from ..evidence.predict import SETTINGS, step_over_ones
+from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import FEW_RANKS, Hop, Owned, Shard
-from ..plan.matrix import BucketEntry, held_box
+from ..plan.matrix import BucketEntry
 from ..plan.strategies import Plan
 from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
@@ -451,13 +451,11 @@ def _travels_of(bucket: Bucket) -> Hashable:
 
 def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
     """One rank's step over a part of a plan; parameters that the part does not name are left out."""
-    matrices = {entry.matrix.param: entry.matrix for bucket in plan.buckets for entry in bucket.entries}
-    parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(matrices))
-    for index, matrix in matrices.items():
-        box = held_box(matrix.shape if matrix.part is None else matrix.part.shape, matrix.cuts, at)
-        param = nn.Parameter(torch.empty(box.shape, dtype=matrix.dtype, device=META))
-        param.grad = torch.empty(box.shape, dtype=matrix.dtype, device=META)
+    held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
+    parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
+    for index, (matrix, box) in held.items():
+        param = with_gradient(box.shape, matrix.dtype, META)
         parameters[index] = ParameterState(param, dict(SETTINGS), {})
-    step = PlanStep(plan, at, parameters, present=frozenset(matrices))
+    step = PlanStep(plan, at, parameters, present=frozenset(held))
     step.fill_state()
     return step

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -19,7 +19,7 @@ from ..plan.exchange import LocalShards
 from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..plan.strategies import ROUND_BYTES, Builder, owner_per_replica, zero1
+from ..plan.strategies import ROUND_BYTES, Builder, Plan, owner_per_replica, zero1
 from .machine import Machine
 from .model_shape import ModelShape, stage_layers, stage_matrices
 from .rank_walks import RankWalks
@@ -32,13 +32,14 @@ from .step_cost import (
     WITHOUT_TP,
     StepEstimate,
     averaged_at_once,
-    estimate,
     estimate_adamw,
+    estimate_plan,
     together,
 )
 
 SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "gradients", "×AdamW")
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
+KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have: half a minute of planning for a small model."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
@@ -74,29 +75,28 @@ class Dtypes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StagePart:
-    """The dense matrices of a stage, or those of its experts, with their grid and machine.
+    """The dense matrices of a stage, or those of its experts, with their grid.
 
-    ``walks`` keeps the walks of single ranks that were made so far.
+    ``walks`` keeps the walks of single ranks on their machine that were made so far.
     """
 
     matrices: Sequence[Matrix]
     grid: Grid
-    machine: Machine
     walks: RankWalks
+
+    def plan(self, builder: Builder, round_bytes: int) -> Plan:
+        """A strategy's plan for these matrices."""
+        return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
         """AdamW's step over these matrices; under DDP without ``sharded``."""
-        at, limit = self.grid.at(0), cast(dict[str, Any], {ROUND_LIMIT: round_bytes})
+        at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
-            plan = owner_per_replica(self.matrices, self.grid, **limit)
-            lengths = list(averaged_at_once(plan, at).elements())
+            lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
         else:
-            plan = zero1(self.matrices, self.grid, **limit)
-            lengths = [bucket.length(LocalShards(), at) for bucket in plan.buckets]
-        first = self.matrices[0]
-        dtypes = {"g": first.grad_dtype, "p": first.dtype}
-        beside = self.walks.beside
-        return estimate_adamw(lengths, self.grid, self.machine, beside=beside, sharded=sharded, **dtypes)
+            lengths = [one.length(LocalShards(), at) for one in self.plan(zero1, round_bytes).buckets]
+        options: dict[str, Any] = {"g": first.grad_dtype, "p": first.dtype, "beside": walks.beside}
+        return estimate_adamw(lengths, self.grid, walks.machine, sharded=sharded, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,19 +270,7 @@ def estimate_parts(
     name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
 ) -> StepEstimate:
     """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
-    each = [
-        estimate(
-            name,
-            builder,
-            part.matrices,
-            part.grid,
-            part.machine,
-            round_bytes=round_bytes,
-            window=window,
-            walks=part.walks,
-        )
-        for part in parts
-    ]
+    each = [estimate_plan(name, part.plan(builder, round_bytes), part.walks, window) for part in parts]
     itemsize = (dtypes.momentum or dtypes.param).itemsize
     kept = replace(together(each), momentum=together(each).momentum // dtypes.param.itemsize * itemsize)
     return with_dtypes(kept, dtypes, itemsize)
@@ -375,8 +363,8 @@ def stage_parts(
     else:
         grids = Grid.of(dp=dp, tp=tp), Grid.of(dp=shared // ep)
     return (
-        StagePart(dense, grids[0], machine, RankWalks(machine, beside)),
-        StagePart(experts, grids[1], apart, RankWalks(apart, beside)),
+        StagePart(dense, grids[0], RankWalks(machine, beside)),
+        StagePart(experts, grids[1], RankWalks(apart, beside)),
     )
 
 
@@ -405,28 +393,21 @@ def tables_of(plan: ModelPlan) -> tuple[Table, Table]:
     stage = f", stage {plan.stage}" if plan.sizes["pp"] > 1 else ""
     size = f"{say_billions(plan.shape.hidden)} elements in matrices"
     title = f"{plan.shape.name}, {size}, on {grid}{stage}; {plan.machine.name}"
-    tables = _table(SECONDS, title), _table(BYTES, None)
+    look: dict[str, Any] = {"title_justify": "left", "box": None, "padding": (0, 1, 0, 0), "pad_edge": False}
+    seconds, sizes = Table(title=Text(title), **look), Table(**look)
+    for table, columns in ((seconds, SECONDS), (sizes, BYTES)):
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="right" if number else "left", no_wrap=True)
     rows = [*plan.estimates, *([together(plan.adamw_parts)] if plan.adamw_parts else [])]
     for one in sorted(rows, key=lambda one: one.seconds):
         times = (one.seconds, one.own, one.product, one.copy, one.others, one.exposed, one.reduction)
         over = say_number(one.seconds / plan.adamw) if plan.adamw else "–"
-        _add_row(tables[0], one.strategy, [*map(say_seconds, times), over])
         sent = map(say_bytes, (one.sent - one.between, one.between))
         held = (one.held, one.momentum + one.master, one.peak, one.fsdp, plan.memory(one))
-        _add_row(tables[1], one.strategy, [*sent, say_number(one.shares), *map(say_bytes, held)])
-    return tables
-
-
-def _table(columns: Sequence[str], title: str | None) -> Table:
-    said = None if title is None else Text(title)
-    table = Table(title=said, title_justify="left", box=None, padding=(0, 1, 0, 0), pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
-def _add_row(table: Table, name: str, cells: Sequence[str]) -> None:
-    table.add_row(name, *(cell.replace(" ", "") for cell in cells))
+        cells = [*sent, say_number(one.shares), *map(say_bytes, held)]
+        for table, said in ((seconds, [*map(say_seconds, times), over]), (sizes, cells)):
+            table.add_row(one.strategy, *(cell.replace(" ", "") for cell in said))
+    return seconds, sizes
 
 
 def say_layout(plan: ModelPlan) -> str:
@@ -459,9 +440,11 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
     if best is None and not found:
         least = min(plan.estimates, key=plan.memory)
         room, need = say_bytes(plan.machine.memory or 0), say_bytes(plan.memory(least))
+        axes = ["tp", "pp", *(["ep"] if plan.shape.experts > plan.sizes["ep"] else [])]
+        axes += ["dp_shard (FSDP2, instead of dp)"] if plan.sizes["dp"] > 1 else []
         return [
             f"Nothing fits into {room} per rank: {least.strategy}, which needs least, takes {need} for the "
-            f"model and a step. {_more_room(plan)}"
+            f"model and a step. Take more {', '.join(axes[:-1])} or {axes[-1]}."
         ]
     lines = []
     for choice in found[:1]:
@@ -473,16 +456,6 @@ def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
     ordered = tried or plan.fitting
     beside = _beside_training(plan, ordered[0])
     return [*lines, *_turns(ordered), *beside, *_warnings(plan), *plan.shape.notes]
-
-
-def _more_room(plan: ModelPlan) -> str:
-    """A sentence on the axes that would make a rank's part smaller."""
-    axes = ["tp", "pp"]
-    if plan.shape.experts > plan.sizes["ep"]:
-        axes.append("ep")
-    if plan.sizes["dp"] > 1:
-        axes.append("dp_shard (FSDP2, instead of dp)")
-    return f"Take more {', '.join(axes[:-1])} or {axes[-1]}."
 
 
 def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
@@ -643,11 +616,7 @@ def as_data(plan: ModelPlan, found: Sequence[Choice] = ()) -> dict[str, Any]:
                 "newton_schulz_runs": one.runs,
                 "newton_schulz_operations": one.newton_schulz,
                 "fair_shares": one.fair_shares,
-                "held_bytes": one.held,
-                "momentum_bytes": one.momentum,
-                "master_bytes": one.master,
-                "peak_bytes": one.peak,
-                "fsdp_bytes": one.fsdp,
+                **{f"{kept}_bytes": getattr(one, kept) for kept in KEPT},
                 "memory_bytes": plan.memory(one),
             }
             for one in (*plan.estimates, together(plan.adamw_parts))

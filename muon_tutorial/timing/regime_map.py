@@ -74,12 +74,7 @@ class RegimeMap:
 
 def survey(plan: ModelPlan) -> RegimeMap:
     """Plan the same model on smaller and larger grids, which differ in dp."""
-    regimes = [
-        Regime(column.ranks, factor, *_winner(column, factor))
-        for column in _columns(plan)
-        for factor in FACTORS
-    ]
-    return RegimeMap(plan, tuple(regimes))
+    return RegimeMap(plan, tuple(_regime(one, factor) for one in _columns(plan) for factor in FACTORS))
 
 
 def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
@@ -103,13 +98,13 @@ def _columns(plan: ModelPlan) -> Iterator[ModelPlan]:
         there //= APART
 
 
-def _winner(plan: ModelPlan, factor: float) -> tuple[str | None, float, float | None]:
+def _regime(plan: ModelPlan, factor: float) -> Regime:
     best = plan.winner_at(factor)
     if best is None:
-        return None, 0.0, None
+        return Regime(plan.ranks, factor, None, 0.0, None)
     mine = best.seconds_at(factor)
     ddp = mine / plan.adamw_at(factor, sharded=False) - 1 if plan.adamw_ddp else None
-    return best.strategy, mine / plan.adamw_at(factor) - 1, ddp
+    return Regime(plan.ranks, factor, best.strategy, mine / plan.adamw_at(factor) - 1, ddp)
 
 
 def draw_map(found: RegimeMap) -> str:
@@ -132,7 +127,11 @@ def draw_map(found: RegimeMap) -> str:
     figure.legend(
         handles=patches, loc="lower left", bbox_to_anchor=corner, ncols=4, fontsize=11, frameon=False
     )
-    figure.text(0.15 / width, 0.12 / height, _legend(found), size=9.5, color=INK, linespacing=1.4)
+    two = any(one.over_ddp is not None for one in found.regimes)
+    adamw = "AdamW's, with ZeRO-1 (top) and DDP (bottom)" if two else "AdamW's, with FSDP2"
+    marks = "Bold: faster than AdamW. Framed: the given grid. All links change by the same factor."
+    said = f"In a cell: the step's time relative to {adamw}.\n{marks}\n{PREDICTED}"
+    figure.text(0.15 / width, 0.12 / height, said, size=9.5, color=INK, linespacing=1.4)
     with svg_style("regimes"):
         return svg_document(figure)
 
@@ -164,7 +163,10 @@ def _label(axes: Axes, found: RegimeMap) -> None:
     columns, rows = range(len(found.ranks)), range(len(FACTORS))
     axes.set(xlim=(0, len(columns)), ylim=(0, len(rows)))
     axes.set_xticks([x + 0.5 for x in columns], [f"{ranks:,}" for ranks in found.ranks], size=11)
-    speeds = [_say_link(factor, link.bandwidth) for factor in FACTORS]
+    times = [f"×{factor:g}" if factor >= 1 else f"÷{1 / factor:g}" for factor in FACTORS]
+    speeds = [
+        f"{link.bandwidth * factor / 1e9:.3g} ({said})" for factor, said in zip(FACTORS, times, strict=True)
+    ]
     axes.set_yticks([y + 0.5 for y in rows], speeds, size=11)
     axes.set_xlabel("ranks (dp changes)", size=11)
     axes.set_ylabel("GB/s per rank" + (" between nodes" if machine.between else ""), size=11)
@@ -172,16 +174,3 @@ def _label(axes: Axes, found: RegimeMap) -> None:
     axes.spines[:].set_visible(False)
     fixed = "".join(f", {axis}={plan.sizes[axis]}" for axis in AXES[1:] if plan.sizes[axis] > 1)
     axes.set_title(f"{plan.shape.name}{fixed}: the fastest step\n{machine.name}", size=12, loc="left")
-
-
-def _legend(found: RegimeMap) -> str:
-    two = any(one.over_ddp is not None for one in found.regimes)
-    adamw = "AdamW's, with ZeRO-1 (top) and DDP (bottom)" if two else "AdamW's, with FSDP2"
-    cell = f"In a cell: the step's time relative to {adamw}."
-    marks = "Bold: faster than AdamW. Framed: the given grid. All links change by the same factor."
-    return f"{cell}\n{marks}\n{PREDICTED}"
-
-
-def _say_link(factor: float, bandwidth: float) -> str:
-    times = f"×{factor:g}" if factor >= 1 else f"÷{1 / factor:g}"
-    return f"{bandwidth * factor / 1e9:.3g} ({times})"

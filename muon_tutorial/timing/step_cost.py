@@ -97,7 +97,7 @@ GATHER_ALL: Mapping[str, Builder] = {"gather_all": gather_all}
 """The baseline under FSDP2."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepEstimate:
     """The costs of a step on the rank that computes most: seconds, bytes, and ``newton_schulz`` operations.
 
@@ -118,15 +118,15 @@ class StepEstimate:
     strategy: str
     product: float
     copy: float
-    others: float
+    others: float = 0.0
     exposed: float
     reduction: float
     latency: float
-    newton_schulz: int
-    runs: int
+    newton_schulz: int = 0
+    runs: int = 0
     buckets: int
-    fair_shares: float
-    shares: float
+    fair_shares: float = 0.0
+    shares: float = 0.0
     held: int
     momentum: int
     peak: int
@@ -175,21 +175,19 @@ def estimate(
     machine: Machine,
     *,
     round_bytes: int = ROUND_BYTES,
-    window: int = 1,
-    beside: int | None = None,
     walks: RankWalks | None = None,
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
 
-    ``beside``: the number of other ranks on a node; by default, as many of the grid as fit. ``walks``:
-    earlier walks for the same machine and the same ``beside``, used again.
+    ``walks``: earlier walks for the same machine, used again; by default none, with as many other ranks on a
+    node as fit.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
-    beside = min(machine.ranks_per_node, grid.world_size) - 1 if beside is None else beside
-    return estimate_plan(name, plan, walks or RankWalks(machine, beside), window)
+    beside = min(machine.ranks_per_node, grid.world_size) - 1
+    return estimate_plan(name, plan, walks or RankWalks(machine, beside))
 
 
-def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepEstimate:
+def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> StepEstimate:
     """The cost of a plan's step; ``name`` becomes its strategy."""
     at, walked = busiest(plan), walks.rounds(plan)
     place = at.position(*walked.axes)
@@ -206,6 +204,12 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
     traces: list[tuple[Trace, int, Mapping[int, int]]] = [(trace, n, {}) for trace, n in (*asks, *averages)]
     traces += [(trace, 1, roots) for trace, roots in mine]
     held = plan_memory(plan, at)
+    root_copies = sum(  # what the rank copies, and then broadcasts as the root
+        turn.root_copy
+        for trace, roots in mine
+        for turn in trace
+        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
+    )
 
     @cache
     def at_factor(factor: float) -> float:
@@ -216,7 +220,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
     return StepEstimate(
         strategy=name,
         product=computed.product,
-        copy=computed.copy + around.copy + sum(_root_copies(trace, roots, at) for trace, roots in mine),
+        copy=computed.copy + around.copy + root_copies,
         others=timed.others + own - timed.ended,
         exposed=timed.exposed + around.exposed,
         reduction=whole - own + averaging.seconds,
@@ -232,15 +236,6 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int) -> StepE
         fsdp=averaging.peak,
         at_factor=(at_factor,),
         **_sent(traces, at),
-    )
-
-
-def _root_copies(trace: Trace, roots: Mapping[int, int], at: Coordinate) -> float:
-    """Seconds in which a rank copies what it then broadcasts as the root."""
-    return sum(
-        turn.root_copy
-        for turn in trace
-        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
     )
 
 
@@ -365,15 +360,10 @@ def estimate_adamw(
         strategy=f"AdamW, {'FSDP2' if fsdp2 else 'ZeRO-1' if sharded else 'DDP'}",
         product=own.product,
         copy=own.copy,
-        others=0.0,
         exposed=own.exposed,
         reduction=whole_step.seconds - own.seconds,
         latency=whole_step.latency,
-        newton_schulz=0,
-        runs=0,
         buckets=counted.total(),
-        fair_shares=0.0,
-        shares=0.0,
         held=sum(times * length for length, times in counted.items()) * (g.itemsize + p.itemsize),
         momentum=2 * torch.float32.itemsize * elements,
         peak=0 if fsdp2 else own.peak,

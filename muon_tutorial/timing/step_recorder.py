@@ -163,11 +163,10 @@ def recorded_timeline(notes: Sequence[RankNotes]) -> StepTimeline:
 
 def _flight(it: NotedRequest, last: int, zero: int) -> RankFlight:
     begin = min(last, it.done)  # a rank that only sends may be done before the last member asks
-    times = [(each - zero) / 1e9 for each in (it.issued, begin, it.done, it.answered)]
-    named = dict(zip(("issued", "begin", "end", "answered"), times, strict=True))
-    return RankFlight(
-        it.rank, it.kind, it.phase, it.subject, it.group, it.turn, **named, payload=it.payload, ring=it.ring
-    )
+    times = (it.issued, begin, it.done, it.answered)
+    issued, began, done, answered = ((each - zero) / 1e9 for each in times)
+    about = (it.rank, it.kind, it.phase, it.subject, it.group, it.turn)
+    return RankFlight(*about, issued, began, done, answered, it.payload, it.ring)
 
 
 def _spans(notes: RankNotes, zero: int) -> Iterator[Span]:

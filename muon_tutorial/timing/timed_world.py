@@ -119,7 +119,7 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class _Rank:
-    walk: Walk
+    walk: Walk | None
     at: Coordinate
     job: _Job | None = None
     jobs: list[tuple[Doing, float]] = field(default_factory=list)
@@ -173,26 +173,13 @@ class TimedWorld:
             DeadlockError: no rank can go on.
             RequestError: a walk requested something whose time cannot be predicted.
         """
-        return _Clockwork(self.grid, self.machine).run(
-            walks, [self.grid.at(rank) for rank in self.grid.ranks]
-        )
-
-    def run_alone(self, walk: Walk, at: Coordinate) -> TimedRun:
-        """Walk one rank, as if the others always arrived when it does; feasible for thousands of ranks.
-
-        It never waits for a slower rank, so choose the slowest. It has its node's cores and bus to itself.
-
-        Raises:
-            RequestError: the walk requested something whose time cannot be predicted.
-        """
-        return _Clockwork(self.grid, self.machine, is_alone=True).run([walk], [at])
+        return _Clockwork(self.grid, self.machine).run(walks)
 
 
 @dataclass(eq=False)
 class _Clockwork:
     grid: Grid
     machine: Machine
-    is_alone: bool = False
     now: float = 0.0
     ranks: list[_Rank] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -208,7 +195,8 @@ class _Clockwork:
         links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
         self.saved = {link: 0.0 for link in links if link.shared}  # none: the previous step used them up
 
-    def run(self, walks: Sequence[Walk], places: Sequence[Coordinate]) -> TimedRun:
+    def run(self, walks: Sequence[Walk]) -> TimedRun:
+        places = map(self.grid.at, self.grid.ranks)
         self.ranks = [_Rank(walk, at) for walk, at in zip(walks, places, strict=True)]
         with torch.no_grad(), Work(self.machine) as work:
             for rank in self.ranks:
@@ -235,7 +223,9 @@ class _Clockwork:
         ends += [moving.after - self.now for moving in self.moving if moving not in sending]
         ends += [0.0 for moving in sending if not moving.jobs]
         if not ends:
-            raise DeadlockError("no rank can go on:\n" + "\n".join(map(self._describe, self.ranks)))
+            waits = [f"waits in {one.label}" if one.ended is None else "has ended" for one in self.ranks]
+            lines = [f"  {one.at} {said}" for one, said in zip(self.ranks, waits, strict=True)]
+            raise DeadlockError("\n".join(["no rank can go on:", *lines]))
         passed = max(0.0, min(ends))
         for job, rate in zip(jobs, rates, strict=True):
             job.left = max(0.0, job.left - passed * rate)
@@ -310,21 +300,18 @@ class _Clockwork:
                 if self._take(rank, turn):
                     return
                 continue
+            if rank.walk is None:
+                rank.ended = self.now
+                return
             work.take()
             try:
                 rank.turn = rank.walk.send(rank.answer)
             except StopIteration:
-                rank.turn = None
-                rank.jobs = self._computed(work, 0.0)
-                if not rank.jobs:
-                    rank.ended = self.now
-                    return
-                rank.walk, rank.answer = _ended(), None  # no more requests, but something to compute
-                continue
+                rank.walk = None  # no more requests, but perhaps something to compute
             rank.answer = None
             rank.jobs = self._computed(work, self._cost_of_turn(rank.turn))
 
-    def _cost_of_turn(self, turn: Turn) -> float:
+    def _cost_of_turn(self, turn: Turn | None) -> float:
         request = turn.request if isinstance(turn, Start) else turn
         if not isinstance(request, Collective):
             return 0.0
@@ -383,7 +370,7 @@ class _Clockwork:
         flight.ring[number] = ring_bytes(request, rank.at)
         flight.sent[number] = sent_by(request, rank.at, self.machine)
         flight.moved[number] = moved_by(request, rank.at, self.machine)
-        flight.busy[number] = busy_with(request, rank.at, self.machine, self.is_alone)
+        flight.busy[number] = busy_with(request, rank.at, self.machine)
         self.asked.setdefault(id(flight), {})[number] = request
         if self._in_messages(flight):
             self._exchange(flight, number)
@@ -396,7 +383,7 @@ class _Clockwork:
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
-        if not queue or len(queue[0].issued) < (1 if self.is_alone else len(group)):
+        if not queue or len(queue[0].issued) < len(group):
             return
         flight = queue[0]
         # Gloo's rings share a link, round by round; what is sent in one piece waits for what came earlier.
@@ -412,9 +399,11 @@ class _Clockwork:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
         requests = self.asked.pop(id(flight))  # so that tensors are kept no longer than by a backend
-        if not self.is_alone:
-            check_alike({rank: requests[rank] for rank in flight.group})
-        flight.begin, flight.latency = self.now, self._latency(flight)
+        check_alike({rank: requests[rank] for rank in flight.group})
+        rounds = max(busy.messages_out for busy in flight.busy.values())
+        if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
+            rounds = min(rounds, 2 * max(1, (len(flight.group) - 1).bit_length()))
+        flight.begin, flight.latency = self.now, flight.link.latency * rounds
 
     def _finish(self, moving: _Moving) -> None:
         """Finish a part. A rank goes on when all its parts are done, a group when all of its ranks' are."""
@@ -425,7 +414,7 @@ class _Clockwork:
             following = self.behind[moving.line]
             following.remove(moving)
             self.moving += following[:1]
-        if len(flight.done) == (1 if self.is_alone else len(flight.group)):
+        if len(flight.done) == len(flight.group):
             del self.parts[id(flight)]
             flight.end = self.now
             self._begin_next(flight.group)
@@ -433,7 +422,7 @@ class _Clockwork:
     # Exchanges on Gloo: messages between two ranks, sent as soon as both have made their requests.
 
     def _in_messages(self, flight: TimedFlight) -> bool:
-        return flight.kind == "all_to_all" and self.machine.algorithm == "gloo" and not self.is_alone
+        return flight.kind == "all_to_all" and self.machine.algorithm == "gloo"
 
     def _exchange(self, flight: TimedFlight, rank: int) -> None:
         """Send the messages that can go now that this rank has made its request."""
@@ -451,9 +440,13 @@ class _Clockwork:
                     if elements:
                         self._send(flight, pair, elements * mine.dtype.itemsize)
         for other in flight.issued:
-            partners = _partners(requests[other], group)
+            splits = requests[other].sends or (), requests[other].receives or ()
+            partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                self._wake_up(flight, other)
+                count = flight.busy[other].messages_out  # its partners have asked: all but its bytes can go
+                waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
+                after = self.now + count * flight.link.latency
+                self.moving.append(_Moving(flight, (other,), [waking], after))
         if len(flight.issued) == len(group):
             self._begin(flight)
 
@@ -478,12 +471,6 @@ class _Clockwork:
         if len(before) == 1:
             self.moving.append(moving)
 
-    def _wake_up(self, flight: TimedFlight, rank: int) -> None:
-        """Start what a rank's messages cost apart from their bytes, once all its partners have asked."""
-        messages = flight.busy[rank].messages_out
-        jobs = [_Job(messages * self.machine.message, self.machine.node(rank), once=rank)]
-        self.moving.append(_Moving(flight, (rank,), jobs, self.now + messages * flight.link.latency))
-
     def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
         """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
         that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
@@ -506,16 +493,6 @@ class _Clockwork:
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
-
-    def _latency(self, flight: TimedFlight) -> float:
-        """The latency of all rounds, one after the other. If a ring would have many, NCCL uses trees."""
-        rounds = max(busy.messages_out for busy in flight.busy.values())
-        steps = 2 * max(1, (len(flight.group) - 1).bit_length())
-        return flight.link.latency * (rounds if self.machine.algorithm == "gloo" else min(rounds, steps))
-
-    def _describe(self, rank: _Rank) -> str:
-        doing = "has ended" if rank.ended is not None else f"waits in {rank.label}"
-        return f"  {rank.at} {doing}"
 
 
 def travels(sent: GlooTraffic, machine: Machine) -> int:
@@ -558,17 +535,6 @@ def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
     return way if link.duplex else "both", rank, link
 
 
-def _partners(request: Collective, group: tuple[int, ...]) -> set[int]:
-    """The ranks to which a rank sends something in an exchange, or from which it gets something."""
-    splits = request.sends or (), request.receives or ()
-    return {group[place] for row in splits for place, elements in enumerate(row) if elements}
-
-
 def _least(job: _Job) -> float:
     """The remainder of a job that counts as nothing, because it comes from rounding."""
     return _INSTANT if job.link is None else 1e-3
-
-
-def _ended() -> Walk:
-    """A walk without requests or computation."""
-    yield from ()

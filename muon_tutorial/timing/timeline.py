@@ -115,9 +115,10 @@ class StepTimeline:
             track = {"pid": rank, "tid": PROCESSOR_TRACK}
             name = {"name": f"processor, {self.source}"}
             document["traceEvents"].append({"ph": "M", "name": "thread_name", "ts": 0, **track, "args": name})
-            document["traceEvents"] += [
-                {**_event(span), **track} for span in self.of(rank, "product", "copy", "wait")
-            ]
+            for span in self.of(rank, "product", "copy", "wait"):
+                event = {"ph": "X", "cat": "span", "name": span.doing, "ts": span.begin * 1e6}
+                event |= {"dur": (span.end - span.begin) * 1e6, "args": {"phase": span.label}, **track}
+                document["traceEvents"].append(event)
         return document
 
 
@@ -136,12 +137,6 @@ def _flight(one: RankFlight) -> Flight:
     issued, done = nanoseconds(one.issued), nanoseconds(one.end)
     about = (one.rank, one.kind, one.phase, one.subject, one.group, one.turn)
     return Flight(*about, issued, max(issued, done), one.payload, one.ring)
-
-
-def _event(span: Span) -> dict[str, Any]:
-    duration = (span.end - span.begin) * 1e6
-    return {"ph": "X", "cat": "span", "name": span.doing, "ts": span.begin * 1e6, "dur": duration,
-            "args": {"phase": span.label}}  # fmt: skip
 
 
 def nanoseconds(seconds: float) -> int:
@@ -170,16 +165,11 @@ def predicted_timeline(run: TimedRun) -> StepTimeline:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseGap:
+class PhaseGap(RankPhase):
     """How far a recorded phase's begin and end are from the prediction, as fractions of the recorded step.
 
     Positive means later than predicted.
     """
-
-    rank: int
-    name: str
-    begin: float
-    end: float
 
     @property
     def worst(self) -> float:
@@ -251,17 +241,15 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
             Span(rank, _DOINGS[doing], begin * TICK, end * TICK, held["labels"][label])
             for rank, doing, label, begin, end in held["spans"]
         ]
-        flights = [_flight_from(rank, held["kinds"][kind], times) for rank, kind, *times in held["flights"]]
+        flights = []
+        for rank, about, *ticks in held["flights"]:
+            kind, phase, subject, group, turn, payload, ring = held["kinds"][about]
+            issued, begin, end, answered = (tick * TICK for tick in ticks)
+            named = (rank, kind, phase, subject, tuple(group), turn)
+            flights.append(RankFlight(*named, issued, begin, end, answered, payload, ring))
         return StepTimeline(held["source"], (*spans, *transfers(flights)), tuple(flights))
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise TraceError(f"this is not a timeline of a step: {error!r}") from error
-
-
-def _flight_from(rank: int, about: Sequence[Any], ticks: Sequence[int]) -> RankFlight:
-    kind, phase, subject, group, turn, payload, ring = about
-    issued, begin, end, answered = (tick * TICK for tick in ticks)
-    named = (rank, kind, phase, subject, tuple(group), turn)
-    return RankFlight(*named, issued, begin, end, answered, payload, ring)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +283,10 @@ class Recording:
             TraceError: there is no such step.
         """
         wanted = (strategy, window, link)
-        for step in self.steps:
-            if (step.strategy, step.window, step.link) == wanted:
-                return step
-        raise TraceError(f"the recording has no step {wanted!r}")
+        by_name = {(step.strategy, step.window, step.link): step for step in self.steps}
+        if wanted not in by_name:
+            raise TraceError(f"the recording has no step {wanted!r}")
+        return by_name[wanted]
 
     def write(self, path: str | Path) -> None:
         """Write the recording as JSON."""
@@ -315,15 +303,13 @@ def read_recording(path: str | Path) -> Recording:
     """
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
-        steps = tuple(_step_from(step) for step in held["steps"])
+        steps = tuple(
+            RecordedStep(**{**one, "seconds": tuple(one["seconds"]), "timeline": from_data(one["timeline"])})
+            for one in held["steps"]
+        )
         return Recording(held["about"], held["task"], held["machine"], steps)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TraceError(f"{path} is not a recording of steps: {error!r}") from error
-
-
-def _step_from(held: Mapping[str, Any]) -> RecordedStep:
-    seconds = tuple(held["seconds"])
-    return RecordedStep(**{**held, "seconds": seconds, "timeline": from_data(held["timeline"])})
 
 
 def middle(timelines: Sequence[StepTimeline]) -> StepTimeline:

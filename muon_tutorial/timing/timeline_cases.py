@@ -5,9 +5,9 @@ Real ranks and the timed world walk the same plans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -21,7 +21,7 @@ from ..plan.strategies import Builder, Plan, owner, zero1
 from ..worlds.live import LiveWorld, build_mesh
 from .machine import Machine
 from .step_recorder import RankNotes, StepRecorder, record_walk, recorded_timeline
-from .timed_world import TimedWorld
+from .timed_world import TimedRun, TimedWorld
 from .timeline import StepTimeline, predicted_timeline
 
 CASES = tuple((strategy, window) for strategy in ("zero1", "owner") for window in (1, 3))
@@ -76,9 +76,14 @@ def predict_case(task: TimelineTask, machine: Machine, strategy: str, window: in
 
 def predict_step(plan: Plan, machine: Machine, window: int) -> StepTimeline:
     """The timed world's prediction of a plan's step, on all ranks of its grid."""
-    ranks: Sequence[int] = plan.grid.ranks
-    steps = [step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in ranks]
-    return predicted_timeline(TimedWorld(plan.grid, machine).run([step.step() for step in steps]))
+    return predicted_timeline(walk_ranks(plan, machine, window))
+
+
+def walk_ranks(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -> TimedRun:
+    """A plan's step as the timed world walks it, all ranks together; ``settings`` are the optimizer's."""
+    places = (plan.grid.at(rank) for rank in plan.grid.ranks)
+    steps = [step_over_ones(plan, at, torch.device("meta"), window, **settings) for at in places]
+    return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
 
 
 def bytes_of(rate: str) -> float:

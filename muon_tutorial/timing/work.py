@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..evidence.memory import PeakMemory, tensors_in
+from ..evidence.memory import CountingMode, PeakMemory, tensors_in
 from .machine import Machine
 
 _PRODUCTS = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}  # the index of the first factor in the arguments
@@ -27,7 +26,7 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 
 
 @dataclass(eq=False)
-class Work(TorchDispatchMode):
+class Work(CountingMode):
     """Adds up the seconds of the operations that run while it is entered.
 
     ``product`` holds those of matrix products, ``copy`` those of everything else. Checks that look at values
@@ -39,14 +38,6 @@ class Work(TorchDispatchMode):
     product: float = 0.0
     copy: float = 0.0
     operations: int = 0
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: skipping Dynamo would wrap each operation and import PyTorch's compiler, which takes 2 s."""
-        return False
 
     def take(self) -> tuple[float, float]:
         """Return the seconds of products and of everything else since the last call, and start again at 0."""

@@ -31,6 +31,7 @@ from muon_tutorial.evidence.traces.profiler_trace import (
     sum_collectives,
     sums_by_name,
 )
+from muon_tutorial.evidence.traces.recording import ITEM_BYTES
 from muon_tutorial.evidence.traces.time_intervals import measure
 from muon_tutorial.learn.cheaper.published_traces import (
     MB,
@@ -59,7 +60,6 @@ NOTES = (
     "column times 3."
 )
 MS = 1e6  # nanoseconds
-BYTES = {"Float": 4, "BFloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,11 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     Raises:
         TraceError: a trace is missing, or a file is not such a trace.
     """
-    return {key: summarize(read_trace(_there(Path(folder), name))) for key, name in FILES.items()}
-
-
-def _there(folder: Path, name: str) -> Path:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), folder / name)
+    found = {}
+    for key, name in FILES.items():
+        path, zipped = Path(folder, name), Path(folder, f"{name}.gz")
+        found[key] = summarize(read_trace(zipped if zipped.exists() and not path.exists() else path))
+    return found
 
 
 def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:
@@ -149,18 +149,19 @@ def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[P
     adamw, muon = summaries["adamw"], summaries["muon"]
     sizes = step_sizes(adamw, muon)
     return (
-        _communication(adamw, muon),
-        _saved(adamw, muon, sizes),
-        _overhead(adamw, muon),
-        _slower(adamw, muon),
-        _async(summaries),
-        _state(adamw, muon, sizes),
+        *_of_communication(adamw, muon, sizes),
+        *_of_steps(adamw, muon),
+        *_of_async_and_state(summaries, sizes),
     )
 
 
-def _communication(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
+def _of_communication(
+    adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes
+) -> tuple[PublishedFigure, PublishedFigure]:
     counted = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
-    return PublishedFigure(
+    names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
+    more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
+    ratio = PublishedFigure(
         "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
         "0.57×",
         _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
@@ -170,12 +171,7 @@ def _communication(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
             *compare_bytes(adamw, muon),
         ),
     )
-
-
-def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
-    names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
-    more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
-    return PublishedFigure(
+    saved = PublishedFigure(
         "communication that Muon saves",
         "43%",
         Ratio(
@@ -188,11 +184,14 @@ def _saved(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Publish
             Ratio("like for like, bytes", f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
         ),
     )
+    return ratio, saved
 
 
-def _overhead(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
+def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> tuple[PublishedFigure, PublishedFigure]:
     bare = muon.optimizer.total - muon.kernels
-    return PublishedFigure(
+    ratio = muon.full_step.total / adamw.full_step.total
+    how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
+    overhead = PublishedFigure(
         "the optimizer's share of the step: its launch on the CPU",
         "1.1%",
         _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
@@ -208,12 +207,7 @@ def _overhead(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
             ),
         ),
     )
-
-
-def _slower(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
-    ratio = muon.full_step.total / adamw.full_step.total
-    how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
-    return PublishedFigure(
+    slower = PublishedFigure(
         "Muon's step is slower",
         "15%",
         Ratio("the CPU's annotation of five steps", f"{ratio - 1:.0%}", how),
@@ -223,12 +217,18 @@ def _slower(adamw: TraceSummary, muon: TraceSummary) -> PublishedFigure:
             _times("time in which anything but communication ran", muon.computing, adamw.computing, 2),
         ),
     )
+    return overhead, slower
 
 
-def _async(summaries: Mapping[str, TraceSummary]) -> PublishedFigure:
+def _of_async_and_state(
+    summaries: Mapping[str, TraceSummary], sizes: StepSizes
+) -> tuple[PublishedFigure, PublishedFigure]:
     adamw, muon = summaries["adamw"], summaries["muon"]
     adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
-    return PublishedFigure(
+    slices, straddling = muon.collectives
+    kept = sizes.shard / sizes.ranks * 4
+    buffers = slices.received * ITEM_BYTES[slices.dtype] + straddling.received * ITEM_BYTES[straddling.dtype]
+    slower = PublishedFigure(
         'Muon with async_op=True is "slower": summed event time',
         "2.1×",
         _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
@@ -240,13 +240,7 @@ def _async(summaries: Mapping[str, TraceSummary]) -> PublishedFigure:
             _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
         ),
     )
-
-
-def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> PublishedFigure:
-    slices, straddling = muon.collectives
-    kept = sizes.shard / sizes.ranks * 4
-    buffers = slices.received * BYTES[slices.dtype] + straddling.received * BYTES[straddling.dtype]
-    return PublishedFigure(
+    state = PublishedFigure(
         "optimizer state of Muon against AdamW, in fp32",
         "50%",
         _held("one momentum against two moments, an element", sizes.whole * 4, sizes.whole * 8),
@@ -255,6 +249,7 @@ def _state(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Publish
             _held("the same while Muon's gather buffers live", kept + buffers, 2 * kept),
         ),
     )
+    return slower, state
 
 
 def _times(what: str, one: float, other: float, digits: int) -> Ratio:

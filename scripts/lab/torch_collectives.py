@@ -16,17 +16,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from muon_tutorial.engine.collective import Collective, Kind, Label
 from muon_tutorial.errors import RequestError
 from muon_tutorial.evidence.ledger import Ledger, entry_of
+from muon_tutorial.evidence.memory import CountingMode
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
 
 
 @dataclass(eq=False)
-class TorchCollectives(TorchDispatchMode):
+class TorchCollectives(CountingMode):
     """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
     ``at`` is this rank's place on the grid; a group is named by the axes it spans there. It sees only the
@@ -38,9 +38,6 @@ class TorchCollectives(TorchDispatchMode):
     phase: str = "step"
     requests: list[Collective] = field(default_factory=list)
     _is_worlds: bool = False
-
-    def __post_init__(self) -> None:
-        super().__init__()
 
     def __enter__(self) -> TorchCollectives:
         EVERYWHERE.append(self._see)

@@ -6,33 +6,23 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from tiny import TinyGPT, arguments
+from tiny import Arguments, TinyGPT, arguments
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.optim import Optimizer
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
 
-def main() -> None:
-    args = arguments(__doc__)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = DistributedDataParallel(TinyGPT())
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
-    data = args.sequences()
-    sampler = DistributedSampler(data, shuffle=False)
-    loader = DataLoader(data, batch_size=args.batch // dist.get_world_size(), sampler=sampler)
-    parts = {"model": model.module, "optimizer": optimizer, "scheduler": scheduler}
-    first = 0
+def train(model: DistributedDataParallel, weights: Stateful, optimizer: Optimizer, args: Arguments) -> None:
+    scheduler, loader = args.schedule(optimizer), args.loader(dist.get_world_size(), dist.get_rank())
+    parts = {"model": weights, "optimizer": optimizer, "scheduler": scheduler}
     if args.resume:
         saved = torch.load(args.resume)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-        first = saved["epoch"]
 
-    for epoch in range(first, args.epochs):
+    for epoch in range(args.first, args.epochs):
         for number, batch in enumerate(loader, start=1):
             stepping = number % args.accumulate == 0
             with nullcontext() if stepping else model.no_sync():
@@ -47,9 +37,18 @@ def main() -> None:
         if dist.get_rank() == 0:
             args.save.mkdir(parents=True, exist_ok=True)
             states = {name: part.state_dict() for name, part in parts.items()}
-            torch.save(states | {"epoch": epoch + 1}, args.save / f"epoch-{epoch + 1}")
+            torch.save(states, args.save / f"epoch-{epoch + 1}")
         dist.barrier()
     dist.destroy_process_group()
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(TinyGPT())
+    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
+    train(model, model.module, optimizer, args)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Lightning Fabric with FSDP2: python scripts/recipes/fabric_fsdp2.py"""
+"""Lightning Fabric with FSDP2: python scripts/recipes/fabric_fsdp2.py
+
+Trains as ``fabric_ddp.py`` does.
+"""
 
 from __future__ import annotations
 
+from fabric_ddp import train
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import ModelParallelStrategy
 from tiny import TinyGPT, arguments
 from torch import bfloat16, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
@@ -31,28 +33,8 @@ def main() -> None:
     fabric.seed_everything(0)
     model = fabric.setup(TinyGPT())
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
-    optimizer = fabric.setup_optimizers(optimizer)
-    loader = fabric.setup_dataloaders(DataLoader(args.sequences(), batch_size=args.batch // RANKS))
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
-    if args.resume:
-        fabric.load(args.resume, state)
-        scheduler.load_state_dict(state["scheduler"])  # with FSDP2, Fabric leaves the saved dict here
-        state["scheduler"] = scheduler
-
-    for epoch in range(state["epoch"], args.epochs):
-        for number, batch in enumerate(loader, start=1):
-            stepping = number % args.accumulate == 0
-            with fabric.no_backward_sync(model, enabled=not stepping):
-                loss = model(**batch)["loss"]
-                fabric.backward(loss / args.accumulate)
-            if stepping:
-                fabric.clip_gradients(model, optimizer, max_norm=args.max_norm)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-        state["epoch"] = epoch + 1
-        fabric.save(args.save / f"epoch-{epoch + 1}", state)
+    scheduler = args.schedule(optimizer)
+    train(fabric, model, fabric.setup_optimizers(optimizer), scheduler, args)
 
 
 if __name__ == "__main__":

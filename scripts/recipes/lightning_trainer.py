@@ -6,7 +6,6 @@ import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import Arguments, TinyGPT, arguments
 from torch import Tensor
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler
 
 from muon_tutorial import MuonWithAdamW  # Muon
@@ -30,9 +29,8 @@ class Module(L.LightningModule):
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = MuonWithAdamW.from_model(self, lr=0.02, adamw_lr=3e-3)  # Muon
-        total = self.args.total_steps
-        scheduler = LambdaLR(optimizer, lambda step: (total - step) / total)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        schedule = {"scheduler": self.args.schedule(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 def main() -> None:

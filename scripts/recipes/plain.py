@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from tiny import TinyGPT, arguments
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 from muon_tutorial import MuonWithAdamW  # Muon
@@ -15,17 +14,15 @@ def main() -> None:
     torch.manual_seed(0)
     model = TinyGPT()
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
+    scheduler = args.schedule(optimizer)
     loader = DataLoader(args.sequences(), batch_size=args.batch)
-    first = 0
+    parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     if args.resume:
         saved = torch.load(args.resume)
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        scheduler.load_state_dict(saved["scheduler"])
-        first = saved["epoch"]
+        for name, part in parts.items():
+            part.load_state_dict(saved[name])
 
-    for epoch in range(first, args.epochs):
+    for epoch in range(args.first, args.epochs):
         for number, batch in enumerate(loader, start=1):
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 loss = model(**batch)["loss"] / args.accumulate
@@ -37,12 +34,7 @@ def main() -> None:
                 optimizer.zero_grad()
         print(f"epoch {epoch + 1}: loss {loss.item() * args.accumulate:.3f}")
         args.save.mkdir(parents=True, exist_ok=True)
-        states = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "scheduler": scheduler.state_dict(),
-            "epoch": epoch + 1,
-        }
+        states = {name: part.state_dict() for name, part in parts.items()}
         torch.save(states, args.save / f"epoch-{epoch + 1}")
 
 

@@ -1,14 +1,15 @@
 """TRL's SFTTrainer: torchrun --standalone --nproc-per-node 2 scripts/recipes/sft.py
 
 With ``peft_config=`` the trainer makes the adapters before it asks for the optimizer, so that works, too.
+The settings are those of ``trainer.py``.
 """
 
 from __future__ import annotations
 
-import torch
 from datasets import Dataset
 from tiny import VOCABULARY, WIDTH, arguments
 from tokenizers import Tokenizer, models
+from trainer import settings
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
 from trl import SFTConfig, SFTTrainer
 
@@ -22,24 +23,9 @@ def main() -> None:
     config = LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=4, **sizes)
     words = models.WordLevel({f"{number}": number for number in range(VOCABULARY)}, unk_token="0")
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), eos_token="1", pad_token="2")
-    settings = SFTConfig(
-        output_dir=str(args.save),
-        use_cpu=not torch.cuda.is_available(),
-        bf16=args.bf16,
-        num_train_epochs=args.epochs,
-        per_device_train_batch_size=args.batch,
-        gradient_accumulation_steps=args.accumulate,
-        gradient_checkpointing=False,
-        max_grad_norm=args.max_norm,
-        lr_scheduler_type="linear",
-        save_strategy="epoch",
-        train_sampling_strategy="sequential",
-        accelerator_config={"split_batches": True},  # --batch counts all ranks together
-        report_to="none",
-    )
     trainer = SFTTrainer(
         LlamaForCausalLM(config),
-        settings,
+        SFTConfig(**settings(args), gradient_checkpointing=False),
         train_dataset=Dataset.from_list([{"input_ids": it["input_ids"].tolist()} for it in args.sequences()]),
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {"lr": 0.02, "adamw_lr": 3e-3}),  # Muon

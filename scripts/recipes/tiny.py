@@ -1,4 +1,4 @@
-"""Shared by the recipes: a tiny GPT, sequences to learn, and one command line.
+"""Shared by the recipes: a tiny GPT, sequences to learn, a learning rate's schedule, and one command line.
 
 It contains nothing of optimizers or frameworks: the recipes show those.
 """
@@ -12,7 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 VOCABULARY, WIDTH, HEADS, LENGTH = 32, 32, 4, 16
 
@@ -99,9 +101,24 @@ class Arguments(argparse.Namespace):
         """Optimizer steps in the whole run, resumed or not, which the schedule needs."""
         return self.epochs * self.steps
 
+    @property
+    def first(self) -> int:
+        """The epochs that are done already, by the name of the folder or file to resume from."""
+        return int(self.resume.name.split("-")[1]) if self.resume else 0
+
     def sequences(self) -> Sequences:
         """The data of one epoch."""
         return Sequences(self.steps * self.accumulate * self.batch)
+
+    def loader(self, ranks: int, place: int) -> DataLoader[dict[str, Tensor]]:
+        """An epoch's micro-batches; of each, the share of one of the ``ranks`` that divide it."""
+        data = self.sequences()
+        sampler = DistributedSampler(data, ranks, place, shuffle=False)
+        return DataLoader(data, self.batch // ranks, sampler=sampler)
+
+    def schedule(self, optimizer: Optimizer) -> LambdaLR:
+        """The learning rate, which falls linearly to zero."""
+        return LambdaLR(optimizer, lambda step: (self.total_steps - step) / self.total_steps)
 
 
 def arguments(description: str | None) -> Arguments:

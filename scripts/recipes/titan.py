@@ -9,8 +9,6 @@ from tiny import TinyGPT, arguments
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, DistributedSampler
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
@@ -39,14 +37,11 @@ for module in [*model.layers, model]:
     fully_shard(module, mp_policy=MixedPrecisionPolicy(torch.bfloat16 if args.bf16 else None, torch.float32))
 container = OptimizerContainer(model)
 optimizer = container.optimizer
-scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
-data = args.sequences()
-sampler = DistributedSampler(data, shuffle=False)
-loader = DataLoader(data, args.batch // dist.get_world_size(), sampler=sampler)
-states = {"model": model, "optimizer": container, "scheduler": scheduler, "epoch": 0}
+scheduler, loader = args.schedule(optimizer), args.loader(dist.get_world_size(), dist.get_rank())
+states = {"model": model, "optimizer": container, "scheduler": scheduler}
 if args.resume:
     dcp.load(states, checkpoint_id=args.resume)
-for epoch in range(states["epoch"], args.epochs):
+for epoch in range(args.first, args.epochs):
     for number, batch in enumerate(loader, start=1):
         stepping = number % args.accumulate == 0
         model.set_requires_gradient_sync(stepping)
@@ -56,5 +51,5 @@ for epoch in range(states["epoch"], args.epochs):
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    dcp.save(states | {"epoch": epoch + 1}, checkpoint_id=args.save / f"epoch-{epoch + 1}")
+    dcp.save(states, checkpoint_id=args.save / f"epoch-{epoch + 1}")
 dist.destroy_process_group()

@@ -8,8 +8,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from tiny import TinyGPT, arguments
-from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, DistributedSampler
 
 from muon_tutorial import MuonWithAdamW, build_mesh  # Muon
 
@@ -21,19 +19,14 @@ def main() -> None:
     model = TinyGPT()
     mesh = build_mesh({"dp": dist.get_world_size()})  # Muon
     optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3, strategy="zero1", mesh=mesh)  # Muon
-    scheduler = LambdaLR(optimizer, lambda step: (args.total_steps - step) / args.total_steps)
-    data = args.sequences()
-    sampler = DistributedSampler(data, shuffle=False)
-    loader = DataLoader(data, batch_size=args.batch // dist.get_world_size(), sampler=sampler)
+    scheduler, loader = args.schedule(optimizer), args.loader(dist.get_world_size(), dist.get_rank())
     parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    first = 0
     if args.resume:
         saved = torch.load(args.resume / f"rank-{dist.get_rank()}.pt")
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-        first = saved["epoch"]
 
-    for epoch in range(first, args.epochs):
+    for epoch in range(args.first, args.epochs):
         for number, batch in enumerate(loader, start=1):
             with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
                 loss = model(**batch)["loss"] / args.accumulate
@@ -46,7 +39,7 @@ def main() -> None:
         folder = args.save / f"epoch-{epoch + 1}"
         folder.mkdir(parents=True, exist_ok=True)
         states = {name: part.state_dict() for name, part in parts.items()}
-        torch.save(states | {"epoch": epoch + 1}, folder / f"rank-{dist.get_rank()}.pt")
+        torch.save(states, folder / f"rank-{dist.get_rank()}.pt")
         dist.barrier()
     dist.destroy_process_group()
 

@@ -82,7 +82,7 @@ ALL = {
     "lora": Recipe(TORCHRUN_2, 2, needs="peft", alone="lora"),
     "sft": Recipe(TORCHRUN_2, 2, needs="trl", alone="sft"),
 }
-"""All recipes share ``tiny.py`` and ``tiny_tp.py``."""
+"""All recipes share ``tiny.py`` and ``tiny_tp.py``; some import the loop of another one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def assert_as_all_ranks(model: str, grid: str, limit: str) -> None:
             plan = builder(part.matrices, part.grid, round_bytes=LIMITS[limit])
             found = step_cost.estimate_plan(name, plan, part.walks, 1)
             mine = found.seconds if plan.expects == "local" else found.own
-            assert mine == pytest.approx(walk_all(plan, 1, part.machine).seconds, rel=0.02), name
+            assert mine == pytest.approx(walk_all(plan, 1, part.walks.machine).seconds, rel=0.02), name
 
 
 @pytest.mark.parametrize(("model", "grid", "limit"), models(SMALL))

@@ -121,7 +121,8 @@ def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex
     grid, given = Grid.of(dp=4), [Matrix(i, f"m{i}", (64, 64)) for i in range(8)]
     machine = replace(LAPTOP, inside=Link(1e5, 1e-5, duplex=duplex), byte=0.0, message=0.0)
     half = replace(machine, inside=replace(machine.inside, bandwidth=5e4))
-    found, other = (estimate(name, STRATEGIES[name], given, grid, one, beside=0) for one in (machine, half))
+    walks = map(step_cost.RankWalks, (machine, half))
+    found, other = (estimate(name, STRATEGIES[name], given, grid, its.machine, walks=its) for its in walks)
     assert found.seconds_at(0.5) == pytest.approx(other.seconds, rel=1e-3)
 
 

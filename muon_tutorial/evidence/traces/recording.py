@@ -26,7 +26,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -67,7 +67,7 @@ class RankRecorder:
     rank: int
     folder: Path
     others: tuple[int, ...] = ()
-    _flights: list[tuple[dict[str, Any], dict[Moment, int]]] = field(default_factory=list)
+    _flights: list[tuple[Flight, dict[Moment, int]]] = field(default_factory=list)
     _turns: Counter[tuple[int, ...]] = field(default_factory=Counter)
     _stamps: dict[str, int] = field(default_factory=dict)
     _profile: Any = None
@@ -96,22 +96,15 @@ class RankRecorder:
     def __call__(self, request: Collective, at: Coordinate) -> Follow | None:
         if self._profile is None:
             return None
-        group = at.group(*request.axes)
-        flight: dict[str, Any] = {
-            "kind": request.kind,
-            "phase": request.label.phase,
-            "subject": request.label.subject,
-            "group": group,
-            "turn": self._turns[group],
-            "payload": 0 if request.send is None else request.send.numel() * request.dtype.itemsize,
-            "ring": ring_bytes(request, at),
-            "issued": perf_counter_ns(),
-        }
+        group, label = at.group(*request.axes), request.label
+        payload = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
+        about = (self.rank, request.kind, label.phase, label.subject, group, self._turns[group])
+        flight = Flight(*about, perf_counter_ns(), 0, payload, ring_bytes(request, at))
         self._turns[group] += 1
         moments: dict[Moment, int] = {}
         self._flights.append((flight, moments))
         number = len(self._flights)
-        marks = [self._mark(f"{request}, {flight['payload']} bytes #{number}")]
+        marks = [self._mark(f"{request}, {payload} bytes #{number}")]
 
         def follow(moment: Moment) -> None:
             if moment == "waiting":
@@ -137,24 +130,19 @@ class RankRecorder:
         profiler.export_chrome_trace(str(path))
         document = json.loads(path.read_text(encoding="utf-8"))
         path.unlink()
-        document["recorder"] = {
-            "rank": self.rank,
-            "begin": self._stamps[SPAN],
-            "end": end,
-            "ahead": self._ahead(document),
-            "others": self.others,
-            "flights": [{**flight, "done": _done(moments, end)} for flight, moments in self._flights],
-        }
-        _write_json(path.with_suffix(".json.gz"), document)
-
-    def _ahead(self, document: Mapping[str, Any]) -> int:
-        """How far the profiler's clock is ahead of the machine's, in nanoseconds: the smallest delay of a
-        label, because opening a label takes time, too."""
         seen = [event for event in document["traceEvents"] if event.get("ph") == "X"]
         late = [nanoseconds(e["ts"]) - self._stamps[e["name"]] for e in seen if e["name"] in self._stamps]
         if not late:
             raise TraceError(f"the profiler on rank {self.rank} recorded no label of the recorder")
-        return min(late)
+        document["recorder"] = {
+            "rank": self.rank,
+            "begin": self._stamps[SPAN],
+            "end": end,
+            "ahead": min(late),  # opening a label takes time, too
+            "others": self.others,
+            "flights": [{**asdict(one), "done": _done(moments, end)} for one, moments in self._flights],
+        }
+        _write_json(path.with_suffix(".json.gz"), document)
 
 
 def _done(moments: Mapping[Moment, int], end: int) -> int:
@@ -242,9 +230,7 @@ def merge(folder: str | Path) -> RecordedRun:
 def _times_of(document: Mapping[str, Any]) -> RankTimes:
     noted, trace = document["recorder"], parse_trace(dict(document))
     rank, ahead, others = noted["rank"], noted["ahead"], tuple(noted.get("others", ()))
-    flights = [
-        Flight(rank=rank, **{**flight, "group": tuple(flight["group"])}) for flight in noted["flights"]
-    ]
+    flights = [Flight(**{"rank": rank, **it, "group": tuple(it["group"])}) for it in noted["flights"]]
     if trace.executed:
         flights = list(_on_device(trace, rank, ahead, flights))
     else:

@@ -116,20 +116,13 @@ class TimeSplit:
 
 def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
     """Split the wall time of each rank."""
-    return tuple(
-        _measured(times, states)
-        for times, states in zip(timeline.ranks, paint(timeline).values(), strict=True)
-    )
-
-
-def _measured(times: RankTimes, states: Mapping[State, Intervals]) -> TimeSplit:
-    moving = union((flight.issued, flight.done) for flight in times.flights)
-    return TimeSplit(
-        rank=times.rank,
-        span=times.end - times.begin,
-        **{state: measure(states[state]) for state in STATES},
-        overlapped=measure(intersect(states["compute"], moving)),
-    )
+    found = []
+    for times, states in zip(timeline.ranks, paint(timeline).values(), strict=True):
+        moving = union((flight.issued, flight.done) for flight in times.flights)
+        overlapped = measure(intersect(states["compute"], moving))
+        parts = {state: measure(states[state]) for state in STATES}
+        found.append(TimeSplit(times.rank, times.end - times.begin, **parts, overlapped=overlapped))
+    return tuple(found)
 
 
 def paint(timeline: Timeline) -> dict[int, dict[State, Intervals]]:

@@ -14,9 +14,9 @@ from ...evidence.memory import PeakMemory
 from ...evidence.predict import step_over_ones
 from ...timing.commands import find_machine
 from ...timing.machine import Link, Machine, machine_from
-from ...timing.timed_world import TimedWorld
 from ...timing.timeline import Recording, StepTimeline, read_recording
 from ...timing.timeline_cases import TimelineTask, predict_case, predict_step
+from ...worlds.shadow import walk_alone
 
 LOOPBACK = "loopback"
 RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
@@ -65,10 +65,9 @@ def machine_of(link: str) -> Machine:
 def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
     """The timed world's prediction for a step."""
     plan, machine = plan_of(ranks), machine_of(link)
-    at, meta = plan.grid.at(0), torch.device("meta")
-    step = step_over_ones(plan, at, meta, window)
+    step = step_over_ones(plan, plan.grid.at(0), torch.device("meta"), window)
     with PeakMemory() as memory:
-        TimedWorld(plan.grid, machine).run_alone(step.step(), at)
+        walk_alone(step.step(), lambda request: None)
     return PredictedStep(predict_step(plan, machine, window), memory.peak)
 
 

@@ -144,26 +144,20 @@ def step_each(
     make_optimizers: Callable[[nn.Module], list[Optimizer]],
     work: Workload,
     world: LiveWorld,
+    averages: bool = False,
 ) -> Contender:
-    """A contender whose optimizers only step: gradients are already reduced, or are DTensors."""
+    """A contender whose optimizers step gradients that are already reduced, or are DTensors.
+
+    ``averages``: gradients are averaged over dp, in one buffer, after backward.
+    """
     model = make_model(work, world)
     optimizers = make_optimizers(model)
 
     def finish() -> None:
+        if averages:
+            average_gradients(world, list(model.parameters()))
         for optimizer in optimizers:
             optimizer.step()
-
-    return Contender(world, model, optimizers, finish)
-
-
-def adamw_averaged(work: Workload, world: LiveWorld) -> Contender:
-    """AdamW on any grid: the model cut over tp, gradients averaged over dp in one buffer after backward."""
-    model = over_tp(work, world)
-    optimizers = adamw(model)
-
-    def finish() -> None:
-        average_gradients(world, list(model.parameters()))
-        optimizers[0].step()
 
     return Contender(world, model, optimizers, finish)
 
@@ -187,8 +181,8 @@ CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
     "AdamW, DDP, DP=4": (partial(step_each, ddp, adamw), {"dp": 4, "tp": 1}),
     "AdamW, ZeRO-1 (torch), DP=4": (partial(step_each, ddp, adamw_zero1), {"dp": 4, "tp": 1}),
     "AdamW, FSDP2, DP=4": (partial(step_each, fsdp2, adamw), {"dp": 4}),
-    "AdamW, averaged, DP=2×TP=2": (adamw_averaged, {"dp": 2, "tp": 2}),
-    "AdamW, averaged, TP=4": (adamw_averaged, {"dp": 1, "tp": 4}),
+    "AdamW, averaged, DP=2×TP=2": (partial(step_each, over_tp, adamw, averages=True), {"dp": 2, "tp": 2}),
+    "AdamW, averaged, TP=4": (partial(step_each, over_tp, adamw, averages=True), {"dp": 1, "tp": 4}),
     "torch.optim.Muon, DDP, DP=4": (partial(step_each, ddp, torch_muon), {"dp": 4, "tp": 1}),
     "torch.optim.Muon, FSDP2 DTensors, DP=4": (partial(step_each, fsdp2, torch_muon), {"dp": 4}),
     "torch.optim.Muon, DTensors, TP=4": (partial(step_each, over_tp, torch_muon), {"dp": 1, "tp": 4}),

@@ -21,7 +21,14 @@ from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.shadow import walk_alone
 
-from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
+from .contender_costs import (
+    ContenderBytes,
+    ContenderCost,
+    InterfaceCount,
+    read_contenders,
+    read_interface,
+    read_sizes,
+)
 from .contenders import CONTENDERS, Workload
 from .turns import ratios_by_round, slowest
 
@@ -59,26 +66,26 @@ def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDER
 
 def bytes_table(costs: Costs, command: str) -> Table:
     """Three columns of predicted bytes, and the kernel's count."""
-    rows = tuple(_bytes_row(name, ranks) for name, ranks in costs.items())
+    most = {
+        name: max((rank.bytes for rank in ranks), key=lambda one: one.wire.tcp)
+        for name, ranks in costs.items()
+    }
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "contender": name,
+            **{what: _sum([one], what) for what in ("collectives", "payload", "ring")},
+            "Gloo data": one.wire.data,
+            "Gloo with preambles": one.wire.tcp,
+            "counted by the kernel": one.tcp,
+        }
+        for name, one in most.items()
+    )
     notes = (
         "Bytes of one step, forward and backward included, at the rank that sends most. The last two columns "
         "are predicted from what was asked for, and counted on the rank's own TCP sockets; they agree on "
         "every rank to the byte.",
     )
     return Table("Bytes of a step: every contender on the same work", rows, command, notes)
-
-
-def _bytes_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
-    most = max((rank.bytes for rank in ranks), key=lambda one: one.wire.tcp)
-    return {
-        "contender": name,
-        "collectives": most.learn.collectives + most.finish.collectives,
-        "payload": most.learn.payload + most.finish.payload,
-        "ring": most.learn.ring + most.finish.ring,
-        "Gloo data": most.wire.data,
-        "Gloo with preambles": most.wire.tcp,
-        "counted by the kernel": most.tcp,
-    }
 
 
 def ratios_table(costs: Costs, command: str) -> Table:
@@ -94,25 +101,27 @@ def ratios_table(costs: Costs, command: str) -> Table:
 
 
 def _ratio_row(name: str, mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
+    sent, other = ([rank.bytes for rank in ranks] for ranks in (mine, its))
+    state, its_state = (sum(rank.memory.matrix_state for rank in ranks) for ranks in (mine, its))
     alone, *_ = ratios_by_round(_slowest(mine, "collectives"), _slowest(its, "collectives"))
-    median, low, high = ratios_by_round(steps_of(mine), steps_of(its))
+    columns = {"payload": "payload", "ring": "ring", "Gloo data": "gloo"}
     return {
         "contender": name,
         "against": AGAINST[name],
-        "payload": _sum(mine, "payload") / _sum(its, "payload"),
-        "ring": _sum(mine, "ring") / _sum(its, "ring"),
-        "Gloo data": _sum(mine, "gloo") / _sum(its, "gloo"),
+        **{said: _sum(sent, what) / _sum(other, what) for said, what in columns.items()},
         "collectives alone": alone,
-        "whole step": median,
-        "a quarter below": low,
-        "a quarter above": high,
-        "state of the matrices": sum(r.memory.matrix_state for r in mine)
-        / sum(r.memory.matrix_state for r in its),
+        **_whole_step(mine, its),
+        "state of the matrices": state / its_state,
     }
 
 
-def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
-    return sum(getattr(r.bytes.learn, column) + getattr(r.bytes.finish, column) for r in ranks)
+def _whole_step(mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
+    quartiles = ratios_by_round(steps_of(mine), steps_of(its))
+    return dict(zip(("whole step", "a quarter below", "a quarter above"), quartiles, strict=True))
+
+
+def _sum(counted: Sequence[ContenderBytes], column: str) -> int:
+    return sum(getattr(one.learn, column) + getattr(one.finish, column) for one in counted)
 
 
 def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
@@ -145,8 +154,16 @@ def read_batches(
 
 def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
     """Muon's step time over AdamW's, for growing batches and the same optimizer step."""
-    rows = tuple(
-        _batch_row(name, batch, context, costs)
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "contender": name,
+            "against": AGAINST[name],
+            "tokens in the batch": batch * context,
+            "step ms": 1e3 * _middle(steps_of(costs[name])),
+            "AdamW's step ms": 1e3 * _middle(steps_of(costs[AGAINST[name]])),
+            **_whole_step(costs[name], costs[AGAINST[name]]),
+            "optimizer's share": _middle(shares_of(costs[name])),
+        }
         for name in next(iter(found.values()))
         if name in AGAINST
         for batch, costs in found.items()
@@ -159,45 +176,29 @@ def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
     return Table("Where the extra time vanishes: larger batches", rows, command, notes)
 
 
-def _batch_row(name: str, batch: int, context: int, costs: Costs) -> TableRow:
-    mine, its = steps_of(costs[name]), steps_of(costs[AGAINST[name]])
-    median, low, high = ratios_by_round(mine, its)
-    return {
-        "contender": name,
-        "against": AGAINST[name],
-        "tokens in the batch": batch * context,
-        "step ms": 1e3 * _middle(mine),
-        "AdamW's step ms": 1e3 * _middle(its),
-        "whole step": median,
-        "a quarter below": low,
-        "a quarter above": high,
-        "optimizer's share": _middle(shares_of(costs[name])),
-    }
-
-
 def seconds_table(costs: Costs, command: str) -> Table:
     """Milliseconds of a step, and the optimizer's share of it."""
-    rows = tuple(_seconds_row(name, ranks) for name, ranks in costs.items())
+    rows: list[TableRow] = []
+    for name, ranks in costs.items():
+        median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
+        rows.append(
+            {
+                "contender": name,
+                "step ms": median,
+                "a quarter below": low,
+                "a quarter above": high,
+                "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
+                "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
+                "optimizer's share": _middle(shares_of(ranks)),
+                "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
+            }
+        )
     notes = (
         "Medians over rounds of the slowest rank; four ranks of one thread each on two shared cores, so read "
         "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
         "others in the optimizer's part.",
     )
-    return Table("Seconds of a step", rows, command, notes)
-
-
-def _seconds_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
-    median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
-    return {
-        "contender": name,
-        "step ms": median,
-        "a quarter below": low,
-        "a quarter above": high,
-        "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
-        "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
-        "optimizer's share": _middle(shares_of(ranks)),
-        "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
-    }
+    return Table("Seconds of a step", tuple(rows), command, notes)
 
 
 def _middle(values: Sequence[float]) -> float:
@@ -206,7 +207,17 @@ def _middle(values: Sequence[float]) -> float:
 
 def state_table(costs: Costs, command: str) -> Table:
     """Bytes that each contender keeps between steps, and the most that its optimizer adds during a step."""
-    rows = tuple(_state_row(name, ranks) for name, ranks in costs.items())
+    memory = {name: [rank.memory for rank in ranks] for name, ranks in costs.items()}
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "contender": name,
+            **{what: _most(its, what) for what in ("parameters", "gradients", "state")},
+            "state of the matrices": _most(its, "matrix_state"),
+            "matrices' state, all ranks": sum(one.matrix_state for one in its),
+            "peak in the optimizer": _most(its, "peak"),
+        }
+        for name, its in memory.items()
+    )
     notes = (
         "Bytes, at the rank that holds most; the peak counts every tensor that PyTorch makes after backward "
         "and before the step's end, which leaves out what DDP keeps in C++.",
@@ -214,17 +225,8 @@ def state_table(costs: Costs, command: str) -> Table:
     return Table("Memory of the contenders", rows, command, notes)
 
 
-def _state_row(name: str, ranks: Sequence[ContenderCost]) -> TableRow:
-    memory = [rank.memory for rank in ranks]
-    return {
-        "contender": name,
-        "parameters": max(one.parameters for one in memory),
-        "gradients": max(one.gradients for one in memory),
-        "state": max(one.state for one in memory),
-        "state of the matrices": max(one.matrix_state for one in memory),
-        "matrices' state, all ranks": sum(one.matrix_state for one in memory),
-        "peak in the optimizer": max(one.peak for one in memory),
-    }
+def _most(ranks: Sequence[object], what: str) -> int:
+    return max(getattr(rank, what) for rank in ranks)
 
 
 # Memory of the strategies: predicted by the plan, and measured
@@ -308,7 +310,22 @@ def read_peaks(rank: int, matrices: Sequence[Matrix], grid: Grid, round_bytes: i
 def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int) -> Table:
     """The plan's memory by kind, and the predicted and measured peaks."""
     peaks = launch(read_peaks, grid.world_size, args=(list(matrices), grid, round_bytes), timeout=PATIENCE)
-    rows = tuple(_memory_row(name, matrices, grid, round_bytes, peaks) for name in VARIANTS)
+    rows: list[TableRow] = []
+    for name, builder in VARIANTS.items():
+        plan = builder(matrices, grid, round_bytes=round_bytes)
+        held, measured = [plan_memory(plan, grid.at(rank)) for rank in grid.ranks], [it[name] for it in peaks]
+        rows.append(
+            {
+                "strategy": name,
+                **{what: _most(held, what) for what in ("parameters", "gradients", "momentum")},
+                "AdamW's moments": 2 * _most(held, "parameters"),
+                "flat gradients": _most(held, "flat_gradient"),
+                "gather buffer": _most(held, "gathered"),
+                "whole matrix": _most(held, "whole"),
+                "peak, predicted": _most(measured, "predicted"),
+                "peak, measured": _most(measured, "measured"),
+            }
+        )
     notes = (
         f"Bytes, at the rank that holds most, buckets of at most {round_bytes:,} bytes of gradients, five "
         "Newton–Schulz steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` "
@@ -316,27 +333,7 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
         "the step over the meta device; a backend may keep a buffer a moment longer.",
     )
     title = f"Memory of the strategies: {grid}, buckets of {round_bytes / 1e6:g} MB"
-    return Table(title, rows, command, notes)
-
-
-def _memory_row(
-    name: str, matrices: Sequence[Matrix], grid: Grid, round_bytes: int, peaks: list[dict[str, Peak]]
-) -> TableRow:
-    plan = VARIANTS[name](matrices, grid, round_bytes=round_bytes)
-    held = [plan_memory(plan, grid.at(rank)) for rank in grid.ranks]
-    parameters = max(one.parameters for one in held)
-    return {
-        "strategy": name,
-        "parameters": parameters,
-        "gradients": max(one.gradients for one in held),
-        "momentum": max(one.momentum for one in held),
-        "AdamW's moments": 2 * parameters,
-        "flat gradients": max(one.flat_gradient for one in held),
-        "gather buffer": max(one.gathered for one in held),
-        "whole matrix": max(one.whole for one in held),
-        "peak, predicted": max(ranks[name].predicted for ranks in peaks),
-        "peak, measured": max(ranks[name].measured for ranks in peaks),
-    }
+    return Table(title, tuple(rows), command, notes)
 
 
 # Measured on a network interface that nothing else uses

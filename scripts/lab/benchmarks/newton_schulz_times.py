@@ -6,7 +6,6 @@ highest rate of a plain matrix product, measured in the same rounds, gives the f
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
-from .turns import in_milliseconds
+from .turns import in_milliseconds, timed
 
 WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
     "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
@@ -135,13 +134,6 @@ def product(
             torch.mm(A, B, out=out)
 
     return run, 2.0 * side**3 * times
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of a call."""
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
 
 
 def operations_once(recipe: Recipe, shapes: Sequence[tuple[int, int]]) -> float:

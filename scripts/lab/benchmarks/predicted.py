@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import product
 
 import torch
 
@@ -25,30 +26,30 @@ from muon_tutorial.timing.models import find_model
 ROOTED: tuple[Kind, ...] = ("gather", "scatter", "broadcast", "reduce")
 KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", *ROOTED)
 DTYPES = {2: torch.bfloat16, 4: torch.float32}
+DTYPE_PAIRS = ((4, 4), (4, 2), (2, 2))
+"""Bytes of a gradient element and of a parameter element, g and p."""
 
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
     """Bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo: least and most over ranks."""
-    rows = [_gloo_row(kind, parts) for kind in KINDS for parts in sizes]
+    rows, each = list[TableRow](), 840 * 1024
+    for kind, parts in product(KINDS, sizes):
+        grid, whole = Grid.of(dp=parts), each * parts * 4
+        entries = [entry_of(sample_request(kind, at, each), at) for at in map(grid.at, grid.ranks)]
+        rows.append(
+            {
+                "collective": kind,
+                "ranks": parts,
+                "ring, most": max(entry.ring for entry in entries) / whole,
+                "Gloo, least": min(entry.gloo for entry in entries) / whole,
+                "Gloo, most": max(entry.gloo for entry in entries) / whole,
+            }
+        )
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
         "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
     )
     return Table("One collective: ring and Gloo", tuple(rows), command, notes)
-
-
-def _gloo_row(kind: Kind, parts: int) -> TableRow:
-    grid, each = Grid.of(dp=parts), 840 * 1024
-    entries = [entry_of(sample_request(kind, grid.at(rank), each), grid.at(rank)) for rank in grid.ranks]
-    whole = each * parts * 4
-    gloo = [entry.gloo / whole for entry in entries]
-    return {
-        "collective": kind,
-        "ranks": parts,
-        "ring, most": max(entry.ring for entry in entries) / whole,
-        "Gloo, least": min(gloo),
-        "Gloo, most": max(gloo),
-    }
 
 
 def sample_request(
@@ -87,7 +88,7 @@ def strategies_table(command: str, D: int = 4) -> Table:
 
 
 def _strategy_rows(D: int) -> Iterator[TableRow]:
-    for g, p in ((4, 4), (4, 2), (2, 2)):
+    for g, p in DTYPE_PAIRS:
         N = _count(_even())
         adamw = {
             "DDP AdamW": formulas.ddp_adamw(D, N, g),
@@ -118,26 +119,17 @@ def _strategies_of(
     yield "AdamW, FSDP2", "ρN(g+2p)", fsdp2, nothing, None
     every = formulas.zero1_gather_all(D, N, g, p)
     yield "zero1, gather all", "ρN(g+p+2)", every, nothing, _mean(zero1, D, g, p)
-    straddling = zero + Fraction(_straddling(D, g, p))
+    plan = zero1(_even(g, p), Grid.of(dp=D), gather="boundary")
+    straddled = [formulas.straddled(plan, plan.grid.at(rank)) for rank in range(D)]
+    straddling = zero + Fraction(sum(map(formulas.boundary_received, straddled)), D)
     yield "zero1, boundary", "ρN(g+p) + straddling", straddling, nothing, _mean(boundary, D, g, p)
     yield "layerwise", "ρN(g+p)", zero, nothing, _mean(layerwise, D, g, p)
-    shared = _round_robin_updates(D, N)
+    # Buffers are zero wherever a rank is not the owner. An all_gather would halve the bytes if the owners'
+    # segments had equal lengths; it pads them to the longest.
+    shared = 2 * formulas.rho(D) * N * formulas.WIRE_BYTES
     yield "round_robin, all_reduce back", "2ρN·2", shared, ddp, _mean(round_robin, D, g, p)
-    owned, sharded = _owner_both_ways(D, N), (("dp", Shard(0)),)
+    owned, sharded = shared / D, (("dp", Shard(0)),)  # to the owners and back, a mean over ranks
     yield "owner over shards", "2ρ(N/D)·2", owned, fsdp2, _mean(owner, D, g, p, sharded)
-
-
-def _round_robin_updates(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
-    """On top of 2ρNg: an all_reduce of buffers that are zero wherever a rank is not the owner, 2ρNb.
-
-    An all_gather would halve it if the owners' segments had equal lengths; it pads them to the longest.
-    """
-    return 2 * formulas.rho(D) * N * b
-
-
-def _owner_both_ways(D: int, N: int, b: int = formulas.WIRE_BYTES) -> Fraction:
-    """To the owners and back, with parameters sharded D ways, on average over ranks: 2ρ(N/D)b."""
-    return 2 * formulas.rho(D) * Fraction(N, D) * b
 
 
 def _even(g: int = 4, p: int = 4, cuts: tuple = ()) -> list[Matrix]:
@@ -158,13 +150,6 @@ def _mean(builder: Builder, D: int, g: int, p: int, cuts: tuple = ()) -> float:
     return sum(entry.ring for entry in entries if entry.phase != "gradient flags") / D
 
 
-def _straddling(D: int, g: int, p: int) -> float:
-    grid = Grid.of(dp=D)
-    plan = zero1(_even(g, p), grid, gather="boundary")
-    received = [formulas.boundary_received(formulas.straddled(plan, grid.at(rank))) for rank in grid.ranks]
-    return sum(received) / D
-
-
 def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
     """The hidden matrices of a 70-billion-parameter Llama, cut over tp, and over dp as by FSDP2 if asked."""
     inner = (("dp", Shard(0)),) if cut_over_dp else ()
@@ -177,13 +162,30 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
     grid = grid or Grid.of(dp=2048, tp=8)
     N = _count(llama_70b()) // grid.size("tp")
     adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
-    rows = [
-        _thousands_row(f"zero1, buckets of {size / 1e9:g} GB", partial(zero1, round_bytes=size), grid, adamw)
-        for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
-    ]
-    boundary = partial(zero1, gather="boundary", round_bytes=4_000_000_000)
-    rows.append(_thousands_row("zero1 boundary, buckets of 4 GB", boundary, grid, adamw))
-    rows.append(_thousands_row("owner over FSDP2's shards", owner, grid, adamw, sharded=True))
+    builders: dict[str, Builder] = {
+        **{
+            f"zero1, buckets of {size / 1e9:g} GB": partial(zero1, round_bytes=size)
+            for size in (25_000_000, 1_000_000_000, 4_000_000_000, 35_000_000_000)
+        },
+        "zero1 boundary, buckets of 4 GB": partial(zero1, gather="boundary", round_bytes=4_000_000_000),
+        "owner over FSDP2's shards": owner,
+    }
+    rows: list[TableRow] = []
+    for name, builder in builders.items():
+        start = time.process_time()
+        plan = builder(llama_70b(builder is owner), grid)
+        ranks = (0, grid.world_size // 2)
+        first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
+        rows.append(
+            {
+                "plan": name,
+                "buckets": len(plan.buckets),
+                "GB, rank 0": first / 1e9,
+                "GB, middle rank": middle / 1e9,
+                "over ZeRO-1 AdamW": middle / float(adamw),
+                "CPU seconds": time.process_time() - start,
+            }
+        )
     notes = (
         f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
         f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
@@ -194,57 +196,35 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
     return Table("16,384 ranks, 70 billion parameters", tuple(rows), command, notes)
 
 
-def _thousands_row(
-    name: str, builder: Builder, grid: Grid, adamw: Fraction, sharded: bool = False
-) -> TableRow:
-    start = time.process_time()
-    plan = builder(llama_70b(sharded), grid)
-    ranks = (0, grid.world_size // 2)
-    first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
-    seconds = time.process_time() - start
-    return {
-        "plan": name,
-        "buckets": len(plan.buckets),
-        "GB, rank 0": first / 1e9,
-        "GB, middle rank": middle / 1e9,
-        "over ZeRO-1 AdamW": middle / float(adamw),
-        "CPU seconds": seconds,
-    }
-
-
 def regimes_table(command: str) -> Table:
     """One model on 64 ranks and several grids: how tensor parallelism and dtypes change the ratio."""
-    rows = [
-        _regime_row(dp, tp, g, p, size)
-        for dp, tp in ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
-        for g, p in ((4, 4), (4, 2), (2, 2))
-        for size in (25_000_000, 1_000_000_000)
-    ]
+    grids = ((64, 1), (32, 2), (16, 4), (8, 8), (4, 16))
+    rows: list[TableRow] = []
+    for (dp, tp), (g, p), size in product(grids, DTYPE_PAIRS, (25_000_000, 1_000_000_000)):
+        grid = Grid.of(dp=dp, tp=tp)
+        matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
+        adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
+        whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
+        edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
+        total = sum(whole.values())
+        rows.append(
+            {
+                "dp": dp,
+                "tp": tp,
+                "g": g,
+                "p": p,
+                "bucket MB": size // 10**6,
+                "all, over ZeRO-1": total / adamw,
+                "boundary, over ZeRO-1": sum(edges.values()) / adamw,
+                "of it, tp gathers": whole.get("tp gather", 0.0) / total,
+            }
+        )
     notes = (
         "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
         "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "
         'column is of `gather="all"`.',
     )
     return Table("Where the gain vanishes: grids, dtypes, buckets", tuple(rows), command, notes)
-
-
-def _regime_row(dp: int, tp: int, g: int, p: int, size: int) -> TableRow:
-    grid = Grid.of(dp=dp, tp=tp)
-    matrices = [replace(m, dtype=DTYPES[p], grad_dtype=DTYPES[g]) for m in llama_70b()[:56]]
-    adamw = float(formulas.zero1_adamw(dp, _count(matrices) // tp, g, p))
-    whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
-    edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
-    total = sum(whole.values())
-    return {
-        "dp": dp,
-        "tp": tp,
-        "g": g,
-        "p": p,
-        "bucket MB": size // 10**6,
-        "all, over ZeRO-1": total / adamw,
-        "boundary, over ZeRO-1": sum(edges.values()) / adamw,
-        "of it, tp gathers": whole.get("tp gather", 0.0) / total,
-    }
 
 
 def _by_phase(plan: Plan, grid: Grid) -> dict[str, float]:

@@ -118,7 +118,7 @@ def cases(ranks: Sequence[int]) -> list[SleepCase]:
 
 def run_case(case: SleepCase) -> list[SleepStep]:
     """Steps of every strategy on real ranks: the fastest of several, and one more whose memory is counted."""
-    rows = launch(_on_rank, case.ranks, args=(case,), timeout=PATIENCE)
+    rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
     worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
     return [
         SleepStep(case, name, seconds, int(peak), int(predicted), without)
@@ -126,22 +126,20 @@ def run_case(case: SleepCase) -> list[SleepStep]:
     ]
 
 
-def _on_rank(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
-    mesh = build_mesh({"dp": case.ranks})
-    return [_one(rank, case, builder, mesh) for builder in SHARED.values()]
-
-
-def _one(rank: int, case: SleepCase, builder: Builder, mesh: Any) -> tuple[float, ...]:
-    builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
-    muon = _muon(case.shapes, strategy=builder, mesh=mesh)
-    assert muon.plan is not None
-    with _naps(replace(case, seconds=0.0)):
-        without = _fastest(muon, 4)
-        _give_gradients(muon)
-        with PeakMemory() as seen:
-            muon.step()
-    with _naps(case):
-        return _fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without
+def _steps(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
+    mesh, found = build_mesh({"dp": case.ranks}), list[tuple[float, ...]]()
+    for builder in SHARED.values():
+        builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
+        muon = _muon(case.shapes, strategy=builder, mesh=mesh)
+        assert muon.plan is not None
+        with _naps(replace(case, seconds=0.0)):
+            without = _fastest(muon, 4)
+            _give_gradients(muon)
+            with PeakMemory() as seen:
+                muon.step()
+        with _naps(case):
+            found.append((_fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without))
+    return found
 
 
 def _naps(case: SleepCase) -> Any:

@@ -7,8 +7,7 @@ watched: its memory, the products it computes, and how close its update is to to
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,7 +23,7 @@ from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from .newton_schulz_times import PEAKS, product
 from .peers import KELLER_JORDAN_TEXT, SETTINGS, Params, StepContender, find_peers, first_line
 from .step_work import StepWork, watch_first_step
-from .turns import in_milliseconds, ratios_by_round
+from .turns import in_milliseconds, ratios_by_round, timed
 
 TORCH = "torch.optim.Muon"
 OURS = "this Muon"
@@ -147,32 +146,6 @@ def measure_steps(
     A package whose step fails is left out, with the reason. ``say`` is called with each step to come.
     """
     params, gradients = work.parameters(device), work.gradients(device)
-    firsts, left_out = first_steps(chosen, params, gradients, device, say)
-    seconds: list[list[float]] = [[] for _ in firsts]
-    rates: dict[str, list[float]] = {name: [] for name in PEAKS}
-    for turn in range(rounds):
-        say(f"round {turn + 1} of {rounds}")
-        for first, its in zip(firsts, seconds, strict=True):
-            given = give(params, gradients)
-            its.append(time_step(first.optimizer, device))
-            del given
-        for name, rate in product_rates(device):
-            rates[name].append(rate)
-    steps = [
-        ContenderSteps(first.contender, its, first.work, cosine(firsts[0].update, first.update))
-        for first, its in zip(firsts, seconds, strict=True)
-    ]
-    return StepRun(work, steps, rates, left_out)
-
-
-def first_steps(
-    chosen: Sequence[StepContender],
-    params: Params,
-    gradients: Sequence[Tensor],
-    device: torch.device,
-    say: Callable[[str], object],
-) -> tuple[list[FirstStep], list[str]]:
-    """Every contender's first step, and a line for each package whose step fails."""
     firsts: list[FirstStep] = []
     left_out: list[str] = []
     for contender in chosen:
@@ -183,7 +156,22 @@ def first_steps(
             if contender.source == THIS:
                 raise
             left_out.append(f"{contender.name} failed here: {first_line(error)}")
-    return firsts, left_out
+    seconds: list[list[float]] = [[] for _ in firsts]
+    rates: dict[str, list[float]] = {name: [] for name in PEAKS}
+    for turn in range(rounds):
+        say(f"round {turn + 1} of {rounds}")
+        for first, its in zip(firsts, seconds, strict=True):
+            given = give(params, gradients)
+            its.append(timed(first.optimizer.step, device))
+            del given
+        for name, dtype in PEAKS.items():
+            run, operations = product(dtype, 768, device)
+            rates[name] += [operations / timed(run, device) / 1e9 for _ in range(PRODUCTS_A_ROUND)]
+    steps = [
+        ContenderSteps(first.contender, its, first.work, cosine(firsts[0].update, first.update))
+        for first, its in zip(firsts, seconds, strict=True)
+    ]
+    return StepRun(work, steps, rates, left_out)
 
 
 def first_step(
@@ -211,33 +199,6 @@ def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
     for param, copy in zip(params, copies, strict=True):
         param.grad = copy
     return copies
-
-
-def time_step(optimizer: Optimizer, device: torch.device) -> float:
-    """Seconds of one step."""
-    wait_for(device)
-    begun = time.perf_counter()
-    optimizer.step()
-    wait_for(device)
-    return time.perf_counter() - begun
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has finished its queued work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def product_rates(device: torch.device) -> Iterator[tuple[str, float]]:
-    """GFLOP/s of plain products of 768 × 768, by dtype, several times each."""
-    for name, dtype in PEAKS.items():
-        run, operations = product(dtype, 768, device)
-        for _ in range(PRODUCTS_A_ROUND):
-            wait_for(device)
-            begun = time.perf_counter()
-            run()
-            wait_for(device)
-            yield name, operations / (time.perf_counter() - begun) / 1e9
 
 
 def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:

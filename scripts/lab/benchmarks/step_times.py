@@ -23,7 +23,8 @@ from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.step.step import PlanStep
 from muon_tutorial.timing.machine import Machine
-from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.timing.timed_world import TimedRun
+from muon_tutorial.timing.timeline_cases import walk_ranks
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from .turns import slowest, take_turns
@@ -141,11 +142,9 @@ def walk(world: LiveWorld, step: PlanStep) -> None:
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:
     """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
-    grid, plan, meta = case.grid, case.plan, torch.device("meta")
-    walks = [step_over_ones(plan, grid.at(rank), meta, case.window).step() for rank in grid.ranks]
     if case.mbit is not None:  # all ranks share the limited loopback
         machine = machine.on_bus(case.mbit * MBIT)
-    return TimedWorld(grid, machine).run(walks)
+    return walk_ranks(case.plan, machine, case.window)
 
 
 NAMES = ("strategy", "grid", "bucket bytes", "window", "link", "width", "layers")

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile
+
+from muon_tutorial.evidence.memory import tensors_in
 
 PRODUCTS = {
     **dict.fromkeys(("aten::mm", "aten::bmm"), 0),
@@ -111,15 +112,4 @@ def _running(sizes: Iterable[int]) -> tuple[int, int]:
 
 def state_bytes(optimizer: Optimizer) -> int:
     """Bytes of the tensors in an optimizer's state, at any depth."""
-    return sum(tensor.nbytes for tensor in _tensors(optimizer.state))
-
-
-def _tensors(value: object) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors(each)
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _tensors(each)
+    return sum(tensor.nbytes for tensor in tensors_in(optimizer.state))

@@ -23,9 +23,9 @@ from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.orthogonalizers.named import STOCK
 
 from .peers import SETTINGS, Params
-from .step_benchmark import StepSet, give, time_step
+from .step_benchmark import StepSet, give
 from .step_work import state_bytes, watch_first_step
-from .turns import in_milliseconds, ratios_by_round, slowest
+from .turns import in_milliseconds, ratios_by_round, slowest, timed
 
 PATIENCE = 600.0
 """Seconds that ranks wait for the others' turns."""
@@ -82,12 +82,12 @@ def measure_over_ranks(
     backend = "gloo" if device == "cpu" else "nccl"
     args = (work, list(chosen), rounds, device, orthogonalize)
     by_rank = launch(time_cases, count, args=args, backend=backend, timeout=PATIENCE)
-    return [_together(case, [rank[case] for rank in by_rank if case in rank]) for case in chosen]
-
-
-def _together(case: RankCase, parts: Sequence[RankSteps]) -> RankSteps:
-    extra, momentum = max(part.extra for part in parts), max(part.momentum for part in parts)
-    return RankSteps(case, slowest([part.seconds for part in parts]), extra, momentum)
+    found = []
+    for case in chosen:
+        parts = [rank[case] for rank in by_rank if case in rank]
+        extra, momentum = max(part.extra for part in parts), max(part.momentum for part in parts)
+        found.append(RankSteps(case, slowest([part.seconds for part in parts]), extra, momentum))
+    return found
 
 
 def time_cases(
@@ -117,7 +117,7 @@ def time_cases(
             given = give(params, gradients) if rank < case.ranks else []
             dist.barrier()  # all ranks of this turn have their gradients
             if rank < case.ranks:
-                parts[case].seconds.append(time_step(steps[case], device))
+                parts[case].seconds.append(timed(steps[case].step, device))
             del given
     return parts
 

@@ -5,7 +5,7 @@ The same timelines give the same bytes. Each band shows a rank's processor, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,11 @@ def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
 
 def _draw_pair(axes: Axes, pair: TimelinePair) -> None:
     last = 1000 * max(pair.predicted.seconds, pair.recorded.seconds)
-    bands = list(_bands(pair))
+    bands = [
+        (f"rank {rank} {timeline.source}", rank, timeline)
+        for rank in pair.predicted.ranks
+        for timeline in (pair.predicted, pair.recorded)
+    ]
     for row, (_, rank, timeline) in enumerate(bands):
         _draw_band(axes, row, rank, timeline)
     axes.set_yticks([row + 0.45 for row in range(len(bands))])
@@ -86,12 +90,6 @@ def _draw_pair(axes: Axes, pair: TimelinePair) -> None:
     axes.set_title(f"{pair}; milliseconds", fontsize=8.5, loc="left")
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-
-
-def _bands(pair: TimelinePair) -> Iterator[tuple[str, int, StepTimeline]]:
-    for rank in pair.predicted.ranks:
-        for timeline in (pair.predicted, pair.recorded):
-            yield f"rank {rank} {timeline.source}", rank, timeline
 
 
 def _draw_band(axes: Axes, row: int, rank: int, timeline: StepTimeline) -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 
 from muon_tutorial.evidence.tables import TableRow, median_and_spread
@@ -19,11 +20,21 @@ def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[K
     for number in range(rounds + 1):
         for one, step in steps.items():
             dist.barrier()
-            begun = time.perf_counter()
-            step()
-            took = time.perf_counter() - begun
+            took = timed(step)
             seconds[one] += [took] if number else []
     return seconds
+
+
+def timed(run: Callable[[], object], device: torch.device | None = None) -> float:
+    """Seconds of a call, until a GPU has finished its work, too."""
+    on_gpu = device is not None and device.type == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    begun = time.perf_counter()
+    run()
+    if on_gpu:
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - begun
 
 
 def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:

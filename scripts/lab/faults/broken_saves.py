@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
+from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
 from muon_tutorial.errors import TutorialError
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
@@ -27,7 +27,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from . import job, saved_job
 from .case import Case, RankRecord, Seen
 from .processes import wait_until
-from .saved_job import OTHER, Store
+from .saved_job import OTHER
 from .strikes import STRIKES, Trigger
 from .tampering import NEW, OLD
 
@@ -87,15 +87,19 @@ def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRe
     ``usual``: the struck rank's file accesses and times without a fault.
     """
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp)))
-    model, both = saved_job.build(case.strategy, world)
-    store = Store(Path(root, "store"))
-    saved_job.train(model, both, world, 0, OLD)
-    store.save(OLD, model, both)
-    saved_job.train(model, both, world, OLD, NEW)
+    model, both = saved_job.trained(case.strategy, world, OLD)
+    store = CheckpointManager(Path(root, "store"), keep=2)
+    store.save(OLD, model, both, extra={"step": OLD})
+    saved_job.train(model, both, OLD, NEW)
     is_mine = case.rank == rank
-    if is_mine and "loading" not in case.kind:
-        model, store = _strike_saving(case, root, usual, model, store)
-    store.save(NEW, model, both)
+    if is_mine and case.kind == "another folder on one rank":
+        store = CheckpointManager(Path(root, "elsewhere"), keep=2)
+    elif is_mine and case.kind == OTHER_VALUES:
+        with torch.no_grad():
+            model.matrices[job.WHOLE].add_(1.0)
+    elif is_mine and "loading" not in case.kind and case.kind in AT_A_FILE:
+        _arm(case, root, usual)
+    store.save(NEW, model, both, extra={"step": NEW})
     if "loading" in case.kind or "another model" in case.kind:
         model, both = saved_job.build(case.strategy, world)
         if is_mine and "another model" in case.kind:
@@ -107,11 +111,11 @@ def save_or_load(rank: int, case: Case, root: str, usual: Undisturbed) -> RankRe
     return RankRecord(rank)
 
 
-def _load_wholly(store: Store, model: Any, both: Any, note: Path) -> int:
+def _load_wholly(store: CheckpointManager, model: Any, both: Any, note: Path) -> int:
     """Load the newest state; leave a note if a refusal has changed anything."""
     before = saved_job.digest(model, both)
     try:
-        return store.load(model, both)
+        return int(store.load(model, both)["step"])
     except Exception:
         if saved_job.digest(model, both) != before:
             note.touch()
@@ -129,26 +133,14 @@ class Undisturbed:
 
 def count_files(rank: int, root: str) -> Undisturbed:
     """Save and load without a fault."""
-    world = LiveWorld(build_mesh(Grid.of(dp=2)))
-    model, both = saved_job.build("zero1 all", world)
-    saved_job.train(model, both, world, 0, OLD)
-    store, events = Store(Path(root, "store")), FileEvents(Path(root), 1 << 30, lambda: None)
+    model, both = saved_job.trained("zero1 all", LiveWorld(build_mesh(Grid.of(dp=2))), OLD)
+    store = CheckpointManager(Path(root, "store"), keep=2)
+    events = FileEvents(Path(root), 1 << 30, lambda: None)
     begun = time.monotonic()
-    store.save(OLD, model, both)
+    store.save(OLD, model, both, extra={"step": OLD})
     seconds, saved, events.seen = time.monotonic() - begun, events.seen, 0
     store.load(model, both)
     return Undisturbed(saved, events.seen, seconds)
-
-
-def _strike_saving(case: Case, root: str, usual: Undisturbed, model: Any, store: Store) -> tuple[Any, Store]:
-    if case.kind == "another folder on one rank":
-        return model, Store(Path(root, "elsewhere"))
-    if case.kind == OTHER_VALUES:
-        with torch.no_grad():
-            model.matrices[job.WHOLE].add_(1.0)
-    elif case.kind in AT_A_FILE:
-        _arm(case, root, usual)
-    return model, store
 
 
 def _arm(case: Case, root: str, usual: Undisturbed) -> None:
@@ -165,37 +157,33 @@ def _arm(case: Case, root: str, usual: Undisturbed) -> None:
 def left_on_disk(root: Path) -> Seen:
     """Check in one process after a broken save: the newest state, and whether saving works again."""
     begun = time.monotonic()
-    store = Store(root / "store")
+    store = CheckpointManager(root / "store", keep=2)
     try:
         step = _load_newest(store)
     except Exception as error:
         return Seen(equal=False, message=f"nothing could be loaded: {type(error).__name__}: {error}")
     if step is None:
         return Seen(equal=False, message="what was loaded is neither the old nor the new state")
-    model, both = saved_job.build("", None)
-    saved_job.train(model, both, None, 0, NEW)
     try:
         if step != NEW:
-            store.save(NEW, model, both)
+            store.save(NEW, *saved_job.trained("", None, NEW), extra={"step": NEW})
             step = _load_newest(store)
     except Exception as error:
         return Seen(retry_refused=f"{type(error).__name__}: {error}")
     return Seen(equal=step == NEW, seconds=time.monotonic() - begun)
 
 
-def _load_newest(store: Store) -> int | None:
+def _load_newest(store: CheckpointManager) -> int | None:
     """The step of the newest state; None if its tensors are not that step's."""
     model, both = saved_job.build("", None)
     model.fill(OTHER)
-    step = store.load(model, both)
+    step = store.load(model, both)["step"]
     return step if saved_job.holds(model, both, step) else None
 
 
 def save_beside(rank: int, root: str, mine: str, other: str, steps: int) -> str:
     """One of two savers: trains, waits for the other, saves to the same place; returns the refusal's text."""
-    world = LiveWorld(build_mesh(Grid.of(dp=2)))
-    model, both = saved_job.build("zero1 all", world)
-    saved_job.train(model, both, world, 0, steps)
+    model, both = saved_job.trained("zero1 all", LiveWorld(build_mesh(Grid.of(dp=2))), steps)
     Path(root, f"{mine}-{rank}").touch()
     wait_until(Path(root, f"{other}-{rank}").exists, 30, every=0.001)
     try:

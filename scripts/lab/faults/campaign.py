@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,12 @@ class Campaign:
             found[outcome.case.number] = outcome
             show(outcome)
 
-        shared = [case for case in cases if _shares_a_launch(case)]
-        for _, group in itertools.groupby(sorted(shared, key=_grid), _grid):
+        def grid(case: Case) -> tuple[int, int]:
+            return case.dp, case.tp
+
+        together = {kind for kind, fault in FAULTS.items() if not fault.alone}
+        shared = [case for case in cases if case.starter == "launch" and case.kind in together]
+        for _, group in itertools.groupby(sorted(shared, key=grid), grid):
             for outcome in self._sessions(list(group)):
                 done(outcome)
         for case in cases:
@@ -160,15 +165,6 @@ def warm_up() -> None:
     wait_until(lambda: all(launch(has_imports, 1, output="quiet")), 60, every=0.5)
 
 
-def _shares_a_launch(case: Case) -> bool:
-    fault = FAULTS.get(case.kind)
-    return case.starter == "launch" and fault is not None and not fault.alone
-
-
-def _grid(case: Case) -> tuple[int, int]:
-    return case.dp, case.tp
-
-
 def _of_notes(case: Case, notes: dict[int, Any], error: Exception | None) -> Seen:
     """The ranks' notes on a case in a session, and the session's error if it ended at this case."""
     records = tuple(note for note in notes.values() if isinstance(note, RankRecord))
@@ -193,7 +189,8 @@ def _of_error(case: Case, error: Exception) -> Seen:
     blamed = getattr(error, "rank", None)
     original = getattr(error, "original", None)
     if isinstance(original, TutorialError) and case.rank is not None:
-        texts = [str(original), *_of_others(original, text)]
+        own, lines = f"{type(original).__name__}: ", text.partition("The other ranks:")[2].splitlines()
+        texts = [str(original), *(line.partition(own)[2] for line in lines if own in line)]
         said = next((each for each in texts if blame(each, case.rank) == "named"), texts[0])
         alike = any(each[:_ALIKE] == texts[0][:_ALIKE] for each in texts[1:])
         if alike or blame(said, case.rank) != "unnamed":
@@ -205,12 +202,6 @@ def _of_error(case: Case, error: Exception) -> Seen:
     # A data fault, unlike a killed process, must give one of the package's own errors.
     bare = case.kind in FAULTS and " raised " in first and "muon_tutorial.errors." not in first
     return Seen(message=first, message_type=kind, named=not bare, blamed=blamed, signals=theirs)
-
-
-def _of_others(original: Exception, report: str) -> list[str]:
-    """Errors of the same class on other ranks, from a launch's report."""
-    name, lines = type(original).__name__, report.partition("The other ranks:")[2].splitlines()
-    return [line.partition(f"{name}: ")[2] for line in lines if f"{name}: " in line]
 
 
 def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Seen:
@@ -258,25 +249,18 @@ def _strike_from_outside(case: Case, folder: Path, over: threading.Event) -> Non
 
 def _two_savers(folder: Path) -> Seen:
     """Two jobs save to one place at once. A job that is told its state was saved must find it there."""
-    said: dict[str, Any] = {}
 
-    def run(mine: str, other: str, steps: int) -> None:
+    def run(mine: str, other: str, steps: int) -> str:
         args = (str(folder), mine, other, steps)
         try:
             told = launch(broken_saves.save_beside, 2, args=args, output="quiet", timeout=4 * TIMEOUT)
-            said[mine] = next(filter(None, told), "")
+            return next(filter(None, told), "")
         except Exception as error:
-            said[mine] = f"{type(error).__name__}: {error}"
+            return f"{type(error).__name__}: {error}"
 
-    threads = [
-        threading.Thread(target=run, args=args)
-        for args in (("a", "b", tampering.OLD), ("b", "a", tampering.NEW))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return broken_saves.after_two_savers(folder / "both", said["a"], said["b"])
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(run, "ab", "ba", (tampering.OLD, tampering.NEW))
+    return broken_saves.after_two_savers(folder / "both", first, second)
 
 
 def repeat_line(seed: int, size: int, number: int) -> str:

@@ -90,9 +90,14 @@ def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], 
     return strike
 
 
-def _all_huge(rig: Rig, dice: Random) -> None:
-    for param in rig.params.values():
-        local_grad(param).fill_(HUGE)
+def _every_gradient(change: Callable[[Tensor], object]) -> Callable[[Rig, Random], None]:
+    """A strike that changes all gradients in place."""
+
+    def strike(rig: Rig, dice: Random) -> None:
+        for param in rig.params.values():
+            change(local_grad(param))
+
+    return strike
 
 
 SETTINGS: Mapping[str, tuple[Any, ...]] = {
@@ -191,11 +196,6 @@ def _flip(tensor: Tensor, dice: Random) -> None:
     bits[dice.randrange(len(bits))] ^= 1 << dice.randrange(10, 23)
 
 
-def _clip(rig: Rig, dice: Random) -> None:
-    for param in rig.params.values():
-        local_grad(param).mul_(0.5)
-
-
 def _one_more_group(rig: Rig, dice: Random) -> None:
     rig.muon.add_param_group({"params": [("extra", nn.Parameter(torch.ones(4, 4)))]})
 
@@ -237,7 +237,7 @@ FAULTS: Mapping[str, DataFault] = {
     "nothing": DataFault(fits=lambda strategy, dp, tp: True),
     "NaN in a gradient": _repairable(strike=_gradient(_one_entry(float("nan")))),
     "infinity in a gradient": _repairable(strike=_gradient(_one_entry(float("-inf")))),
-    OVERFLOW: _repairable(strike=_all_huge, everywhere=True),
+    OVERFLOW: _repairable(strike=_every_gradient(lambda grad: grad.fill_(HUGE)), everywhere=True),
     "gradient None": _repairable(strike=_without_gradient),
     "float64 gradient behind .data": _behind(strike=_behind_data(Tensor.double)),
     "larger gradient behind .data": _behind(strike=_behind_data(lambda grad: torch.cat([grad.neg(), grad]))),
@@ -292,7 +292,9 @@ FAULTS: Mapping[str, DataFault] = {
     "zero_grad after readying": DataFault(
         strike=lambda rig, dice: rig.muon.zero_grad(), ready=True, alone=True, fits=_planned
     ),
-    "clipping after readying": DataFault(strike=_clip, ready=True, alone=True, fits=_planned),
+    "clipping after readying": DataFault(
+        strike=_every_gradient(lambda grad: grad.mul_(0.5)), ready=True, alone=True, fits=_planned
+    ),
 }
 """By name. ``nothing`` is the control: it must always survive."""
 

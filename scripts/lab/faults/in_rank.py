@@ -82,7 +82,8 @@ def play(case: Case, world: LiveWorld) -> RankRecord:
         if not fault.needs_guard:  # what needs the guard has changed data already
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
-    return RankRecord(world.at.rank, equal=equals_oracle(case, rig), seconds=time.monotonic() - begun)
+    equal = equals_oracle(case, rig, _given(case, rig))
+    return RankRecord(world.at.rank, equal=equal, seconds=time.monotonic() - begun)
 
 
 def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
@@ -106,12 +107,8 @@ def faulty_blueprint(case: Case, at: Coordinate) -> Blueprint:
     return fault.build(plan, case.random)
 
 
-def equals_oracle(case: Case, rig: Rig) -> bool:
+def equals_oracle(case: Case, rig: Rig, given: Given | None = None) -> bool:
     """Whether this rank ended with the same matrices as one process with the same gradients."""
-    return _equals(case, rig, _given(case, rig))
-
-
-def _equals(case: Case, rig: Rig, given: Given | None = None) -> bool:
     plan = rig.blueprint if case.rank is None else blueprint_for(case.kind, case.strategy)
     return rig.equals(job.oracle(plan, given))
 
@@ -145,7 +142,7 @@ def _go_on(case: Case, fault: DataFault, rig: Rig, step: int, record: RankRecord
     except Exception as error:
         said = f"{record.error} [then, repaired: {type(error).__name__}: {error}]"
         return replace(record, error=said, named=isinstance(error, TutorialError))
-    return replace(record, equal=_equals(case, rig))
+    return replace(record, equal=equals_oracle(case, rig))
 
 
 def play_locally(case: Case) -> list[RankRecord]:
@@ -168,7 +165,7 @@ def play_locally(case: Case) -> list[RankRecord]:
         unchanged = [rig.digest() for rig in rigs] == before if before else None
         record = replace(_refused(case, grid.at(0), error, begun), unchanged=unchanged)
         return [replace(record, rank=rank) for rank in grid.ranks]
-    return [RankRecord(rig.at.rank, equal=equals_oracle(case, rig)) for rig in rigs]
+    return [RankRecord(rig.at.rank, equal=equals_oracle(case, rig, _given(case, rig))) for rig in rigs]
 
 
 def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
@@ -185,4 +182,4 @@ def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
             disturb(case, fault, rig)
         for _ in range(fault.turns if step == job.FAULT_AT and is_faulty(case, world.at) else 1):
             rig.muon.step()
-    return RankRecord(rank, equal=equals_oracle(case, rig))
+    return RankRecord(rank, equal=equals_oracle(case, rig, _given(case, rig)))

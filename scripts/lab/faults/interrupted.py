@@ -16,7 +16,6 @@ from random import Random
 
 from jupyter_client.manager import start_new_kernel
 
-from .case import Case
 from .processes import left_behind
 from .starters import TRAIN, start
 
@@ -54,7 +53,7 @@ def in_train(dice: Random, number: int, folder: Path) -> str:
         return wrong
     after = folder / "after"
     after.mkdir()
-    started = start(_case(number), after, [*TRAIN, "--steps", "1", "--out", "run"])
+    started = start(number, after, [*TRAIN, "--steps", "1", "--out", "run"])
     started.wait(PATIENCE)
     return "" if started.process.returncode == 0 else f"the next run: {started.words()[-300:]}"
 
@@ -83,12 +82,8 @@ def in_a_notebook(dice: Random, number: int, folder: Path) -> str:
         kernel.shutdown_kernel()
 
 
-def _case(number: int) -> Case:
-    return Case(0, number, "Ctrl-C", "", None, "zero1", 2, 1, "train", 0)
-
-
 def _interrupted(dice: Random, number: int, folder: Path, words: list[str]) -> str:
-    started = start(_case(number), folder, words)
+    started = start(number, folder, words)
     started.wait(dice.uniform(EARLIEST, LATEST))
     started.process.send_signal(signal.SIGINT)
     ended, code = started.wait(PATIENCE), started.process.returncode

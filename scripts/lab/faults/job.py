@@ -195,21 +195,22 @@ def _parameters(plan: Blueprint, world: LiveWorld | LocalMesh) -> dict[int, nn.P
     if plan.strategy != FSDP2:
         return {i: _cut_by_hand(plan.wholes[i], plan.cuts[i], world.at) for i in indices}
     assert isinstance(world, LiveWorld)
-    model = nn.ParameterList([_over_tp(plan.wholes[i], plan.cuts[i], world) for i in indices])
+    model = nn.ParameterList()
+    for whole, cut in ((plan.wholes[i].clone(), plan.cuts[i]) for i in indices):
+        placement = TorchShard(cut.dim) if isinstance(cut, Shard) else TorchReplicate()
+        model.append(nn.Parameter(distribute_tensor(whole, world.mesh["tp"], [placement])))
     fully_shard(model, mesh=world.mesh["dp"])
     return dict(zip(indices, model, strict=True))
 
 
 def _cut_by_hand(whole: Tensor, cut: Placement, at: Coordinate) -> nn.Parameter:
-    part = whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices]
-    param = nn.Parameter(part.clone())
+    param = nn.Parameter(_part(whole, cut, at))
     param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
     return param
 
 
-def _over_tp(whole: Tensor, cut: Placement, world: LiveWorld) -> nn.Parameter:
-    placement = TorchShard(cut.dim) if isinstance(cut, Shard) else TorchReplicate()
-    return nn.Parameter(distribute_tensor(whole.clone(), world.mesh["tp"], [placement]))
+def _part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:
+    return whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices].clone()
 
 
 def distribution(strategy: str, world: LiveWorld | LocalMesh) -> dict[str, Any]:
@@ -250,7 +251,7 @@ def _held(param: Tensor, whole: Tensor, cut: Placement, at: Coordinate) -> Tenso
     if isinstance(param, DTensor):
         here = LiveWorld(param.device_mesh).at
         return whole[held_box(tuple(whole.shape), dtensor_cuts("", param), here).slices].contiguous()
-    return whole[shard_box(tuple(whole.shape), cut, at["tp"], at.size("tp")).slices].clone()
+    return _part(whole, cut, at)
 
 
 def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:

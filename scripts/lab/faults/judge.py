@@ -41,13 +41,6 @@ def _findings(case: Case, seen: Seen) -> Iterable[tuple[Verdict, str]]:
         yield "half load", f"tensors had changed when it was refused: {' / '.join(said)}"
     if seen.retry_refused:
         yield "retry refused", seen.retry_refused
-    yield from _differences(seen, said)
-    if not said:
-        yield "survived", "equal to the oracle" if seen.struck else "over before the fault came"
-    yield from _words(case, seen, said)
-
-
-def _differences(seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
     wrong = [record.rank for record in seen.records if record.equal is False]
     moved = [record.rank for record in seen.records if record.unchanged is False]
     loud = not seen.named or any(record.error and not record.named for record in seen.records)
@@ -56,6 +49,9 @@ def _differences(seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:
     if wrong or seen.equal is False:
         words = said[0] if said else "no error"
         yield "silent difference", f"not the oracle's bits on ranks {wrong}; {words}"
+    if not said:
+        yield "survived", "equal to the oracle" if seen.struck else "over before the fault came"
+    yield from _words(case, seen, said)
 
 
 def _words(case: Case, seen: Seen, said: list[str]) -> Iterable[tuple[Verdict, str]]:

@@ -20,7 +20,6 @@ from typing import Literal, get_args
 
 from muon_tutorial.training.checkpoints import Saving
 
-from .case import Case
 from .processes import left_behind, marked
 from .starters import TRAIN, Started, start
 
@@ -88,9 +87,10 @@ def preempt(
     An empty ``begun`` means at once, and "." as soon as the folder is there. A SIGUSR1 ends nothing, so a
     SIGTERM follows ``later`` seconds after it.
     """
-    words = _words(under, ranks, [*options, "--out", "run"])
-    case = Case(0, number, "preempted", "", None, "zero1", ranks, 1, "train", 0)
-    started, run = start(case, folder, words), folder / "here" / "run"
+    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # busy is no fault here
+    starter = ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
+    words = [*(TRAIN[:3] if under == "launch" else starter), *job]
+    started, run = start(number, folder, words), folder / "here" / "run"
     try:
         while begun and not (run / begun).exists() and started.process.poll() is None:
             time.sleep(0.005)
@@ -113,13 +113,6 @@ def preempt(
     tracebacks = text.count("Traceback (most recent call last)")
     code = started.process.returncode
     return Trial(under, ranks, sent, whom, moment, code, steps, saved, seconds, tracebacks, orphans, text)
-
-
-def _words(under: Under, ranks: int, options: list[str]) -> list[str]:
-    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options]  # a busy machine is no fault here
-    if under == "launch":
-        return [*TRAIN[:3], *job]
-    return ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT), *job]
 
 
 def _send(started: Started, name: str, whom: str) -> None:

@@ -26,13 +26,12 @@ def share_named(outcomes: Sequence[Outcome]) -> float:
 
 def as_data(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The contents of ``faults.json``: the table, and every outcome that was not good."""
-    bad = [outcome.as_json() for outcome in outcomes if not outcome.is_good]
     return {
         "facts": dict(facts),
         "totals": totals(outcomes),
         "named": round(share_named(outcomes), 4),
         "kinds": counts(outcomes),
-        "bad": bad,
+        "bad": [outcome.as_json() for outcome in outcomes if not outcome.is_good],
     }
 
 
@@ -54,19 +53,15 @@ def as_markdown(outcomes: Sequence[Outcome], facts: Mapping[str, Any], size: int
         "fault",
         "",
     ]
-    rows = [("**all**", totals(outcomes)), *counts(outcomes).items()]
-    table = [_row(["fault", "cases", *shown]), _row(["---", *["---:"] * (1 + len(shown))])]
-    for name, row in rows:
-        table.append(_row([name, sum(row.values()), *(row[verdict] or "" for verdict in shown)]))
+    rows: list[list[object]] = [["fault", "cases", *shown], ["---", *["---:"] * (1 + len(shown))]]
+    for name, row in (("**all**", totals(outcomes)), *counts(outcomes).items()):
+        rows.append([name, sum(row.values()), *(row[verdict] or "" for verdict in shown)])
+    table = [f"| {' | '.join(map(str, cells))} |" for cells in rows]
     legend = (
         "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
         "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole."
     )
     return "\n".join([*head, *table, "", legend, "", *_bad(outcomes, size)]) + "\n"
-
-
-def _row(cells: Sequence[object]) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
 
 
 def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:

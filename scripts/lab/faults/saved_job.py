@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.checkpoint import CheckpointManager
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.step.parameter_state import local_part
@@ -49,7 +47,14 @@ def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]
     return model, MuonWithAdamW(muon, torch.optim.AdamW(model.rest.parameters(), lr=0.01))
 
 
-def train(model: Model, both: MuonWithAdamW, world: LiveWorld | None, first: int, last: int) -> None:
+def trained(strategy: str, world: LiveWorld | None, steps: int) -> tuple[Model, MuonWithAdamW]:
+    """What ``build`` makes, after some steps."""
+    model, both = build(strategy, world)
+    train(model, both, 0, steps)
+    return model, both
+
+
+def train(model: Model, both: MuonWithAdamW, first: int, last: int) -> None:
     """Take the steps from ``first`` up to ``last``, with the same gradients on every rank."""
     for step in range(first, last):
         for index, param in enumerate(model.parameters()):
@@ -119,22 +124,3 @@ def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
             found += [job.raw_bytes(local_part(value)) for value in entry.values() if torch.is_tensor(value)]
         found += [repr({k: v for k, v in g.items() if k != "params"}).encode() for g in part.param_groups]
     return found
-
-
-class Store:
-    """A job's checkpoints, one per saved step."""
-
-    def __init__(self, root: Path) -> None:
-        self._manager = CheckpointManager(root, keep=2)
-
-    def save(self, step: int, model: Model, both: MuonWithAdamW) -> None:
-        """Save the state after ``step`` steps. All ranks must call."""
-        self._manager.save(step, model, both, extra={"step": step})
-
-    def load(self, model: Model, both: MuonWithAdamW) -> int:
-        """Load the newest complete state; returns its step. All ranks must call.
-
-        Raises:
-            CheckpointError: there is none.
-        """
-        return int(self._manager.load(model, both)["step"])

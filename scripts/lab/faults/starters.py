@@ -61,9 +61,9 @@ class Started:
         self.process.wait()
 
 
-def start(case: Case, folder: Path, words: Sequence[str]) -> Started:
-    """Start Python with these arguments, marked, in a folder of its own."""
-    mark = f"case-{os.getpid()}-{case.seed}-{case.number}"
+def start(number: int, folder: Path, words: Sequence[str]) -> Started:
+    """Start Python with these arguments, marked with this number, in a folder of its own."""
+    mark = f"case-{os.getpid()}-{number}"
     said, here = folder / "stderr", folder / "here"
     here.mkdir()
     checkout = str(Path(__file__).resolve().parents[3])
@@ -97,7 +97,7 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     told = json.dumps({**asdict(case), **stalled})
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
     program = ("-m", "scripts.lab.faults.under_torchrun", told, str(folder))
-    started = start(case, folder, (*run, *program))
+    started = start(case.number, folder, (*run, *program))
     wait_until(lambda: (folder / STRUCK).exists() or started.process.poll() is not None, STARTING)
     if kills_agent:  # its ranks must end by themselves
         started.end()
@@ -109,22 +109,17 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
     orphans = left_behind(started.mark)  # processes count as orphans only if it ended by itself
     words = started.words()
     found = _NAMED_BY_A_RANK.search(words) or _ROOT_CAUSE.search(words)
+    own = [
+        line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
+    ]
+    blamed = f"rank {found[1]} is named first" if found else "no rank is named"
     return Seen(
-        message=_said_under_torchrun(words, found),
+        message=" / ".join([*own[:1], blamed]),  # the first error of the package's own, if any
         named=not in_time or started.process.returncode != 0,
         blamed=int(found[1]) if found else None,
         seconds=seconds,
         orphans=orphans if in_time else (),
     )
-
-
-def _said_under_torchrun(words: str, found: re.Match[str] | None) -> str:
-    """The first error of the package's own in the output, if any, and the rank that is named first."""
-    own = [
-        line for line in words.splitlines() if "muon_tutorial.errors." in line or line.startswith("error: ")
-    ]
-    blamed = f"rank {found[1]} is named first" if found else "no rank is named"
-    return " / ".join([*own[:1], blamed])
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,23 +259,19 @@ COMMAND_LINE: Mapping[str, Shell] = {
 }
 
 
-def _wait_for_imports(started: Started) -> None:
-    """Wait until Python has begun to import the package: before that, only the interpreter could react."""
+def by_command_line(case: Case, folder: Path) -> Seen:
+    """Run one disturbed ``train``. It must end with a one-line error, with the right code, and in time."""
+    shell, dice = COMMAND_LINE[case.kind], case.random
+    started = start(case.number, folder, shell.words)
 
     def has_begun() -> bool:
+        """Python has begun to import the package: before that, only the interpreter could react."""
         with contextlib.suppress(OSError):
             return "/torch/" in Path(f"/proc/{started.process.pid}/maps").read_text()
         return True  # the process has already ended
 
-    wait_until(has_begun, STARTING, every=0.005)
-
-
-def by_command_line(case: Case, folder: Path) -> Seen:
-    """Run one disturbed ``train``. It must end with a one-line error, with the right code, and in time."""
-    shell, dice = COMMAND_LINE[case.kind], case.random
-    started = start(case, folder, shell.words)
     if shell.act is not None:
-        _wait_for_imports(started)
+        wait_until(has_begun, STARTING, every=0.005)
         started.wait(dice.uniform(0.0, shell.moment))
         shell.act(started, dice)
     acted = time.monotonic()

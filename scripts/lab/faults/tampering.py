@@ -35,7 +35,7 @@ def prepare(rank: int, root: str) -> None:
     world = LiveWorld(build_mesh(Grid.of(dp=4)))
     model, both = saved_job.build("zero1 all", world)
     for first, last in ((0, OLD), (OLD, NEW)):
-        saved_job.train(model, both, world, first, last)
+        saved_job.train(model, both, first, last)
         save_checkpoint(Path(root, f"saved-{last}"), model, both, extra={"step": last})
 
 
@@ -115,32 +115,25 @@ def tampered(case: Case, saves: Path, folder: Path) -> Seen:
     begun = time.monotonic()
     victim, other = folder / "checkpoint", saves / f"saved-{NEW}"
     if case.kind == "a pickle in extra":
-        return _loaded(case, victim, _crafted_extra(victim), begun)
+        model, both = saved_job.trained("", None, OLD)
+        try:
+            save_checkpoint(victim, model, both, extra={"step": OLD, "x": Evil(victim)})
+        except TutorialError as error:
+            done = (folder / SENTINEL).exists()
+            return Seen(message=str(error), message_type="CheckpointError", executed=done)
+        return _loaded(victim, begun)
     if case.kind == "the disk is full while saving":
         return _full_disk(case, victim, begun)
     shutil.copytree(saves / f"saved-{OLD}", victim)
     tamper = TAMPERINGS[case.kind]
     assert tamper is not None
     tamper(victim, other, case.random)
-    return _loaded(case, victim, "", begun)
+    return _loaded(victim, begun)
 
 
-def _crafted_extra(folder: Path) -> str:
-    """Save with an object in ``extra`` that runs code when unpickled; returns the refusal's text, if any."""
-    model, both = saved_job.build("", None)
-    saved_job.train(model, both, None, 0, OLD)
-    try:
-        save_checkpoint(folder, model, both, extra={"step": OLD, "x": Evil(folder)})
-    except TutorialError as error:
-        return str(error)
-    return ""
-
-
-def _loaded(case: Case, folder: Path, refusal: str, begun: float) -> Seen:
+def _loaded(folder: Path, begun: float) -> Seen:
     """Load; compare with the state before if that was refused, and with the oracle if not."""
     sentinel = folder.parent / SENTINEL
-    if refusal:
-        return Seen(message=refusal, message_type="CheckpointError", executed=sentinel.exists())
     model, both = saved_job.build("", None)
     model.fill(OTHER)
     before = saved_job.digest(model, both)
@@ -181,8 +174,7 @@ def _said(error: Exception, begun: float, **more: Any) -> Seen:
 
 def _full_disk(case: Case, folder: Path, begun: float) -> Seen:
     """Save with a limit on file size, which looks like a full disk to the writer."""
-    model, both = saved_job.build("", None)
-    saved_job.train(model, both, None, 0, OLD)
+    model, both = saved_job.trained("", None, OLD)
     seen = Seen(seconds=0.0)
     try:
         with _files_end_at(case.random.randrange(1, 2000)):
@@ -194,7 +186,7 @@ def _full_disk(case: Case, folder: Path, begun: float) -> Seen:
             save_checkpoint(folder, model, both, extra={"step": OLD})
     except Exception as error:
         return Seen(message=seen.message, named=seen.named, retry_refused=f"{type(error).__name__}: {error}")
-    loaded = _loaded(case, folder, "", begun)
+    loaded = _loaded(folder, begun)
     if loaded.message or not loaded.equal:
         return loaded
     return seen if seen.message else loaded

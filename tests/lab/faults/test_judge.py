@@ -155,5 +155,5 @@ def test_a_loader_that_does_wrong_is_found(
 ) -> None:
     monkeypatch.setattr(tampering, "load_checkpoint", load)
     case = replace(CASE, kind="a bit flips in a file", rank=None)
-    seen = tampering._loaded(case, tmp_path / "checkpoint", "", 0.0)
+    seen = tampering._loaded(tmp_path / "checkpoint", 0.0)
     assert judge(case, replace(seen, seconds=0.0))[0] == verdict

@@ -19,11 +19,11 @@ from muon_tutorial.plan.layout import Shard
 from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.timing.timed_world import TimedWorld
+from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from ...report_001 import MS
 from .claim import Claim, counted, seconds
 from .devices import RTX_A4000, machine_of
-from .of_work import walked
 
 DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16}
 
@@ -73,7 +73,7 @@ def overlapped() -> float:
 def _step(window: int) -> float:
     grid = Grid.of(dp=2, tp=2)
     plan = zero1([Matrix(0, "largest", (4096, 4096), (("tp", Shard(0)),))], grid)
-    return walked(plan, machine_of(RTX_A4000), window).seconds
+    return walk_ranks(plan, machine_of(RTX_A4000), window).seconds
 
 
 REPORT = (

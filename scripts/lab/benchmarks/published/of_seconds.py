@@ -22,11 +22,12 @@ from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.recommend import ModelPlan, plan_model, read_sizes
 from muon_tutorial.timing.timed_world import TimedWorld
+from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from .claim import TOLERANCE, Claim, seconds, shown
 from .devices import MI250_DIE, a800s, machine_of
 from .of_bytes import HOMES, in_one, megatron_domain
-from .of_work import operations, walked
+from .of_work import operations
 
 
 @cache
@@ -37,8 +38,9 @@ def once_against_repeated() -> float:
     layers = len(experts) // 48  # equal layers, so one is walked for all
 
     def taken(builder: Builder) -> float:
-        of_dense = walked(in_one(builder, dense, Grid.of(dp=1, tp=16)), machine).seconds
-        return of_dense + layers * walked(in_one(builder, experts[:48], Grid.of(dp=1, tp=2)), machine).seconds
+        of_dense = in_one(builder, dense, Grid.of(dp=1, tp=16))
+        of_experts = in_one(builder, experts[:48], Grid.of(dp=1, tp=2))
+        return walk_ranks(of_dense, machine).seconds + layers * walk_ranks(of_experts, machine).seconds
 
     return taken(replicated) / taken(owner)
 
@@ -52,8 +54,8 @@ def two_dies() -> float:
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
     both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work
-    one = walked(replicated(alone, Grid.of(dp=1, tp=1)), machine).seconds
-    two = walked(replicated(both, Grid.of(dp=1, tp=2)), machine).seconds
+    one = walk_ranks(replicated(alone, Grid.of(dp=1, tp=1)), machine).seconds
+    two = walk_ranks(replicated(both, Grid.of(dp=1, tp=2)), machine).seconds
     forward_and_backward = one * (1 - share) / share
     moved = formulas.fsdp2_adamw(2, sum(matrix.numel for matrix in alone), 4, 2)
     exposed = float(moved) / machine.inside.bandwidth
@@ -112,7 +114,7 @@ def grug(nodes: int, steps: int) -> float:
         for i, shape in enumerate(shapes)
     ]
     apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # one rank of each node, as along dp
-    return 26e3 * walked(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds
+    return 26e3 * walk_ranks(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds
 
 
 def awaited_at_the_end() -> float:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
 
 import torch
 
-from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.newton_schulz import DEFAULT_STEPS
 from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.strategies import Plan, owner
+from muon_tutorial.plan.strategies import owner
 from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Machine
 from muon_tutorial.timing.model_shape import ModelShape
 from muon_tutorial.timing.models import find_model
-from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.timing.timed_world import TimedRun
+from muon_tutorial.timing.timeline_cases import walk_ranks
 from muon_tutorial.timing.work import Work
 
 from .claim import Claim, counted, seconds, shown
@@ -58,19 +56,10 @@ def by_local_products(ranks: int) -> float:
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
-def walked(plan: Plan, machine: Machine, window: int = 1, **settings: Any) -> TimedRun:
-    """Only the optimizer's step, with all ranks of a plan walked together on a machine."""
-    steps = (
-        step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window, **settings)
-        for rank in plan.grid.ranks
-    )
-    return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
-
-
 @cache
 def on_h100(D: int) -> TimedRun:
     """``owner``'s step over the rows that Dion2 selects, on D GPUs of a node."""
-    return walked(in_one(owner, submatrices(D), Grid.of(dp=D)), find_machine("h100-infiniband"))
+    return walk_ranks(in_one(owner, submatrices(D), Grid.of(dp=D)), find_machine("h100-infiniband"))
 
 
 def batched() -> float:

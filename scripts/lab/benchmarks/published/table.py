@@ -44,14 +44,16 @@ def tables_of(comparisons: Sequence[Comparison], command: str) -> Iterator[Table
     for kind, title in KINDS.items():
         of_kind = [(number, one) for number, one in numbered if one.claim.kind == kind]
         if of_kind:
-            rows = tuple(_row(number, one) for number, one in of_kind)
-            yield Table(title, rows, command, tuple(_note(number, one) for number, one in of_kind))
+            rows, notes = zip(*(_row(number, one) for number, one in of_kind), strict=True)
+            yield Table(title, rows, command, notes)
 
 
-def _row(number: int, one: Comparison) -> TableRow:
+def _row(number: int, one: Comparison) -> tuple[TableRow, str]:
+    """A claim's row, and the note on it below the table."""
     claim = one.claim
+    why = f" *Where they differ:* {claim.reason}" if claim.why else ""
     assumed = ", assumed" if one.within is not None and claim.given == "some" else ""
-    return {
+    row: TableRow = {
         "row": number,
         "what": claim.what,
         "published": claim.as_published,
@@ -61,11 +63,7 @@ def _row(number: int, one: Comparison) -> TableRow:
         "same sign": SAID[one.same_sign],
         "within a quarter": SAID[one.within] + assumed,
     }
-
-
-def _note(number: int, one: Comparison) -> str:
-    why = f" *Where they differ:* {one.claim.reason}" if one.claim.why else ""
-    return f"**{number}.** {one.claim.assumed}{why}"
+    return row, f"**{number}.** {claim.assumed}{why}"
 
 
 def summary(comparisons: Sequence[Comparison]) -> str:
@@ -96,18 +94,11 @@ def as_markdown(comparisons: Sequence[Comparison], command: str) -> str:
 
 def as_data(comparisons: Sequence[Comparison], command: str) -> dict[str, Any]:
     """The same as plain data."""
-    return {"command": command, "rows": [_as_data(one) for one in comparisons]}
-
-
-def _as_data(one: Comparison) -> dict[str, Any]:
-    claim = one.claim
     said = ("kind", "what", "published", "as_published", "unit", "source", "link", "given", "above", "below")
-    return {
-        **{name: getattr(claim, name) for name in said},
-        "ours": one.ours,
-        "ratio": one.ratio,
-        "same_sign": one.same_sign,
-        "within": one.within,
-        "assumed": claim.assumed,
-        "why": claim.reason,
-    }
+    rows = [
+        {name: getattr(one.claim, name) for name in said}
+        | {name: getattr(one, name) for name in ("ours", "ratio", "same_sign", "within")}
+        | {"assumed": one.claim.assumed, "why": one.claim.reason}
+        for one in comparisons
+    ]
+    return {"command": command, "rows": rows}
