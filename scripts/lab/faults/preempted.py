@@ -87,7 +87,7 @@ def preempt(
     An empty ``begun`` means at once, and "." as soon as the folder is there. A SIGUSR1 ends nothing, so a
     SIGTERM follows ``later`` seconds after it.
     """
-    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # busy is no fault here
+    job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # it may be busy
     starter = ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
     words = [*(TRAIN[:3] if under == "launch" else starter), *job]
     started, run = start(number, folder, words), folder / "here" / "run"
