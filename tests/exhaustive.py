@@ -6,7 +6,7 @@ run. If a table of cases has quick and slow ones, ``left_out`` marks the slow on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -99,11 +99,3 @@ def is_left_out(node: str) -> bool:
 def left_out(*values: Any, **options: Any) -> Any:
     """A case for ``parametrize`` that a usual run leaves out."""
     return pytest.param(*values, marks=pytest.mark.exhaustive, **options)
-
-
-def every_other(values: Iterable[Any]) -> list[Any]:
-    """Cases for ``parametrize``, of which a usual run takes every other one, beginning with the first."""
-    return [
-        left_out(*(value if isinstance(value, tuple) else (value,))) if place % 2 else value
-        for place, value in enumerate(values)
-    ]

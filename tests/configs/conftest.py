@@ -9,13 +9,6 @@ import torch
 
 
 @pytest.fixture(autouse=True)
-def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TORCH_DISTRIBUTED_DEBUG=DETAIL, making a DistributedDataParallel on a "gloo" group ends in a
-    segmentation fault (torch 2.13, CPU), and everything takes twice as long."""
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
-
-
-@pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """For small matrices, a second thread only costs time."""
     before = torch.get_num_threads()

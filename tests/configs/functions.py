@@ -86,30 +86,6 @@ def redistribute_later(update: Tensor | None, src_rank: int, state: State) -> Ha
     return Handle(dist.scatter(mine, parts, src=src_rank, async_op=True), [mine])
 
 
-def gather_dtensor(momentum: Tensor, dst_rank: int, state: State) -> Tensor | None:
-    """For DTensors: the simplest version."""
-    assert isinstance(momentum, DTensor)
-    full = momentum.full_tensor()
-    return full if dist.get_rank() == dst_rank else None
-
-
-def redistribute_dtensor(update: Tensor | None, src_rank: int, state: State) -> Tensor:
-    """For DTensors cut along dimension 0, evenly or not: broadcast, and keep the own part as a DTensor."""
-    whole = torch.empty(state["full_shape"], dtype=torch.bfloat16) if update is None else update
-    dist.broadcast(whole, src=src_rank)
-    mesh = state["mesh"]
-    mine = whole.tensor_split(offsets(len(whole), mesh.size()))[mesh.get_local_rank()]
-    return DTensor.from_local(
-        mine, mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
-    )
-
-
-def offsets(length: int, parts: int) -> list[int]:
-    """The starts of the runs of a DTensor's cut, except the first."""
-    step = -(-length // parts)
-    return [min(length, step * part) for part in range(1, parts)]
-
-
 def altered(name: str, alter: Callable[..., Any]) -> Callable[[Any, int, State], Any]:
     """One of the functions above with a bug: ``alter`` gets its result, its argument and the state."""
     return lambda given, rank, state: alter(globals()[name](given, rank, state), given, state)

@@ -291,3 +291,9 @@ def error_of(act: Callable[[], Any]) -> tuple[str, str]:
     except TutorialError as error:
         return type(error).__name__, str(error)
     return "nothing", ""
+
+
+def heard(act: Callable[[], Any]) -> str:
+    """The type and text of that error in one line."""
+    kind, said = error_of(act)
+    return f"{kind}: {said}" if said else kind

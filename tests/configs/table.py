@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -133,34 +134,29 @@ Case = tuple[int, str, str]
 CASES: list[Case] = [(row, cut, column) for row in range(len(ROWS)) for cut in SHAPES for column in COLUMNS]
 
 
-def matrix(cut: str, index: int, step: int) -> Tensor:
-    """A whole matrix (step 0) or its gradient, with so few bits that a sum over ranks is exact."""
-    made = torch.Generator().manual_seed(100 * step + index)
-    return torch.randint(-31, 32, SHAPES[cut][index], generator=made) * 2.0**-6
+def matrices(cut: str, step: int) -> list[Tensor]:
+    """The whole matrices (step 0) or their gradients, with so few bits that a sum over ranks is exact."""
+    found = []
+    for index, shape in enumerate(SHAPES[cut]):
+        made = torch.Generator().manual_seed(100 * step + index)
+        found.append(torch.randint(-31, 32, shape, generator=made) * 2.0**-6)
+    return found
 
 
-@cache
-def by_stock(cut: str) -> list[Tensor]:
-    """The matrices after the single process's steps; not to be written to."""
-    params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
-    stock = torch.optim.Muon(params, **OPTIONS)
+def stepped(cut: str, kind: Callable[..., torch.optim.Optimizer], **more: Any) -> list[Tensor]:
+    """The matrices after one process's steps."""
+    params = [nn.Parameter(whole) for whole in matrices(cut, 0)]
+    optimizer = kind(params, **OPTIONS, **more)
     for step in range(1, STEPS + 1):
-        for index, param in enumerate(params):
-            param.grad = matrix(cut, index, step)
-        stock.step()
+        for param, grad in zip(params, matrices(cut, step), strict=True):
+            param.grad = grad
+        optimizer.step()
     return [param.detach() for param in params]
 
 
-@cache
-def by_gram_form(cut: str) -> list[Tensor]:
-    """The matrices after one process's steps with the Gram form; not to be written to."""
-    params = [nn.Parameter(matrix(cut, index, 0)) for index in range(len(SHAPES[cut]))]
-    muon = Muon(params, **OPTIONS, orthogonalize="gram")
-    for step in range(1, STEPS + 1):
-        for index, param in enumerate(params):
-            param.grad = matrix(cut, index, step)
-        muon.step()
-    return [param.detach() for param in params]
+by_stock = cache(partial(stepped, kind=torch.optim.Muon))
+by_gram_form = cache(partial(stepped, kind=Muon, orthogonalize="gram"))
+"""Not to be written to."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -173,44 +169,45 @@ def parameter(laid: Tensor) -> nn.Parameter:
     return param
 
 
-def outcome(row: Row, cut: str, column: str, world: LiveWorld) -> str:
-    """One cell's outcome on one rank."""
+def outcomes_of(row: Row, column: str, world: LiveWorld) -> list[str]:
+    """The outcome for each cut on one rank. The matrices of each are a group of one optimizer."""
 
     def laid(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [row.lay(index, tensor, world.mesh) for index, tensor in enumerate(tensors)]
 
-    indices = range(len(SHAPES[cut]))
-    params = [parameter(part) for part in laid([matrix(cut, index, 0) for index in indices])]
+    groups = [{"params": [parameter(part) for part in laid(matrices(cut, 0))]} for cut in SHAPES]
     try:
-        muon = Muon(params, **OPTIONS, **COLUMNS[column](world))
+        muon = Muon(groups, **OPTIONS, **COLUMNS[column](world))
     except StrategyError as error:
-        return f"refused: {error}"
+        return [f"refused: {error}"] * len(SHAPES)
     for step in range(1, STEPS + 1):
-        for param, grad in zip(params, laid([matrix(cut, index, step) for index in indices]), strict=True):
-            param.grad = grad
+        for cut, group in zip(SHAPES, groups, strict=True):
+            for param, grad in zip(group["params"], laid(matrices(cut, step)), strict=True):
+                param.grad = grad
         muon.step()
-    ends = zip(params, laid(by_stock(cut)), strict=True)
-    wrong = [index for index, (param, end) in enumerate(ends) if not local(param.detach()).equal(local(end))]
-    if column == "gram" and wrong:
-        theirs = by_gram_form(cut)
-        moved = [(end - matrix(cut, index, 0)).norm() for index, end in enumerate(theirs)]
-        off = [
-            (local(param.detach()) - local(end)).norm()
-            for param, end in zip(params, laid(theirs), strict=True)
-        ]
-        if all(off[index] <= DIFFERENCE * moved[index] for index in wrong):
-            return "within bound"
-    return f"differs: matrices {wrong}" if wrong else "bitwise"
+    found = []
+    for cut, group in zip(SHAPES, groups, strict=True):
+        params = [local(param.detach()) for param in group["params"]]
+        ends = enumerate(zip(params, map(local, laid(by_stock(cut))), strict=True))
+        wrong = [index for index, (param, end) in ends if not param.equal(end)]
+        said = f"differs: matrices {wrong}" if wrong else "bitwise"
+        if column == "gram" and wrong:
+            starts, wholes = matrices(cut, 0), by_gram_form(cut)
+            off = [param - local(end) for param, end in zip(params, laid(wholes), strict=True)]
+            if all(off[i].norm() <= DIFFERENCE * (wholes[i] - starts[i]).norm() for i in wrong):
+                said = "within bound"
+        found.append(said)
+    return found
 
 
-def outcomes(rank: int, cases: list[Case]) -> list[str]:
-    """The outcomes of all cells of one world size; rows share meshes."""
+def outcomes(rank: int, cells: list[tuple[int, str]]) -> list[list[str]]:
+    """The outcomes of all rows and columns of one world size; rows share meshes."""
     worlds: dict[int, LiveWorld] = {}
     found = []
-    for row, cut, column in cases:
+    for row, column in cells:
         if row not in worlds:
             worlds[row] = LiveWorld(build_mesh(ROWS[row].axes))
-        found.append(outcome(ROWS[row], cut, column, worlds[row]))
+        found.append(outcomes_of(ROWS[row], column, worlds[row]))
     return found
 
 
@@ -218,10 +215,13 @@ def make_table() -> dict[Case, str]:
     """All cells. A cell says so if ranks disagree about it."""
     table: dict[Case, str] = {}
     for world_size in sorted({row.world_size for row in ROWS}):
-        cases = [case for case in CASES if ROWS[case[0]].world_size == world_size]
-        by_rank = launch(outcomes, world_size, args=(cases,), output="quiet")
-        for case, *said in zip(cases, *by_rank, strict=True):
-            table[case] = said[0] if len(set(said)) == 1 else f"ranks differ: {sorted(set(said))}"
+        rows = [number for number, row in enumerate(ROWS) if row.world_size == world_size]
+        cells = list(product(rows, COLUMNS))
+        by_rank = launch(outcomes, world_size, args=(cells,), output="quiet")
+        for (row, column), *ranks in zip(cells, *by_rank, strict=True):
+            for cut, *said in zip(SHAPES, *ranks, strict=True):
+                same = len(set(said)) == 1
+                table[row, cut, column] = said[0] if same else f"ranks differ: {sorted(set(said))}"
     return table
 
 

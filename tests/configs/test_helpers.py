@@ -17,7 +17,6 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.worlds.live import build_mesh
 
-from ..test_strategies import VARIANTS
 from .oracle import Oracle, counted
 from .setups import HELPERS, MATRICES, SETUPS, error_of, full, hidden, mlp
 
@@ -66,37 +65,6 @@ def test_every_helper_equals_the_single_process(world_size: int) -> None:
         outcomes = [found[number] for found in by_rank]
         assert [differences for differences, _ in outcomes] == [[]] * world_size, case
         assert sum(orthogonalized for _, orthogonalized in outcomes) == STEPS * MATRICES, case
-
-
-def run_strategies(rank: int) -> dict[str, int]:
-    """The number of matrices that this rank orthogonalizes in one step of each strategy."""
-    setup = SETUPS["dp"]
-    mesh, found = build_mesh(setup.axes), {}
-    for name, strategy in STRATEGIES.items():
-        rig = setup.build(mesh)
-        muon = Muon(rig.params, **OPTIONS, strategy=strategy, mesh=mesh)
-        rig.backward(0)
-        with counted() as counter:
-            muon.step()
-        found[name] = counter.call_count
-    return found
-
-
-STRATEGIES = {
-    name: builder
-    for name, builder in VARIANTS.items()
-    if name.startswith(("replicated", "round_robin", "owner")) and name != "owner, per replica"
-}
-
-
-@pytest.mark.live
-def test_newton_schulz_runs_once_a_matrix_but_under_replicated() -> None:
-    setup = SETUPS["dp"]
-    by_rank = launch(run_strategies, setup.world_size)
-    counts = {name: sum(found[name] for found in by_rank) for name in STRATEGIES}
-    everywhere = [counts.pop(name) for name in STRATEGIES if name.startswith("replicated")]
-    assert set(everywhere) == {setup.world_size * MATRICES}
-    assert set(counts.values()) == {MATRICES}
 
 
 class NamedDDP(DistributedDataParallel):

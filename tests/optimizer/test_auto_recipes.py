@@ -20,7 +20,9 @@ from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.processor import describe_processor
 
-SIDES = [(6, 10), (16, 8), (12, 12)]
+from ..configs.setups import heard
+from .test_orthogonalize import SIDES, weights
+
 CPU = torch.device("cpu")
 
 
@@ -31,11 +33,6 @@ def calibration(*names: str) -> Calibration:
 
 MIXED = calibration("gram", "stock", "three_steps")
 TEXT = "auto 6x10=gram 8x16=stock 12x12=three_steps"
-
-
-def weights() -> list[torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(*sides, generator=generator)) for sides in SIDES]
 
 
 def stepped(muon: Muon, params: list[torch.nn.Parameter]) -> list[Tensor]:
@@ -85,30 +82,25 @@ def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:
     params = weights()
     mine = MIXED if rank == 0 else calibration(*["minimax"] * 3)
     mesh = build_mesh({"dp": dist.get_world_size()})
-    muon = Muon(params, strategy=strategy, mesh=mesh, orthogonalize="auto", calibration=mine)
+    on_mesh: dict[str, Any] = {"strategy": strategy, "mesh": mesh, "orthogonalize": "auto"}
+    muon = Muon(params, **on_mesh, calibration=mine)
     after = stepped(muon, params)
     lacking = Calibration("empty") if rank == 0 else mine
-    said = ""
-    try:
-        Muon(weights(), strategy=strategy, mesh=mesh, orthogonalize="auto", calibration=lacking)
-    except UsageError as error:
-        said = str(error)
-    alone = ""
-    try:
-        Muon(weights(), orthogonalize="auto", calibration=folder)
-    except UsageError as error:
-        alone = str(error)
+    said = heard(lambda: Muon(weights(), **on_mesh, calibration=lacking))
+    alone = heard(lambda: Muon(weights(), orthogonalize="auto", calibration=folder))
     text = muon.param_groups[0]["orthogonalize"]
     return {"text": text, "equal": all_equal(after, expected()), "lacking": said, "alone": alone}
 
 
 def test_real_ranks_take_what_the_first_one_found_and_fail_with_it(tmp_path: Path) -> None:
-    for heard in launch(chosen_on_ranks, 2, args=(str(tmp_path), "owner")):
-        assert heard["text"] == TEXT
-        assert heard["equal"]
-        assert heard["lacking"] == "the calibration of 'empty' holds nothing for matrices of (6, 10)"
-        assert heard["alone"].startswith(
-            'orthogonalize="auto" without a strategy could choose different recipes'
+    for found in launch(chosen_on_ranks, 2, args=(str(tmp_path), "owner")):
+        assert found["text"] == TEXT
+        assert found["equal"]
+        assert (
+            found["lacking"] == "UsageError: the calibration of 'empty' holds nothing for matrices of (6, 10)"
+        )
+        assert found["alone"].startswith(
+            'UsageError: orthogonalize="auto" without a strategy could choose different recipes'
         )
 
 

@@ -42,7 +42,8 @@ def gradient(ranks: Ranks) -> tuple[Tensor, Tensor]:
 
 def assert_refused(ranks: Ranks) -> None:
     before = [[param.detach().clone() for param in params] for params in ranks.params]
-    with pytest.raises(GradientError, match="rank 0: gradients have changed since ready_gradients"):
+    said = "rank 0: gradients have changed since ready_gradients.* call it once per step, after the last"
+    with pytest.raises(GradientError, match=said):
         ranks.step()
     for params, kept in zip(ranks.params, before, strict=True):
         assert all(map(torch.equal, params, kept))
@@ -125,7 +126,9 @@ def pair(strategy: str | None) -> tuple[torch.nn.Sequential, MuonWithAdamW]:
     return model, MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=mesh)
 
 
-def test_a_scaled_step_that_overflowed_is_skipped_by_the_models_zero_grad() -> None:
+@pytest.mark.parametrize("readied", [True, False])
+def test_a_scaled_step_that_overflowed_is_skipped_by_a_process_alone(readied: bool) -> None:
+    """Also by the model's ``zero_grad()``, if gradients were readied."""
     model, both = pair(None)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (math.inf, 1.0):
@@ -133,10 +136,12 @@ def test_a_scaled_step_that_overflowed_is_skipped_by_the_models_zero_grad() -> N
         model.zero_grad()
         scaler.scale(model(torch.ones(2, 6)).sum()).backward()
         next(grad for param in model.parameters() if (grad := param.grad) is not None)[0, 0] *= factor
-        scaler.unscale_(both)
-        both.ready_gradients(1.0)
+        if readied:
+            scaler.unscale_(both)
+            both.ready_gradients(1.0)
         scaler.step(both)
         scaler.update()
+        assert scaler.get_scale() == 1.0
         stays = all(map(torch.equal, model.parameters(), before))
         assert stays == (factor != 1.0)
 
@@ -151,18 +156,22 @@ def test_the_same_gradients_are_not_readied_twice() -> None:
 
 
 @pytest.mark.parametrize("to_none", [True, False])
-def test_a_gradient_that_was_not_finite_is_refused_until_it_is_another(to_none: bool) -> None:
+def test_a_gradient_that_is_not_finite_is_not_clipped_and_refused_until_it_is_another(to_none: bool) -> None:
     model, both = pair(None)
-    backward_into(model, math.nan)
-    before = [param.detach().clone() for param in model.parameters()]
+    backward_into(model)
+    gradients = [param.grad for param in model.parameters() if param.grad is not None]
+    gradients[0][0, 0] = math.nan
+    before = [[it.detach().clone() for it in its] for its in (model.parameters(), gradients)]
     for _ in range(2):
-        both.ready_gradients(1.0)
-        with pytest.raises(NotFiniteError, match=r"as ready_gradients\(\) found"):
+        assert both.ready_gradients(1.0) == math.inf
+        with pytest.raises(NotFiniteError, match=r"as ready_gradients\(\) found.* skip this step"):
             both.step()
         with pytest.raises(NotFiniteError):
             both.step()
-    assert all(map(torch.equal, model.parameters(), before))
+    assert all(map(torch.equal, model.parameters(), before[0]))
+    for grad, was in zip(gradients, before[1], strict=True):
+        torch.testing.assert_close(grad, was, rtol=0, atol=0, equal_nan=True)
     model.zero_grad(set_to_none=to_none)
     backward_into(model)
     both.step()
-    assert not any(map(torch.equal, model.parameters(), before))
+    assert not any(map(torch.equal, model.parameters(), before[0]))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
@@ -21,12 +22,19 @@ from ..configs.setups import error_of
 pytestmark = pytest.mark.live
 
 
-def pair_on(model: nn.Module, layout: str, **muon) -> MuonWithAdamW:
-    """A pair on four ranks: two along dp (or HSDP's replicas), two along an axis that cuts nothing else."""
+@cache
+def mesh_of(layout: str) -> DeviceMesh:
+    """Four ranks: two along dp (or HSDP's replicas), two along an axis that cuts nothing else."""
     if layout == "hsdp":
-        fully_shard(model, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard")))
+        return init_device_mesh("cpu", (2, 2), mesh_dim_names=("copy", "shard"))
+    return build_mesh({"dp": 2, "tp": 2})
+
+
+def pair_on(model: nn.Module, layout: str, **muon) -> MuonWithAdamW:
+    mesh = mesh_of(layout)
+    if layout == "hsdp":
+        fully_shard(model, mesh=mesh)
         return MuonWithAdamW.from_model(model, lr=0.0, muon=muon)
-    mesh = build_mesh({"dp": 2, "tp": 2})
     return MuonWithAdamW.from_model(model, lr=0.0, strategy=layout, mesh=mesh, muon={"tp_dim": None, **muon})
 
 
@@ -86,10 +94,10 @@ def other_length(rank: int) -> str:
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
-    """A rank's errors in six steps, of which the fourth leaves the last rank with one sign flipped."""
+    """A rank's errors in five steps, of which the fourth leaves the last rank with one sign flipped."""
     model = network()
     both, heard = pair_on(model, layout, compare_every=2), []
-    for step in range(6):
+    for step in range(5):
         heard.append(heard_in_a_step(model, both))
         if step == 3 and rank == 3:
             turn_one_sign(_held(model, both, what))

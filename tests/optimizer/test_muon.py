@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ SHAPES = [
     *[(1, 1), (1, 7), (1, 33), (5, 1), (2, 3), (8, 8), (16, 48), (48, 16)],
     *[(33, 65), (65, 33), (64, 64), (100, 30), (37, 53), (17, 129), (1, 4200), (70, 60)],
 ]
-STEPS = 25
+STEPS = 10
 ADJUSTMENTS = [None, "original", "match_rms_adamw"]
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -147,26 +146,6 @@ def test_groups_keep_their_own_options(dtype: torch.dtype) -> None:
     assert_same_bits(*build(Muon), *build(torch.optim.Muon))
 
 
-@pytest.mark.parametrize("lr", [0.05, torch.tensor(0.05)], ids=["float", "tensor"])
-def test_schedulers_move_the_learning_rate(lr: float | Tensor) -> None:
-    def build(kind: Callable[..., torch.optim.Optimizer]):
-        params = matrices(SHAPES[4:9])
-        optimizer = kind(params, lr=lr.clone() if isinstance(lr, Tensor) else lr)
-        schedulers = [
-            torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
-            torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=4),
-        ]
-        for step in range(8):
-            run(params, optimizer, range(step, step + 1))
-            for scheduler in schedulers:
-                scheduler.step()
-        return params, optimizer
-
-    ours, stocks = build(Muon), build(torch.optim.Muon)
-    assert_same_bits(*ours, *stocks)
-    assert ours[1].param_groups[0]["lr"] == stocks[1].param_groups[0]["lr"]
-
-
 def test_a_closure_is_evaluated_with_gradients_and_its_loss_returned() -> None:
     param = nn.Parameter(torch.eye(3))
     muon = Muon([param], lr=0.1)
@@ -198,16 +177,6 @@ def test_parameters_without_a_gradient_are_left_alone() -> None:
         return params, optimizer
 
     assert_same_bits(*build(Muon), *build(torch.optim.Muon))
-
-
-def test_a_step_without_gradients_changes_nothing() -> None:
-    params = matrices(SHAPES[4:9])
-    before = copy.deepcopy(params)
-    muon = Muon(params, lr=0.1)
-    with pytest.warns(UserWarning, match="no parameter of this Muon has a gradient"):
-        muon.step()
-    assert all(torch.equal(param, old) for param, old in zip(params, before, strict=True))
-    assert not muon.state
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -275,24 +244,6 @@ def test_the_factor_goes_by_outputs_over_inputs(adjust_lr_fn, more: float, less:
         assert torch.equal(less * displaced(tall, **options, transposed=True), displaced(tall, **options))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("nesterov", [True, False])
-def test_fused_weights_stored_in_out_are_cut_along_columns(dtype: torch.dtype, nesterov: bool) -> None:
-    """The bits are those of separate parameters, although a run of columns is not contiguous in memory."""
-    sizes = (40, 7, 40)
-    options: dict[str, Any] = {"lr": 0.05, "nesterov": nesterov, "transposed": True}
-    fused = nn.Parameter(normal((40, sum(sizes)), 3, dtype))
-    apart = [nn.Parameter(part.clone()) for part in fused.detach().split(sizes, dim=1)]
-    one, several = Muon([fused], parts=sizes, **options), Muon(apart, **options)
-    for step in range(5):
-        fused.grad = normal(tuple(fused.shape), 10 + step, dtype)
-        for param, grad in zip(apart, fused.grad.split(sizes, dim=1), strict=True):
-            param.grad = grad.clone()
-        one.step()
-        several.step()
-    assert torch.equal(fused, torch.cat([param.detach() for param in apart], dim=1))
-
-
 def test_a_state_without_word_of_parts_keeps_the_groups_own() -> None:
     """The stock optimizer saves such a state."""
     params, others = matrices([(4, 12)]), matrices([(4, 12)])
@@ -320,7 +271,7 @@ def test_a_state_without_word_of_parts_keeps_the_groups_own() -> None:
     ],
     ids=str,
 )
-def test_loading_never_makes_momentum_less_precise(saved, param, loaded) -> None:
+def test_loading_copies_momentum_and_never_makes_it_less_precise(saved, param, loaded) -> None:
     sources = matrices([(4, 6)], saved)
     source = Muon(sources)
     run(sources, source, range(3))
@@ -329,19 +280,11 @@ def test_loading_never_makes_momentum_less_precise(saved, param, loaded) -> None
     target.load_state_dict(source.state_dict())
     buffer = target.state[targets[0]]["momentum_buffer"]
     assert buffer.dtype == loaded
-    assert torch.equal(buffer, source.state[sources[0]]["momentum_buffer"].to(loaded))
+    before = source.state[sources[0]]["momentum_buffer"].clone()
+    assert torch.equal(buffer, before.to(loaded))
     run(targets, target, range(3, 5))
     assert target.state[targets[0]]["momentum_buffer"].dtype == loaded
-
-
-def test_a_loaded_state_is_a_copy() -> None:
-    params, others = matrices([(4, 6)]), matrices([(4, 6)])
-    muon, other = Muon(params), Muon(others)
-    run(params, muon, range(1))
-    before = muon.state[params[0]]["momentum_buffer"].clone()
-    other.load_state_dict(muon.state_dict())
-    run(others, other, range(1, 3))
-    assert torch.equal(muon.state[params[0]]["momentum_buffer"], before)
+    assert torch.equal(source.state[sources[0]]["momentum_buffer"], before)
 
 
 def test_load_hooks_see_tensors_and_their_changes_count() -> None:

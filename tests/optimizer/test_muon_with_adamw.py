@@ -17,7 +17,6 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
 from muon_tutorial.optimizer.split_parameters import split_parameters
-from muon_tutorial.step.step import PlanStep
 
 
 def network() -> nn.Sequential:
@@ -214,27 +213,6 @@ def test_a_closure_may_clip(model: nn.Sequential, both: MuonWithAdamW) -> None:
     assert total.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_step_readies_gradients_only_if_nobody_did(
-    model: nn.Sequential, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-    original = PlanStep.ready
-
-    def counted(self, rest, *others):
-        calls.append(len(rest))
-        return original(self, rest, *others)
-
-    monkeypatch.setattr(PlanStep, "ready", counted)
-    mesh = LocalWorld(Grid.of(dp=1)).mesh(0)
-    both = MuonWithAdamW.from_model(model, lr=0.05, strategy="zero1", mesh=mesh)
-    train(model, both, range(2))
-    assert calls == [5, 5]  # AdamW's parameters: the embedding, two biases and the norm's two
-    loss_of(model).backward()
-    both.ready_gradients()
-    both.step()
-    assert calls == [5, 5, 5]
-
-
 def test_zero_grad_reaches_both(model: nn.Sequential, both: MuonWithAdamW) -> None:
     loss_of(model).backward()
     both.zero_grad(set_to_none=False)
@@ -265,12 +243,17 @@ def test_state_dict_hooks_may_replace_the_state(both: MuonWithAdamW) -> None:
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_step_alike(model: nn.Sequential, both: MuonWithAdamW, duplicate) -> None:
+def test_copies_step_alike_and_their_learning_rates_are_looked_at(
+    model: nn.Sequential, both: MuonWithAdamW, duplicate: Callable
+) -> None:
     train(model, both, range(2))
     other, its = duplicate((model, both))
     train(model, both, range(2, 4))
     train(other, its, range(2, 4))
     assert_same_weights(model, other)
+    its.adamw.param_groups[0]["lr"] = math.nan
+    with pytest.raises(UsageError, match="lr must not be negative or infinite"):
+        its.step()
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
@@ -305,14 +288,6 @@ def test_entries_that_are_no_parameters_are_saved_and_loaded(
     other.load_state_dict(copy.deepcopy(both.state_dict()))
     assert torch.equal(other.state["global"]["k"], torch.ones(2))
     assert other.state["count"] == 3
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_a_copys_learning_rates_are_looked_at(both: MuonWithAdamW, duplicate: Callable) -> None:
-    copied = duplicate(both)
-    copied.adamw.param_groups[0]["lr"] = math.nan
-    with pytest.raises(UsageError, match="lr must not be negative or infinite"):
-        copied.step()
 
 
 def test_a_compiled_function_may_step_it(model: nn.Sequential, both: MuonWithAdamW) -> None:

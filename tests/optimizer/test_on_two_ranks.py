@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch, split_parameters
-from muon_tutorial.errors import GradientError, MismatchError, NotFiniteError, TutorialError, UsageError
+from muon_tutorial.errors import GradientError, MismatchError, TutorialError, UsageError
 from muon_tutorial.step.unreduced_gradient import UnreducedGradient
 
 Way = Callable[[MuonWithAdamW, nn.Module], object]
@@ -146,17 +146,6 @@ def other_shapes_readied_in_another_order(rank: int) -> list[Tensor]:
     return []
 
 
-def two_muons_stepped_in_another_order(rank: int) -> list[Tensor]:
-    torch.manual_seed(0)
-    mesh, params = build_mesh({"dp": 2}), [nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
-    muons = [Muon([("weight", param)], strategy="zero1", mesh=mesh) for param in params]
-    for param in params:
-        param.grad = torch.ones(4, 4)
-    for muon in muons[::-1] if rank else muons:
-        muon.step()
-    return []
-
-
 def states(rank: int) -> tuple[nn.Module, Muon, list[dict]]:
     """A network after two steps, and the state after each."""
     model = network()
@@ -240,7 +229,6 @@ REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
     adamws_in_another_order: (MismatchError, "is another parameter on other ranks"),
     equal_shapes_readied_in_another_order: (MismatchError, "parameter 0 of the rest is not the same"),
     other_shapes_readied_in_another_order: (MismatchError, "what is averaged beside the matrices"),
-    two_muons_stepped_in_another_order: (MismatchError, "which Muon of this mesh it is"),
     loaded_on_one_rank: (MismatchError, "whether it has stepped or loaded a state"),
     loaded_from_another_step: (MismatchError, "the number of steps behind the momentum"),
     loaded_in_one_process: (UsageError, "one rank's slice, of a strategy"),
@@ -353,24 +341,6 @@ def test_a_norm_of_unreduced_gradients_is_warned_of() -> None:
     ):
         with pytest.warns(UserWarning, match="norm of one rank's own gradient"):
             assert float(norm()) == pytest.approx(3**0.5)
-
-
-def test_nothing_is_clipped_where_a_gradient_is_not_finite() -> None:
-    model = network()
-    both = pair_of(model, None)
-    give(model, 0, None)
-    gradients = [param.grad for param in model.parameters() if param.grad is not None]
-    gradients[0][0, 0] = float("nan")
-    before = [grad.clone() for grad in gradients]
-    assert both.ready_gradients(1.0) == float("inf")
-    for grad, was in zip(gradients, before, strict=True):
-        torch.testing.assert_close(grad, was, rtol=0, atol=0, equal_nan=True)
-    with pytest.raises(NotFiniteError, match="skip this step"):
-        both.step()
-    assert all(map(torch.equal, model.parameters(), network().parameters()))
-    both.zero_grad()
-    give(model, 0, None)
-    both.step()
 
 
 def test_vectors_added_later_do_not_decay_either() -> None:

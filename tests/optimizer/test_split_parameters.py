@@ -43,14 +43,6 @@ def names(model: nn.Module, **options) -> tuple[list[str], list[str]]:
     return split.hidden_names, split.rest_names
 
 
-def test_hidden_matrices_go_to_muon() -> None:
-    hidden, rest = names(GPT())
-    assert hidden == HIDDEN
-    assert {"wte.weight", "pos_emb", "lm_head.weight", "blocks.0.norm.weight", "blocks.0.up.bias"} <= set(
-        rest
-    )
-
-
 @pytest.mark.parametrize("head", ["lm_head", "head", "output", "unembed", "classifier", "embed_out"])
 def test_heads_are_known_by_name(head: str) -> None:
     assert names(GPT(head))[0] == HIDDEN
@@ -117,12 +109,6 @@ def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     assert [name for name in rest if name.startswith(("wte", "lm_head"))] == [f"{first}.weight"]
 
 
-def test_patterns_hold_back_more() -> None:
-    hidden, rest = names(GPT(), exclude=["blocks.1.*", "*.up.weight"])
-    assert hidden == ["blocks.0.down.weight"]
-    assert "blocks.1.down.weight" in rest
-
-
 def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     model = GPT()
     model.blocks[0].requires_grad_(False)
@@ -135,24 +121,6 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     assert names(model, include_frozen=True) == names(GPT())
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"exclude": ["layers.*", "wte.*"]}, r"exclude matches no parameter of the model: 'layers\.\*'"),
-    ({"experts": "sgd"}, r"experts must be '\w+' or '\w+', got 'sgd'"),
-    ({"fused": "sgd"}, r"fused must be '\w+' or '\w+', got 'sgd'"),
-    ({"heads": "alone"}, "heads must be 'together' or 'apart', got 'alone'"),
-    ({"parts": {"*.Wqkv.weight": 4}}, "parts matches no parameter of the model: '\\*.Wqkv.weight'"),
-    ({"parts": {"*.0.up.weight": (4, 2)}}, "does not split the 8 rows"),
-    ({"parts": {"*.0.up.weight": ("by heads", 4)}}, "does not split the 8 rows"),
-    ({"parts": {"*.0.up.weight": ("interleaved", 5)}}, "does not split the 8 rows"),
-]
-
-
-@pytest.mark.parametrize(("options", "said"), REFUSED, ids=lambda it: str(it)[:30])
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        split_parameters(GPT(), **options)
-
-
 def flattened(model: nn.Linear) -> nn.Linear:
     """Its weight as FSDP1 leaves it, with ``use_orig_params=True``."""
     model.weight.data = model.weight.data.flatten()
@@ -160,20 +128,27 @@ def flattened(model: nn.Linear) -> nn.Linear:
     return model
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [
-        ([nn.Linear(2, 2)], "got list"),
-        (
-            flattened(nn.Linear(2, 2)),
-            r"FSDP1 .* flatten .* use FSDP2 \(fully_shard, Accelerate's fsdp_version=2\)",
-        ),
-    ],
-    ids=["a list", "FSDP1"],
-)
-def test_other_than_modules_and_what_fsdp1_has_flattened_are_refused(model: Any, said: str) -> None:
+FSDP1 = r"FSDP1 .* flatten .* use FSDP2 \(fully_shard, Accelerate's fsdp_version=2\)"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    ([nn.Linear(2, 2)], {}, "got list"),
+    (flattened(nn.Linear(2, 2)), {}, FSDP1),
+    (GPT(), {"exclude": ["layers.*", "wte.*"]}, r"exclude matches no parameter of the model: 'layers\.\*'"),
+    (GPT(), {"experts": "sgd"}, r"experts must be '\w+' or '\w+', got 'sgd'"),
+    (GPT(), {"fused": "sgd"}, r"fused must be '\w+' or '\w+', got 'sgd'"),
+    (GPT(), {"heads": "alone"}, "heads must be 'together' or 'apart', got 'alone'"),
+    (GPT(), {"parts": {"*.Wqkv.weight": 4}}, "parts matches no parameter of the model: '\\*.Wqkv.weight'"),
+    (GPT(), {"parts": {"*.0.up.weight": (4, 2)}}, "does not split the 8 rows"),
+    (GPT(), {"parts": {"*.0.up.weight": ("by heads", 4)}}, "does not split the 8 rows"),
+    (GPT(), {"parts": {"*.0.up.weight": ("interleaved", 5)}}, "does not split the 8 rows"),
+]
+
+
+@pytest.mark.parametrize(("model", "options", "said"), REFUSED, ids=lambda it: str(it)[:30])
+def test_models_and_options_that_cannot_be_are_refused(
+    model: Any, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
-        split_parameters(model)
+        split_parameters(model, **options)
 
 
 # --- wrappers -----------------------------------------------------------------------------------------------
@@ -488,11 +463,6 @@ FUSED: dict[str, tuple[nn.Module, Groups]] = {
         nn.MultiheadAttention(4, 2),
         [(["out_proj.weight"], None), (["in_proj_weight"], (4, 4, 4))],
     ),
-    "nanoGPT's attention": (
-        within("h.0", nn.ModuleDict({"c_attn": nn.Linear(4, 12, bias=False), "c_proj": nn.Linear(4, 4)})),
-        [(["h.0.c_proj.weight"], None), (["h.0.c_attn.weight"], (4, 4, 4))],
-    ),
-    "an LSTM's gates": (nn.LSTM(5, 3), [(["weight_ih_l0", "weight_hh_l0"], (3, 3, 3, 3))]),
 }
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from muon_tutorial import Muon, MuonWithAdamW, build_mesh, launch
 from muon_tutorial.errors import MismatchError
@@ -69,13 +70,13 @@ BEFORE = (
 
 def odd_rank(rank: int, strategy: str, whats: tuple[str, ...], readied: bool) -> list[tuple[str, str]]:
     """This rank's error for each of rank 2's actions."""
-    return [heard_of(rank, strategy, what, readied) for what in whats]
+    mesh = build_mesh({"dp": 3})
+    return [heard_of(rank, mesh, strategy, what, readied) for what in whats]
 
 
-def heard_of(rank: int, strategy: str, what: str, readied: bool) -> tuple[str, str]:
+def heard_of(rank: int, mesh: DeviceMesh, strategy: str, what: str, readied: bool) -> tuple[str, str]:
     """This rank's error in the second step, in which only rank 2 does ``what``."""
     model = network()
-    mesh = build_mesh({"dp": 3})
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=mesh, betas=(0.9, 0.9))
     for step in range(2):
         both.zero_grad()

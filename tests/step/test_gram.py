@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from muon_tutorial import Grid, Ledger, LocalWorld, Matrix, Muon, Shard, UsageError, gram, launch, zero1
+from muon_tutorial import Grid, LocalWorld, Matrix, Muon, Shard, UsageError, gram, launch, zero1
 from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
 from muon_tutorial.errors import StrategyError
 from muon_tutorial.evidence.memory import PeakMemory, plan_memory
@@ -23,13 +23,9 @@ from muon_tutorial.plan.strategies import fingerprint, layerwise, peak_buffer, p
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.shadow import requests_of
 from scripts.lab.benchmarks.gram import (
-    FORMULAS,
     TP,
-    WORKS,
     Distance,
     distances,
-    plan_of,
-    sent_for_matrices,
 )
 
 from ..oracle import (
@@ -53,7 +49,7 @@ WIDE = Matrix(0, "wide", (8, 48), (("tp", Shard(1)),))
 
 @pytest.fixture(scope="module")
 def found() -> list[Distance]:
-    return list(distances(sides=((48, 192), (192, 48), (128, 128))))
+    return list(distances(sides=((48, 192), (192, 48), (64, 64))))
 
 
 def test_updates_are_within_the_stated_bound_of_one_process(found: list[Distance]) -> None:
@@ -108,17 +104,6 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     for at, params in zip(ranks.places, ranks.params, strict=True):
         first = ranks.params[grid.rank({"tp": at["tp"]})]
         assert all(map(torch.equal, params, first))
-
-
-@pytest.mark.parametrize("sizes", [(1, 1), (3, 1)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_without_tensor_parallelism_it_is_stock_to_the_bit(
-    sizes: tuple[int, int], dtype: torch.dtype
-) -> None:
-    case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
-    ranks = seated(grid, SMALL, case)
-    ranks.steps(whole_gradients(case))
-    assert_own_parts(ranks.params, single_process(case), case, grid)
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
@@ -197,16 +182,6 @@ def test_stacks_and_convolutions_step_within_the_bound() -> None:
             assert (param - end).norm() <= DIFFERENCE * moved
 
 
-@pytest.mark.parametrize("tp", TP)
-@pytest.mark.parametrize("work", ["4 of 512 × 4096", "4 of 1024 × 1024"])
-def test_bytes_by_ledger_are_the_formulas_on_every_rank(work: str, tp: int) -> None:
-    for strategy in ("gram", "zero1"):
-        due = FORMULAS[strategy](*WORKS[work], tp)
-        assert set(sent_for_matrices(plan_of(strategy, work, tp))) == {due}
-    sent = sent_for_matrices(plan_of("owner", work, tp))
-    assert sum(sent) == tp * FORMULAS["owner"](*WORKS[work], tp)
-
-
 def test_a_bucket_asks_for_one_all_reduce_and_no_gather() -> None:
     plan = gram([replace(WIDE, index=i, name=f"m{i}") for i in range(3)], Grid.of(tp=2))
     (flags, summed) = predict(plan, plan.grid.at(1)).entries
@@ -270,8 +245,6 @@ def test_odd_options_and_axes_are_refused() -> None:
 def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
     """Two steps, a checkpoint, two more; the last two again from the checkpoint; and all under ``zero1``."""
     case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
-    ledger = Ledger()
-    world.observers.append(ledger)
     gradients = list(whole_gradients(case))
     found: dict[str, list[Tensor]] = {}
 
@@ -285,15 +258,12 @@ def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
             load_checkpoint(root, model, muon)
         for grads in gradients[steps]:
             give_gradients(list(model.parameters()), grads, case, world.at)
-            ledger.clear()
             muon.step()
         return model, muon
 
     model, muon = walk(gram, slice(0, 2), load=False)
     save_checkpoint(root, model, muon)
     found["after two"] = [param.detach().clone() for param in model.parameters()]
-    assert muon.plan is not None
-    assert predict(muon.plan, world.at).entries == ledger.entries
     for grads in gradients[2:]:
         give_gradients(list(model.parameters()), grads, case, world.at)
         muon.step()

@@ -306,27 +306,18 @@ def test_a_closures_gradients_are_readied_anew() -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 def test_every_rank_has_an_entry_for_every_parameter_from_the_start(strategy: str, grid: Grid) -> None:
-    for params, muon in pairs(seated(grid, strategy)):
+    """Sliced momentum is whole over dp: each rank keeps a share."""
+    ranks = seated(grid, strategy)
+    for params, muon in pairs(ranks):
         assert set(muon.state) == set(params)
         keys = {"momentum_buffer", "kept", "steps"} if strategy in SLICED else {"momentum_buffer"}
         assert all(set(state) == keys for state in muon.state.values())
         assert all(not momentum(muon, param).any() for param in params)
-
-
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_zero1_keeps_a_dp_share_of_the_momentum(grid: Grid) -> None:
-    """Each bucket's share is padded to equal slices: at most one element per bucket more than N/D."""
-    ranks = seated(grid)
     kept = [[momentum(muon, param).numel() for param in params] for params, muon in pairs(ranks)]
     for at in ranks.places:
-        pieces = [param.numel() for param in ranks.params[at.rank]]
-        over_dp = [kept[rank] for rank in at.group("dp")]
-        assert [sum(same) for same in zip(*over_dp, strict=True)] == pieces
-        buckets = ranks.muons[at.rank].plan_steps[0].plan.buckets
-        sizes = [sum(entry.size for entry in bucket.entries) for bucket in buckets]
-        assert sum(kept[at.rank]) <= sum(-(-size // grid.size("dp")) for size in sizes)
-    if grid.size("dp") == 3:
-        assert any(count == 0 for counts in kept for count in counts)
+        over_dp = [kept[rank] for rank in (at.group("dp") if strategy in SLICED else (at.rank,))]
+        whole = [param.numel() for param in ranks.params[at.rank]]
+        assert [sum(same) for same in zip(*over_dp, strict=True)] == whole
 
 
 def saved(muon: Muon) -> Any:
@@ -402,47 +393,34 @@ def test_another_ranks_slices_are_refused_though_their_sizes_fit(giver: int) -> 
 # The rest of the optimizer's interface
 
 
+GROUPS = ({"lr": 0.05, "weight_decay": 0.0}, {"weight_decay": 0.3, "momentum": 0.5})
+
+
+def grouped(params: Sequence[nn.Parameter], lr: Tensor) -> list[dict[str, Any]]:
+    return [{"params": list(params[i::2]), "lr": lr.clone(), **GROUPS[i]} for i in range(2)]
+
+
 @pytest.mark.parametrize("strategy", EXACT)
 @pytest.mark.parametrize(
-    ("dtype", "lr"),
-    [(torch.float32, torch.tensor(0.7)), (torch.bfloat16, torch.tensor([0.7]))],
-    ids=["scalar", "one element"],
+    ("late", "dtype", "lr"),
+    [(False, torch.float32, torch.tensor(0.7)), (True, torch.bfloat16, torch.tensor([0.7]))],
+    ids=["from the start", "the second after two steps"],
 )
-def test_a_tensor_learning_rate_takes_the_single_process_bits(
-    strategy: str, dtype: torch.dtype, lr: Tensor
-) -> None:
-    """Converting to a Python float would round 0.7·sqrt(33/6) differently."""
-    case = replace(UNEVEN, dtype=dtype)
-    ranks, stock = seated(DP2_TP2, strategy, case), Stock(case, lr=lr.clone())
-    for muon in ranks.muons:
-        muon.param_groups[0]["lr"] = lr.clone()
-    ranks.steps(whole_gradients(case))
-    stock.steps(whole_gradients(case))
-    assert_alike(ranks, stock)
-
-
-GROUPS = ({"lr": 0.05, "weight_decay": 0.0}, {"lr": 0.01, "weight_decay": 0.3, "momentum": 0.5})
-
-
-def grouped(params: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
-    return [{"params": list(params[i::2]), **GROUPS[i]} for i in range(2)]
-
-
-@pytest.mark.parametrize("strategy", EXACT)
-@pytest.mark.parametrize("late", [False, True], ids=["from the start", "the second after two steps"])
-def test_groups_have_settings_of_their_own(strategy: str, late: bool) -> None:
-    ranks, stock, first = seated(DP2_TP2, strategy), Stock(), slice(1 if late else 2)
+def test_groups_have_settings_of_their_own(strategy: str, late: bool, dtype: torch.dtype, lr: Tensor) -> None:
+    """A tensor is a learning rate: converting it to a Python float would round 0.7·sqrt(33/6) differently."""
+    case = replace(UNEVEN, dtype=dtype, steps=4)
+    ranks, stock, first = seated(DP2_TP2, strategy, case), Stock(case), slice(1 if late else 2)
     builder = partial(STRATEGIES[strategy], round_bytes=400)
     ranks.muons = [
-        Muon(grouped(params)[first], strategy=builder, mesh=ranks.world.mesh(rank))
+        Muon(grouped(params, lr)[first], strategy=builder, mesh=ranks.world.mesh(rank))
         for rank, params in enumerate(ranks.params)
     ]
-    stock.muon = torch.optim.Muon(grouped(stock.params)[first])
-    for step, grads in enumerate(whole_gradients(replace(UNEVEN, steps=4))):
+    stock.muon = torch.optim.Muon(grouped(stock.params, lr)[first])
+    for step, grads in enumerate(whole_gradients(case)):
         if late and step == 2:
-            stock.muon.add_param_group(grouped(stock.params)[1])
+            stock.muon.add_param_group(grouped(stock.params, lr)[1])
             for params, muon in pairs(ranks):
-                muon.add_param_group(grouped(params)[1])
+                muon.add_param_group(grouped(params, lr)[1])
         ranks.steps([grads])
         stock.steps([grads])
     assert_alike(ranks, stock)

@@ -242,14 +242,6 @@ def test_a_request_that_nobody_answers_is_told_though_nobody_waits_for_it() -> N
         LocalWorld(Grid.of(dp=2)).run([program(Start(add(subject="a")), Start(add(subject="b"))), program()])
 
 
-def test_members_of_one_group_may_ask_while_another_group_lags() -> None:
-    """Ranks need not be in lockstep: tp groups finish at their own pace."""
-    grid = Grid.of(dp=2, tp=2)
-    lists = [[add(rank, "tp") for _ in range(1 + 3 * grid.at(rank)["dp"])] for rank in grid.ranks]
-    found = LocalWorld(grid).run([program(*requests) for requests in lists])
-    assert [len(answers) for answers in found] == [1, 1, 4, 4]
-
-
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_the_wrong_number_of_programs_is_refused(count: int) -> None:
     with pytest.raises(GridError, match=f"dp=2 needs 2 programs, one per rank; got {count}"):
