@@ -25,6 +25,12 @@ SIZES = [1, 3]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
 
 
+def reported(handed: list[list[torch.Tensor]], returned: list[Any], lacking: Any = ()) -> sharing.SharingRun:
+    """A run without processes, from the tensors that each rank passed on and got back."""
+    pairs = zip(handed, returned, strict=True)
+    return sharing.SharingRun(0, lacking, tuple(sharing.BufferReport(tuple(h), back) for h, back in pairs))
+
+
 def pretended(ranks: int, lacking: sharing.Lacking = ()) -> sharing.SharingRun:
     """A run of the early code in this process, which adds up the buffers of all ranks."""
     return lesson.imitate(ranks, lacking=lacking, skips=True)
@@ -114,6 +120,17 @@ def test_the_prediction_knows_right_from_wrong(ranks: int) -> None:
     wrong += [([other for other in right if other != name], f"{name} comes out wrong, too") for name in right]
     for case in wrong:
         assert_wrong(lesson.predict(ranks), *case)
+
+
+def test_sums_of_other_things_are_not_taken_for_the_buffer() -> None:
+    run = pretended(2)
+    flag, flats = torch.ones(3), [run.filled(rank) for rank in range(2)]
+    noted = reported([[flats[0].view(-1, 2), flag], [flats[1], flag]], [run.after(0)] * 2)
+    assert [noted.zeros(rank) for rank in range(2)] == [run.zeros(rank) for rank in range(2)]
+    assert noted.found(1) == run.found(1)
+    unknown = reported([[flag], [flag]], [run.after(0) / 2] * 2)
+    assert not unknown.writers().any()
+    assert "is not Newton–Schulz of the gradient of q1" in str(misplaced.explain(unknown))
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from scripts.notebook_guards import Problem, find_problems
+from scripts.notebooks import ROOT as ROOT
 from scripts.notebooks import WATCH
 
 HOST = ("torch", "numpy", "matplotlib", "ipywidgets", "ipykernel")

@@ -20,7 +20,7 @@ from nbformat import NotebookNode
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
 from scripts import pack, pages
-from scripts.notebooks import FOLDER
+from scripts.notebooks import FOLDER, ROOT
 from scripts.series import SETUP
 
 from ..exhaustive import left_out
@@ -100,9 +100,7 @@ def test_without_hatchling_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("script", ["pack", *map(left_out, ["pages", "reference", "series"])])
 def test_the_scripts_start_from_anywhere_without_an_installed_package(script: str, tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = bare.run(
-        [sys.executable, bare.ROOT / "scripts" / f"{script}.py", "--help"], cwd=tmp_path, env=kept
-    )
+    done = bare.run([sys.executable, ROOT / "scripts" / f"{script}.py", "--help"], cwd=tmp_path, env=kept)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {script}.py")
     assert list(tmp_path.iterdir()) == []
@@ -197,7 +195,7 @@ def test_what_lies_in_folders_above_is_not_installed_or_imported_unless_it_is_th
 def test_where_the_package_is_installed_the_cell_does_nothing(tmp_path: Path) -> None:
     code = f"import sys; before = list(sys.path)\n{SETUP}\nassert sys.path == before"
     stopped = "import subprocess; subprocess.run = None\n"
-    ours = f"import sys; sys.path.append({str(bare.ROOT)!r})\n"
+    ours = f"import sys; sys.path.append({str(ROOT)!r})\n"
     assert python_says(Path(sys.executable), stopped + ours + code, tmp_path) == ""
 
 

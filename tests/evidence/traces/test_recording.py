@@ -14,11 +14,13 @@ import torch.distributed._functional_collectives as functional
 from torch.profiler import record_function
 
 from muon_tutorial import Muon
-from muon_tutorial.engine.collective import Collective, Kind, Label, Walk
+from muon_tutorial.engine.collective import Collective, Kind, Label, Start, Wait, Walk
 from muon_tutorial.errors import TraceError
 from muon_tutorial.evidence.ledger import Ledger
 from muon_tutorial.evidence.traces.recording import RankRecorder, RecordedRun, merge, record
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial.launching.launch import launch
+from muon_tutorial.plan.grid import Coordinate
+from muon_tutorial.worlds.live import Follow, LiveWorld, Moment, build_mesh
 
 from ...configs.functions import config
 from . import traps
@@ -190,6 +192,37 @@ def test_a_folder_without_recordings_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank_0.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
     with pytest.raises(TraceError, match="not written by a RankRecorder"):
         merge(tmp_path)
+
+
+def test_an_observer_may_follow_a_request_to_its_end() -> None:
+    for told in launch(follow_requests, 2, output="quiet"):
+        assert told["at once"] == ["issued", "done"]
+        in_flight = [moment for moment in told["in flight"] if moment != "done"]
+        assert in_flight == ["issued", "waiting", "answered"]
+        assert told["in flight"].count("done") == 1
+        assert told["without a word from the backend"] == ["issued", "waiting", "answered"]
+
+
+def follow_requests(rank: int) -> dict[str, list[Moment]]:
+    told: dict[str, list[Moment]] = {}
+
+    def observe(request: Collective, at: Coordinate) -> Follow:
+        return told.setdefault(request.label.phase, []).append
+
+    world = LiveWorld(build_mesh({"dp": 2}), [observe])
+
+    def walk() -> Walk:
+        yield ask("all_reduce", 4, "at once")
+        yield Wait((yield Start(ask("all_gather", 8, "in flight"))))
+        yield Wait((yield Start(ask("reduce_scatter", 2, "without a word from the backend"))))
+
+    world.run(walk())
+    world.run(iter_of(ask("all_reduce", 4, "last")))
+    return told
+
+
+def iter_of(request: Collective) -> Walk:
+    return (yield request)
 
 
 def test_on_a_gpu_flights_are_the_kernels_with_our_labels(tmp_path: Path) -> None:
