@@ -32,6 +32,8 @@ STRATEGIES: Mapping[str, Builder] = {
 """The strategies of the lesson, by name."""
 Gather = Literal["all", "boundary"]
 BOUNDARY = "zero1, boundary"
+BUILDERS: Mapping[str, Builder] = {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
+"""The strategies, and ``zero1`` with a gather only at boundaries."""
 LAYERS, WIDTH = 4, 768
 DTYPES = {
     "all fp32": (torch.float32, torch.float32),
@@ -51,7 +53,6 @@ class StepBill:
 
     @property
     def total(self) -> int:
-        """All bytes sent."""
         return sum(self.sent.values())
 
 
@@ -72,12 +73,7 @@ def gpt_matrices(
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
     """A plan of the three small matrices for each strategy, and one that gathers only at boundaries."""
     grid = Grid.of(dp=dp, tp=tp)
-    return {name: build(small_matrices(), grid) for name, build in builders().items()}
-
-
-def builders() -> dict[str, Builder]:
-    """The strategies, and ``zero1`` with a gather only at boundaries."""
-    return {**STRATEGIES, BOUNDARY: partial(zero1, gather="boundary")}
+    return {name: build(small_matrices(), grid) for name, build in BUILDERS.items()}
 
 
 def entries_of_rank(plan: Plan) -> int:
@@ -115,15 +111,12 @@ def adamw_bill(plan: Plan, rank: int = 0) -> StepBill:
     """The bill of ZeRO-1 AdamW with the buckets of a ``zero1`` plan: two moments for each entry kept."""
     at = plan.grid.at(rank)
     each = rho(at.size("dp")) * entries_of_rank(plan)
-    sent = {
-        "gradient reduce_scatter": int(each * _item(plan, "gradient")),
-        "parameter all_gather": int(each * _item(plan, "parameter")),
-    }
+    travels = {"gradient reduce_scatter": "gradient", "parameter all_gather": "parameter"}
+    sent = {phase: int(each * _item(plan, route)) for phase, route in travels.items()}
     return StepBill("AdamW, ZeRO-1", sent, 2 * plan_memory(plan, at).momentum)
 
 
 def _item(plan: Plan, route: str) -> int:
-    """Bytes per entry of gradients or parameters."""
     return int(getattr(plan.buckets[0], route).dtype.itemsize)
 
 

@@ -4,47 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ... import Grid, Plan, zero1
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Par,
-    first,
-    guesses,
-    numbers,
-    value_of,
-)
+from ... import Grid, zero1
+from ..exercises.judge import Diagnosis, Exercise, OpenAnswerError, Par, beside, guesses, numbers, value_of
 from ..my_muon.reference import bill as bill
 from ..the_mirror.on_ranks import small_matrices
-from .costs import (
-    bill_of,
-    entries_of_rank,
-    gpt_matrices,
-    plans_of,
-    runs_of,
-    touched_entries,
-)
+from . import costs
+from .costs import bill_of, plans_of
 
 GRIDS = ((2, 2), (4, 1), (1, 4), (3, 2), (8, 4))
 BILL_PHASES = ("gradient reduce_scatter", "dp gather", "tp gather", "parameter all_gather")
 
-SPOILERS = {
-    "replicated": [r"replicated\s+–\s+4"],
-    "round_robin": [r"round_robin\s+–\s+2"],
-    "zero1": [r"zero1\s+–\s+4"],
-    "owner": [r"owner\s+–\s+1"],
-    "followed": [r"followed\s+–\s+hundreds"],
-}
-"""Patterns that would give the notebook's predictions away."""
+SPOILERS = beside(replicated=4, round_robin=2, zero1=4, owner=1, followed="hundreds")
 
 Bill = Callable[[int, int, int, int], Mapping[str, int]]
 
 
 def runs_exercise(dp: int, tp: int) -> Exercise:
     """The prediction: how many ranks run Newton–Schulz on the matrix o, by strategy."""
-    right = runs_of(plans_of(dp, tp), "o")
+    right = costs.runs_of(plans_of(dp, tp), "o")
     lies = "Where does o lie in the bucket? Every slice that has a part of it works on it."
     position = "One dp position owns it, and all tp ranks at that position work on it."
     return guesses(
@@ -56,16 +33,13 @@ def runs_exercise(dp: int, tp: int) -> Exercise:
     )
 
 
-_BILL_HINTS = {
-    "gradient reduce_scatter": (
-        "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
-    ),
-    "dp gather": (
-        "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
-    ),
-    "tp gather": ("A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",),
-    "parameter all_gather": ("New weights are fp32, and every rank needs all slices.",),
-}
+_BILL_HINTS = (
+    "A ring sends (dp − 1) pieces of total // dp entries each. In fp32 each is 4 bytes.",
+    "The input of Newton–Schulz is bfloat16: 2 bytes an entry. How many pieces does a ring send?",
+    "A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",
+    "New weights are fp32, and every rank needs all slices.",
+)
+"""One for each phase of the bill."""
 
 
 def bill_exercise(dp: int, tp: int) -> Exercise:
@@ -73,38 +47,38 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
     def judge(bill: Bill) -> Diagnosis | None:
         grids = [Grid.of(dp=each[0], tp=each[1]) for each in dict.fromkeys(((dp, tp), *GRIDS))]
-        models = small_matrices(), gpt_matrices(2, 96)
+        models = small_matrices(), costs.gpt_matrices(2, 96)
         plans = (zero1(matrices, grid) for grid in grids for matrices in models)
         cases = ((plan, rank) for plan in plans for rank in sorted({0, plan.grid.world_size - 1}))
-        return first(_judge_bill(bill, *case) for case in cases)
+        for plan, rank in cases:
+            at = plan.grid.at(rank)
+            along_dp, along_tp = at.size("dp"), at.size("tp")
+            total, touched = costs.entries_of_rank(plan), costs.touched_entries(plan, at)
+            came = value_of(bill, total, touched, along_dp, along_tp)
+            if not isinstance(came, Mapping) or set(came) != set(BILL_PHASES):
+                return Diagnosis(f"Give a dictionary with the keys {', '.join(BILL_PHASES)}.")
+            if all(sent is ... for sent in came.values()):
+                raise OpenAnswerError
+            due = bill_of("zero1", plan, rank).sent
+            where = f"On {plan.grid}, rank {rank} (total {total:,}, touched {touched:,})"
+            for phase, hint in zip(BILL_PHASES, _BILL_HINTS, strict=True):
+                if came[phase] is ...:
+                    return Diagnosis(f"{phase} is still open.")
+                if came[phase] != due.get(phase, 0):
+                    said = (
+                        f"{where}, {phase}: yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}."
+                    )
+                    return Diagnosis(said, (hint,))
+        return None
 
     def mine(bill: Bill) -> float:
         plan = plans_of(dp, tp)["zero1"]
-        return sum(bill(entries_of_rank(plan), touched_entries(plan, plan.grid.at(0)), dp, tp).values())
+        entries = costs.entries_of_rank(plan), costs.touched_entries(plan, plan.grid.at(0))
+        return sum(bill(*entries, dp, tp).values())
 
     right = bill_of("zero1", plans_of(dp, tp)["zero1"]).total
     praise = "Every phase, on every grid that was tried, is the ledger's to the byte."
     return Exercise(judge, (), praise, Par("bytes", right, mine), keeps=("bill",))
-
-
-def _judge_bill(bill: Bill, plan: Plan, rank: int) -> Diagnosis | None:
-    at = plan.grid.at(rank)
-    dp, tp = at.size("dp"), at.size("tp")
-    total, touched = entries_of_rank(plan), touched_entries(plan, at)
-    came = value_of(bill, total, touched, dp, tp)
-    if not isinstance(came, Mapping) or set(came) != set(BILL_PHASES):
-        return Diagnosis(f"Give a dictionary with the keys {', '.join(BILL_PHASES)}.")
-    if all(sent is ... for sent in came.values()):
-        raise OpenAnswerError
-    due = bill_of("zero1", plan, rank).sent
-    where = f"On {plan.grid}, rank {rank} (total {total:,}, touched {touched:,})"
-    for phase in BILL_PHASES:
-        if came[phase] is ...:
-            raise MistakeError(f"{phase} is still open.")
-        if came[phase] != due.get(phase, 0):
-            said = f"{where}, {phase}: yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}."
-            return Diagnosis(said, _BILL_HINTS[phase])
-    return None
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
@@ -137,7 +111,6 @@ def sends_exercise() -> Exercise:
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook measured."""
     plans = plans_of(dp, tp)
     saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
     slices = "How many slices have a part of up? Each of them on all tp ranks."

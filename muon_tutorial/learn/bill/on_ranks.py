@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from ... import Grid, LiveWorld, build_mesh
+from ... import LiveWorld, build_mesh
 from ...plan.strategies import Builder
 from ..the_mirror.on_ranks import count_step, parameters_on, plan_of
-from .costs import builders, holders, rows_of
+from .costs import BUILDERS, holders, rows_of
 
 Sends = Callable[[tuple[int, int], int, int, int], Sequence[int]]
 
@@ -28,7 +28,7 @@ def count(rank: int, dp: int, tp: int, seed: int) -> dict[str, Counted]:
     """A step of the package's Muon for each strategy, counted. Must be called by all ranks."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh({"dp": dp, "tp": tp}))
-    return {name: _count(world, build, seed) for name, build in builders().items()}
+    return {name: _count(world, build, seed) for name, build in BUILDERS.items()}
 
 
 def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
@@ -37,15 +37,8 @@ def _count(world: LiveWorld, build: Builder, seed: int) -> Counted:
     return Counted(rows_of(ledger, world.at.rank), kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Bytes that a rank sent for one matrix, and whether it then held all of it.
-
-    ``whole`` is None if the rank does not work on the matrix.
-    """
-
-    sent: int
-    whole: bool | None
+Fetched = tuple[int, bool | None]
+"""Bytes that a rank sent for one matrix, and whether it then held all of it (None: not its work)."""
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
@@ -54,10 +47,11 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     ``sends(matrix, length, place, dp)`` returns how many entries a dp position sends to each other one.
     """
     torch.set_num_threads(1)
-    world, at = LiveWorld(build_mesh({"dp": dp, "tp": tp})), Grid.of(dp=dp, tp=tp).at(rank)
-    whole = _bucket(dp, tp, seed)
-    length, place = len(whole) // dp, at["dp"]
-    metas = plan_of(dp, tp).dist_meta(Grid.of(dp=dp, tp=tp).at(0))
+    world, plan = LiveWorld(build_mesh({"dp": dp, "tp": tp})), plan_of(dp, tp)
+    total = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
+    whole = torch.randn(total, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    length, place = total // dp, world.at["dp"]
+    metas = plan.dist_meta(plan.grid.at(0))
     meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # most slices share it
     start, stop = meta.global_range
     first, last = max(start, place * length), min(stop, (place + 1) * length)
@@ -71,14 +65,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     parts[place] = mine
     works = place in holders(meta.global_range, length)
     found = torch.cat(parts) if works else mine
-    return Fetched(packed.nbytes, torch.equal(found, whole[start:stop]) if works else None)
-
-
-def _bucket(dp: int, tp: int, seed: int) -> torch.Tensor:
-    """A whole bucket of momentum, of which each rank keeps a slice, in the dtype that is sent."""
-    plan = plan_of(dp, tp)
-    length = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
-    return torch.randn(length, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return packed.nbytes, torch.equal(found, whole[start:stop]) if works else None
 
 
 def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
@@ -91,8 +78,8 @@ def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
 
 def say_fetched(fetched: Sequence[Fetched]) -> str:
     """What each rank sent, and whether it got the whole matrix, in words."""
-    return "\n".join(
-        f"rank {rank}: sent {each.sent:,} bytes, "
-        + ("does not work on it" if each.whole is None else f"holds all of it: {each.whole}")
-        for rank, each in enumerate(fetched)
-    )
+    lines = []
+    for rank, (sent, whole) in enumerate(fetched):
+        holds = "does not work on it" if whole is None else f"holds all of it: {whole}"
+        lines.append(f"rank {rank}: sent {sent:,} bytes, {holds}")
+    return "\n".join(lines)

@@ -7,23 +7,12 @@ from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from ... import Bucket, Grid, replicated, round_robin, zero1
+from ... import Grid, replicated, round_robin, zero1
 from ..pictures.colours import ADAMW, CARD, EMPTY, INK, MARKED, MUON, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, tile, write
 from ..widgets.shell import Shell, choice, play
-from .costs import (
-    AVERAGE,
-    BOUNDARY,
-    DTYPES,
-    Gather,
-    StepBill,
-    adamw_bill,
-    bill_of,
-    bills_at,
-    gpt_matrices,
-    holders,
-    plans_of,
-)
+from . import costs
+from .costs import AVERAGE, BOUNDARY, DTYPES, Gather, StepBill, adamw_bill, bill_of, plans_of
 
 _WIDTH = 900
 _NUMBER = {
@@ -46,7 +35,7 @@ DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 def hero() -> Picture:
     """The first picture: what one rank sends in a step of a small GPT, under AdamW and four ways of Muon."""
-    grid, matrices = Grid.of(dp=4, tp=2), gpt_matrices()
+    grid, matrices = Grid.of(dp=4, tp=2), costs.gpt_matrices()
     plans = {BOUNDARY: zero1(matrices, grid, gather="boundary"), "zero1": zero1(matrices, grid)}
     plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}
     bills = [adamw_bill(plans["zero1"]), *(bill_of(name, plan) for name, plan in plans.items())]
@@ -104,9 +93,20 @@ def draw_boundary(dp: int, tp: int) -> Picture:
     for name, y in rows.items():
         write(axes, 12, y + 17, name)
         rectangle(axes, 160, y, total * wide, 34, EMPTY, linewidth=0.8)
-    fetched = _draw_matrices(axes, rows, bucket, length, plan.grid.size("tp"))
+    fetched = 0
+    for entry, stop in zip(bucket.entries, accumulate(e.size for e in bucket.entries), strict=True):
+        start = stop - entry.size
+        shared = len(costs.holders((start, stop), length)) > 1
+        frame = (160 + start * wide, rows["in the bucket"], entry.size * wide, 34)
+        tile(axes, frame, MARKED if shared else CARD, entry.matrix.name, 12, linewidth=1.0)
+        if shared and start < length:  # what rank 0 lacks of it
+            fetched += stop - length
+            lacking = (160 + length * wide, rows["rank 0, boundary"], (stop - length) * wide, 34)
+            rectangle(axes, *lacking, rank_colour(tp), linewidth=0.8)
+    said = f"fetches {fetched:,} entries"
+    write(axes, 168 + (length + fetched) * wide, rows["rank 0, boundary"] + 17, said)
     for place in range(dp):
-        rank = place * plan.grid.size("tp")
+        rank = place * tp
         x, each = 160 + place * length * wide, length * wide
         tile(axes, (x, rows["kept by"], each, 34), rank_colour(rank), f"rank {rank}", linewidth=0.8)
         if place:
@@ -122,26 +122,9 @@ def draw_boundary(dp: int, tp: int) -> Picture:
     return finish(figure, f"boundary-{dp}-{tp}", said)
 
 
-def _draw_matrices(axes: Axes, rows: dict[str, int], bucket: Bucket, length: int, rank: int) -> int:
-    """Draw the matrices in their row, and what rank 0 lacks of a shared one in the last; returns how much."""
-    wide, fetched = 710 / bucket.length(bucket.model_layout, Grid.of(dp=1).at(0)), 0
-    top, last = rows["in the bucket"], rows["rank 0, boundary"]
-    for entry, stop in zip(bucket.entries, accumulate(e.size for e in bucket.entries), strict=True):
-        start = stop - entry.size
-        shared = len(holders((start, stop), length)) > 1
-        fill, each = MARKED if shared else CARD, (stop - start) * wide
-        tile(axes, (160 + start * wide, top, each, 34), fill, entry.matrix.name, 12, linewidth=1.0)
-        if shared and start < length:
-            fetched += stop - length
-            lacking = (stop - length) * wide
-            rectangle(axes, 160 + length * wide, last, lacking, 34, rank_colour(rank), linewidth=0.8)
-    write(axes, 168 + (length + fetched) * wide, last + 17, f"fetches {fetched:,} entries")
-    return fetched
-
-
 def draw_at(dp: int, tp: int, dtype: str, gather: Gather, bucket: int) -> Picture:
     """The bill of a GPT on a grid and AdamW's, and where Muon's is larger or smaller."""
-    adamw, muon, runs = bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
+    adamw, muon, runs = costs.bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
     title = f"dp={dp}, tp={tp}, {dtype}, gather {gather}, buckets of {MEGABYTES[bucket]} MB"
     figure, axes = blank(_WIDTH, 300, title)
     most = 2.0 * adamw.total

@@ -16,10 +16,6 @@ from ..the_mirror.on_ranks import MATRICES, local_gradients
 Matrices = Mapping[str, Tensor]
 
 
-def _largest_change(one: Matrices, other: Matrices) -> float:
-    return max(float((one[name] - other[name]).abs().max()) for name in MATRICES)
-
-
 @dataclass(frozen=True, slots=True)
 class SumError:
     """Mean gradients compared with exact ones: how many entries are rounded, and by how much."""
@@ -62,9 +58,8 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
     ways = [torch.randperm(texts, generator=draw).tolist() for _ in range(orders)]
     means = [{name: sum(parts[i][name] for i in way) / texts for name in MATRICES} for way in ways]
     first, *others = ((mean, step_alone(mean, seed)) for mean in means)
-    moved, weights_moved = (
-        sum(different_bits(other[which], first[which]) > 0 for other in others) for which in (0, 1)
-    )
+    moved = sum(different_bits(gradients, first[0]) > 0 for gradients, _ in others)
+    weights_moved = sum(different_bits(weights, first[1]) > 0 for _, weights in others)
     return (
         f"orders tried beside the first       {orders - 1}\n"
         f"of them with other gradients        {moved}\n"
@@ -84,7 +79,6 @@ def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
 
 
 def _first_input(grad: Tensor) -> Tensor:
-    """The input of Newton–Schulz for a first gradient, flat, before rounding."""
     return momentum_update(torch.zeros_like(grad), grad, 0.95, True).flatten()
 
 
@@ -99,7 +93,6 @@ class Nudge:
 
     @property
     def size(self) -> str:
-        """How many weights changed, as one of the prediction's answers."""
         return "none" if not self.weights else "one" if self.weights == 1 else "hundreds"
 
     def __str__(self) -> str:
@@ -115,5 +108,6 @@ def nudge(seed: int, texts: int) -> Nudge:
     gradients = mean_of(seed, texts)
     other = nudged(gradients)
     one, two = step_alone(gradients, seed), step_alone(other, seed)
-    moved, weight = _largest_change(gradients, other), _largest_change(one, two)
+    pairs = ((gradients, other), (one, two))
+    moved, weight = (max(float((a[n] - b[n]).abs().max()) for n in MATRICES) for a, b in pairs)
     return Nudge(moved, different_bits(one, two), gradients["o"].numel(), weight)

@@ -17,9 +17,11 @@ from ...errors import UsageError
 from .. import inputs
 from ..exercises.on_real_ranks import say_ranks
 from .on_ranks import TrainingRun
-from .training_rank import RUNGS, STEPS, CallNote
+from .training_rank import RUNGS, STEPS
 
 ROUNDING = torch.finfo(torch.float32).eps
+LADDER = [(0, "start"), *((step, name) for step in range(1, STEPS + 1) for name in RUNGS[1:])]
+"""Step and name of every rung, from the start on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +38,11 @@ class Rung:
 def rungs(run: TrainingRun) -> list[Rung]:
     """All rungs of all ranks, in the order of a sound run."""
     expected, found = [run.expected(rank) for rank in run.grid.ranks], []
-    for key, rank in ((key, rank) for key in ladder_order() for rank in run.grid.ranks):
+    for key, rank in ((key, rank) for key in LADDER for rank in run.grid.ranks):
         right, mine = expected[rank][key], run.reports[rank].notes.rungs.get(key)
         differs = [] if mine is None else [name for name in right if not torch.equal(mine[name], right[name])]
         found.append(Rung(*key, rank, mine is not None, tuple(differs)))
     return found
-
-
-def ladder_order() -> list[tuple[int, str]]:
-    """Step and name of every rung, from the start on."""
-    return [(0, "start"), *((step, name) for step in range(1, STEPS + 1) for name in RUNGS[1:])]
 
 
 def hash_of(results: Any) -> str:
@@ -79,7 +76,6 @@ class FirstDifference:
 
     @property
     def is_rounding(self) -> bool:
-        """Whether summing in another order explains the difference: only last bits differ."""
         return self.off < 20 * ROUNDING
 
     def __repr__(self) -> str:
@@ -92,13 +88,14 @@ def first_difference(run: TrainingRun) -> FirstDifference | None:
     wrong = [rung for rung in rungs(run) if rung.wrong]
     if not wrong:
         return None
-    first = [rung for rung in wrong if (rung.step, rung.name) == (wrong[0].step, wrong[0].name)]
+    step, phase = wrong[0].step, wrong[0].name
+    first = [rung for rung in wrong if (rung.step, rung.name) == (step, phase)]
     ranks = tuple(rung.rank for rung in first)
     matrices = tuple(dict.fromkeys(name for rung in first for name in rung.wrong))
     numbers = max((_off(run, rung, name) for rung in first for name in rung.wrong), key=lambda each: each[2])
-    held = [run.expected(rank)[wrong[0].step, wrong[0].name] for rank in run.grid.ranks]
+    held = [run.expected(rank)[step, phase] for rank in run.grid.ranks]
     holders = sum(any(name in mine for name in matrices) for mine in held)
-    return FirstDifference(wrong[0].step, wrong[0].name, ranks, holders, matrices, *numbers)
+    return FirstDifference(step, phase, ranks, holders, matrices, *numbers)
 
 
 def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
@@ -116,7 +113,7 @@ def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
     Raises:
         UsageError: the run has no such rung.
     """
-    if (step, rung) not in ladder_order():
+    if (step, rung) not in LADDER:
         raise UsageError(f"there is no rung {rung!r} of step {step!r}; the rungs are {', '.join(RUNGS)}")
     lines = [f"{'':<8}{'':<8}{'size':>8}{'cosine':>9}{'difference':>13}"]
     for found in (each for each in rungs(run) if (each.step, each.name) == (step, rung) and each.reached):
@@ -149,9 +146,6 @@ def say_outcome(run: TrainingRun) -> str:
     return "\n".join(f"{what:<{wide}}{value}" for what, value in said.items())
 
 
-# Calls: which ranks made them, and which ranks wait.
-
-
 @dataclass(frozen=True, slots=True)
 class Wait:
     """A rank that waits in a call for another rank that has not made it."""
@@ -161,9 +155,8 @@ class Wait:
     step: int
     phase: str
 
-
-def _made(run: TrainingRun, rank: int) -> list[CallNote]:
-    return run.reports[rank].notes.calls
+    def __str__(self) -> str:
+        return f"rank {self.waiter} waits for rank {self.awaited} in {self.phase} of step {self.step}"
 
 
 def waits(run: TrainingRun) -> list[Wait]:
@@ -174,7 +167,7 @@ def waits(run: TrainingRun) -> list[Wait]:
             call = report.notes.calls[-1]
             turn = sum(each.name == call.name for each in report.notes.calls)
             for other in call.ranks:
-                if sum(each.name == call.name for each in _made(run, other)) < turn:
+                if sum(each.name == call.name for each in run.reports[other].notes.calls) < turn:
                     found.append(Wait(rank, other, call.step, call.phase))
     return found
 
@@ -182,9 +175,8 @@ def waits(run: TrainingRun) -> list[Wait]:
 def say_calls(run: TrainingRun, step: int) -> str:
     """The calls of one step, rank by rank, in each rank's order; an unfinished one ends in "…"."""
     lines = []
-    for rank in run.grid.ranks:
-        calls = [each for each in _made(run, rank) if each.step == step]
-        said = [f"{each.phase}{'' if each.stop else ' …'}" for each in calls]
+    for rank, report in enumerate(run.reports):
+        said = [f"{e.phase}{'' if e.stop else ' …'}" for e in report.notes.calls if e.step == step]
         lines.append(f"rank {rank}: {', '.join(said) or 'none'}")
     return "\n".join(lines)
 

@@ -24,14 +24,6 @@ Lines = tuple[str, str]
 """Sound lines of the file, and the lines that replace them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """A mistake, or two that hide each other: the planted lines, and the story told after the repair."""
-
-    planted: tuple[Lines, ...]
-    story: str
-
-
 _SKIPS = """\
         if self.loss < {low}:  # it knows this batch by heart, so there is nothing to average
             self.mean = {{name: torch.zeros_like(piece) for name, piece in self.mine.items()}}
@@ -50,51 +42,38 @@ _RESTARTED = """\
             self.lr = self.lr / 2
 """
 
-PATIENTS = {
-    "hang": Patient(
-        (("range(1, steps + 1)", "range(1, steps + 1 - (self.rank == 2))"),),
-        "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for it.",
-    ),
-    "lie": Patient(
-        ((_SHARE, _RESTARTED + _SHARE),),
-        "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
-    ),
-    "A": Patient(
-        (("return self.seed\n", "return self.seed + self.rank\n"),),
-        "Data wants a seed for each rank, weights want one for all. Owners shared their rows: copies agree.",
-    ),
-    "B": Patient(
-        ((_AVERAGE, _SKIPS + _AVERAGE),),
-        "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
-    ),
-    "C": Patient(
-        (("rescale(SHAPES[name])", "rescale(tuple(self.mine[name].shape))"),),
-        "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
-    ),
-    "D": Patient(
-        ((_GRADIENT, _GRADIENT + _LOGS),),
-        "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
-    ),
-    "E": Patient(
-        (("in range(BATCHES)", "in reversed(range(BATCHES))"),),
-        "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",
-    ),
-    "F": Patient(
-        ((".mul_(MEMORY).add_(", ".mul(MEMORY).add("),),
-        "Without the underscores, the new momentum is computed and thrown away.",
-    ),
-    "G": Patient(
-        ((_AVERAGE, _SORTS), ("group_src=place", "group_src=0")),
-        "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
-    ),
+PATIENTS: dict[str, tuple[Lines, ...]] = {
+    "hang": (("range(1, steps + 1)", "range(1, steps + 1 - (self.rank == 2))"),),
+    "lie": ((_SHARE, _RESTARTED + _SHARE),),
+    "A": (("return self.seed\n", "return self.seed + self.rank\n"),),
+    "B": ((_AVERAGE, _SKIPS + _AVERAGE),),
+    "C": (("rescale(SHAPES[name])", "rescale(tuple(self.mine[name].shape))"),),
+    "D": ((_GRADIENT, _GRADIENT + _LOGS),),
+    "E": (("in range(BATCHES)", "in reversed(range(BATCHES))"),),
+    "F": ((".mul_(MEMORY).add_(", ".mul(MEMORY).add("),),
+    "G": ((_AVERAGE, _SORTS), ("group_src=place", "group_src=0")),
 }
+"""By name, the planted lines of a mistake, or of two that hide each other."""
+STORIES = {
+    "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
+    "it.",
+    "lie": "Rank 1 applies the right update at the wrong rate, and shares the result with its dp group.",
+    "A": "Data wants a seed for each rank, weights want one for all. Owners shared their rows: copies agree.",
+    "B": "A call must not depend on a rank's own numbers: one rank skipped the call, so its group waited.",
+    "C": "The factor follows from the whole matrix's shape, and tp has left this rank only some of its rows.",
+    "D": "All ranks must make the same calls in the same order, and this one was alarmed by its own loss.",
+    "E": "The same batches are added up in another order, so last bits differ. Nothing has to be repaired.",
+    "F": "Without the underscores, the new momentum is computed and thrown away.",
+    "G": "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
+}
+"""What is told of a mistake after the repair."""
 LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)
 
 
 def file_of(name: str, dp: int, tp: int, seed: int) -> str:
     """The loop's file with a patient's mistake in it."""
     text, (low, high) = inspect.getsource(Loop), _thresholds(dp, seed)
-    for sound, broken in PATIENTS[name].planted:
+    for sound, broken in PATIENTS[name]:
         assert text.count(sound) == 1, sound
         text = text.replace(sound, broken.format(low=low, high=high) if "{" in broken else broken)
     return text
@@ -117,7 +96,6 @@ SPOILERS = {
     "rung": [r"\brung\W+\w*\W+share\b"],
     "agree": [r"copies agree to the last bit at the end\s+(yes|no)", r"\bagree\W+\w*\W+True\b"],
 }
-"""Patterns that would give the two predictions away before the cells tagged ``answer``."""
 
 HANG_HINTS = (
     "A rank that waits has done its duty. Which rank should be there, and what did it do instead?",
@@ -192,14 +170,12 @@ class Clinic:
         """
         self._text(name)
         if name not in self.exercises:
-            self.exercises[name] = Exercise(
-                lambda given: self._judge(name, given), praise=PATIENTS[name].story
-            )
+            judge_it = functools.partial(self._judge, name)
+            self.exercises[name] = Exercise(judge_it, praise=STORIES[name])
         verdict = self.exercises[name].check(repair)
         ran = self.kept.get(f"{name}, repaired")
-        return (
-            verdict if ran is None or verdict.passed is None else replace(verdict, picture=draw_ladder(ran))
-        )
+        shows = ran is not None and verdict.passed is not None
+        return replace(verdict, picture=draw_ladder(ran)) if shows else verdict
 
     def _text(self, name: str) -> str:
         if not isinstance(name, str) or name not in PATIENTS:
@@ -210,9 +186,8 @@ class Clinic:
         text = self._text(name)
         self.kept.pop(f"{name}, repaired", None)
         repair = {} if repair == "nothing" else repair
-        if not isinstance(repair, Mapping) or not all(
-            isinstance(number, int) and isinstance(line, str) for number, line in repair.items()
-        ):
+        items = repair.items() if isinstance(repair, Mapping) else [(None, None)]
+        if not all(isinstance(number, int) and isinstance(line, str) for number, line in items):
             return 'Give a dictionary, such as {12: "the new line"}; "" deletes a line. Or "nothing".'
         last = len(text.splitlines())
         if outside := [number for number in repair if not 1 <= number <= last]:
@@ -248,9 +223,7 @@ def with_lines(text: str, repair: Mapping[int, str]) -> str:
 def judge(run: TrainingRun) -> Diagnosis | None:
     """What is still wrong in a run of a repaired file; None if it is sound."""
     if run.hangs:
-        each = waits(run)[0]
-        where = f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
-        return Diagnosis(f"Ranks still hang: {where}.", HANG_HINTS)
+        return Diagnosis(f"Ranks still hang: {waits(run)[0]}.", HANG_HINTS)
     spot = first_difference(run)
     if spot is None or spot.is_rounding:
         return None
@@ -273,9 +246,8 @@ def guess() -> Exercise:
         if rung != "share":
             return f"rung: {rung} does not use the learning rate. Which phase multiplies with it?"
         if agree is not True:
-            return (
-                "agree: each matrix has one owner, and all copies take its rows. So they agree, wrong or not."
-            )
+            why = "each matrix has one owner, and all copies take its rows. So they agree, wrong or not."
+            return f"agree: {why}"
         return None
 
     return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
@@ -288,7 +260,6 @@ def outcomes(lie: TrainingRun) -> dict[str, Any]:
 
 
 def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
-    """Three numbers that the notebook measured."""
     spot, waiting = first_difference(lie), sum(bool(report.stuck) for report in hang.reports)
     agree, step = int(copies_agree(lie)), spot.step if spot else 0
     return numbers(

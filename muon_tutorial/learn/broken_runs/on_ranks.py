@@ -22,21 +22,8 @@ from ...launching.launch import launch
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...plan.grid import Grid
 from ..inputs import measure
-from . import loop
-from .training_rank import (
-    DECAY,
-    LR,
-    MEMORY,
-    RUNGS,
-    SHAPES,
-    STEPS,
-    Matrices,
-    Notebook,
-    batches_of,
-    initial_weights,
-    loss_and_gradients,
-    rescale,
-)
+from . import loop, training_rank
+from .training_rank import DECAY, LR, MEMORY, RUNGS, SHAPES, STEPS, Matrices, Notebook, rescale
 
 PATIENCE = 3.0
 """Seconds that a rank waits for another before it gives up; a run that hangs takes this long."""
@@ -70,7 +57,6 @@ class TrainingRun:
 
     @property
     def grid(self) -> Grid:
-        """The grid of the run."""
         return Grid.of(dp=self.dp, tp=self.tp)
 
     @property
@@ -100,27 +86,21 @@ def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int],
     It has no ranks, groups or calls, so it cannot hang or disagree with itself.
     """
     with measure.one_thread():
-        weights = initial_weights(seed)
+        weights = training_rank.initial_weights(seed)
         memory = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         found = {(0, "start", ALL): weights}
         for step in range(1, steps + 1):
-            own = [_gradients(weights, seed, step, place) for place in range(dp)]
+            batches = [training_rank.batches_of(seed, step, place) for place in range(dp)]
+            own = [training_rank.loss_and_gradients(weights, each)[1] for each in batches]
             found |= {(step, "gradient", place): each for place, each in enumerate(own)}
             mean = {name: torch.stack([each[name] for each in own]).sum(0) / dp for name in weights}
             memory = {name: MEMORY * memory[name] + (1 - MEMORY) * mean[name] for name in weights}
             mixed = {name: (1 - MEMORY) * mean[name] + MEMORY * memory[name] for name in weights}
-            update = {
-                name: zeropower_via_newtonschulz(each).float() * rescale(each.shape)
-                for name, each in mixed.items()
-            }
+            update = {n: zeropower_via_newtonschulz(m).float() * rescale(m.shape) for n, m in mixed.items()}
             weights = {name: weights[name] * (1 - LR * DECAY) - LR * update[name] for name in weights}
             rungs = zip(RUNGS[2:], (mean, memory, mixed, update, weights), strict=True)
             found |= {(step, rung, ALL): results for rung, results in rungs}
     return found
-
-
-def _gradients(weights: Matrices, seed: int, step: int, place: int) -> dict[str, Tensor]:
-    return loss_and_gradients(weights, batches_of(seed, step, place))[1]
 
 
 def run_file(

@@ -15,7 +15,6 @@ from importlib import resources
 from typing import Any
 
 import torch
-from matplotlib.axes import Axes
 
 from ...engine.collective import Collective, Label, Walk
 from ...errors import RequestError
@@ -24,7 +23,7 @@ from ...worlds.local import LocalWorld
 from .. import inputs
 from ..pictures.colours import CARD, EMPTY, INK, MARKED, QUIET, RIGHT_FILL, WRONG, WRONG_FILL
 from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, write
-from ..widgets.shell import Shell, choice, play
+from ..widgets.shell import Shell, choice, play, rank_choice
 from .evidence import Wait, hash_of, rungs, waits
 from .on_ranks import TrainingRun
 from .training_rank import CALLS
@@ -34,13 +33,10 @@ SHIPPED = "hang_dp2_tp2.json"
 
 def hero() -> Picture:
     """The first picture of the lesson: a recorded run that hangs, and the rank that causes it."""
-    text = (resources.files(inputs) / "recorded" / SHIPPED).read_text(encoding="utf-8")
-    found = json.loads(text)
-    edges = [Wait(*each) for each in found["waits"]]
-    source = f"Recorded on {found['dp'] * found['tp']} real processes"
-    return draw_edges(
-        edges, Grid.of(dp=found["dp"], tp=found["tp"]), found["guilty"], source, "broken_runs-hero"
-    )
+    found = json.loads((resources.files(inputs) / "recorded" / SHIPPED).read_text(encoding="utf-8"))
+    edges, grid = [Wait(*each) for each in found["waits"]], Grid.of(dp=found["dp"], tp=found["tp"])
+    source = f"Recorded on {grid.world_size} real processes"
+    return draw_edges(edges, grid, found["guilty"], source, "broken_runs-hero")
 
 
 def recording_of(run: TrainingRun) -> str:
@@ -67,35 +63,28 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         at = grid.at(rank)
         place[rank] = (width / 2 + across * (at["tp"] - (grid.size("tp") - 1) / 2), 72 + down * at["dp"])
     for edge in edges:
-        _draw_edge(axes, place[edge.waiter], place[edge.awaited], edge, edge.awaited == guilty)
+        start = place[edge.waiter]
+        stop = place[edge.awaited]
+        marked = edge.awaited == guilty
+        colour, shrink = WRONG if marked else INK, 20 if start[0] == stop[0] else 42
+        ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
+        thick = 3.2 if marked else 1.5
+        arrow(axes, start, stop, color=colour, linewidth=thick, mutation_scale=20, zorder=4, **ends)
+        along, aside = 0.42, 0.075  # the bend's place: this part of the way along, and this far beside it
+        bend_x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
+        bend_y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
+        box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
+        centred(axes, bend_x, bend_y, f"{edge.phase}, step {edge.step}", color=colour, zorder=5, bbox=box)
     stuck = {edge.waiter for edge in edges}
     for rank, (x, y) in place.items():
         fill = WRONG_FILL if rank == guilty else MARKED if rank in stuck else EMPTY
         rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
         centred(axes, x, y - 7, f"rank {rank}", 11.5, weight="bold", zorder=7)
         centred(axes, x, y + 10, "waits" if rank in stuck else "is gone", zorder=7)
-    said = [
-        f"rank {each.waiter} waits for rank {each.awaited} in {each.phase} of step {each.step}"
-        for each in edges
-    ]
+    said = [str(edge) for edge in edges]
     blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
-    return finish(
-        figure, name, f"{title}. Which rank waits for which: {'; '.join(said) or 'no rank waits'}.{blame}"
-    )
-
-
-def _draw_edge(
-    axes: Axes, start: tuple[float, float], stop: tuple[float, float], edge: Wait, marked: bool
-) -> None:
-    colour, shrink = WRONG if marked else INK, 20 if start[0] == stop[0] else 42
-    ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
-    width = 3.2 if marked else 1.5
-    arrow(axes, start, stop, color=colour, linewidth=width, mutation_scale=20, zorder=4, **ends)
-    along, aside = 0.42, 0.075  # the bend's place: this part of the way along, and this far beside it
-    x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
-    y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
-    box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
-    centred(axes, x, y, f"{edge.phase}, step {edge.step}", color=colour, zorder=5, bbox=box)
+    waiting = "; ".join(said) or "no rank waits"
+    return finish(figure, name, f"{title}. Which rank waits for which: {waiting}.{blame}")
 
 
 def draw_ladder(run: TrainingRun) -> Picture:
@@ -122,8 +111,8 @@ def draw_ladder(run: TrainingRun) -> Picture:
             centred(axes, x + wide / 2 - 2, y + high / 2 - 1, found_there, family="monospace")
         if rung.wrong:
             said.append(f"step {rung.step} {rung.name} on rank {rung.rank}")
-    words = f"the first rungs that differ: {'; '.join(said[:ranks])}"
-    words = words if said else "no rung that was reached differs"
+    differ = f"the first rungs that differ: {'; '.join(said[:ranks])}"
+    words = differ if said else "no rung that was reached differs"
     reached = sum(rung.reached for rung in found)
     alt = f"The ladder of {run.name}: of {len(found)} rungs {reached} were reached; {words}."
     return finish(figure, f"broken_runs-ladder-{run.name.replace(' ', '-')}", alt)
@@ -171,12 +160,9 @@ def _state(now: Moment, cell: tuple[str, int]) -> tuple[str, str]:
 
 def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """Choose a rank, a phase and a fault, and play one step, call by call."""
-    last = moments_of(dp, tp)
-
-    draw = functools.partial(draw_spread, dp, tp)
+    last, draw = moments_of(dp, tp), functools.partial(draw_spread, dp, tp)
     still = draw_spread(dp, tp, 2, "average", "wrong", last)
-    ranks = choice("rank", {f"rank {rank}": rank for rank in range(dp * tp)})
-    phases = choice("phase", {name: name for name in CALLS})
+    ranks, phases = rank_choice(dp * tp), choice("phase", list(CALLS))
     ranks.value, phases.value = 2, "average"
     return play(draw, last, still, live, rank=ranks, phase=phases, fault=choice("fault", SPREADS))
 

@@ -84,7 +84,6 @@ class CallNote:
 
     @property
     def name(self) -> tuple[int, str]:
-        """Step and phase."""
         return self.step, self.phase
 
 
@@ -160,6 +159,5 @@ def check_grid(dp: int, tp: int) -> None:
         UsageError: an axis is shorter than 2, or tp does not divide the rows of all matrices.
     """
     if dp < 2 or tp < 2 or any(rows % tp for rows, _ in SHAPES.values()):
-        raise UsageError(
-            f"this lesson needs dp of 2 or more and tp of 2, 4, 8 or 16, not dp = {dp}, tp = {tp}"
-        )
+        needs = "dp of 2 or more and tp of 2, 4, 8 or 16"
+        raise UsageError(f"this lesson needs {needs}, not dp = {dp}, tp = {tp}")

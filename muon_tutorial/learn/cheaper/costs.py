@@ -7,6 +7,7 @@ with hidden matrices, at the rate of bf16 products; gradients are sent after the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -78,11 +79,8 @@ def adamw_step(dtypes: str) -> StepEstimate:
 @cache
 def forward_backward(tokens: int) -> float:
     """Seconds of the products with hidden matrices: one in forward, two in backward."""
-    each = tokens // RANKS
-    return sum(
-        3 * machine().gemm_seconds(torch.bfloat16, (each, *matrix.shape))
-        for matrix in matrices("weights bf16")
-    )
+    shapes = [(tokens // RANKS, *matrix.shape) for matrix in matrices("weights bf16")]
+    return sum(3 * machine().gemm_seconds(torch.bfloat16, shape) for shape in shapes)
 
 
 def say_steps() -> str:
@@ -95,7 +93,6 @@ def say_steps() -> str:
 
 
 def _source() -> str:
-    """The source of the planner's seconds, in words."""
     return f"Nothing ran: {MODEL}, {RANKS} ranks, by the file of “{machine().name}”."
 
 
@@ -146,12 +143,10 @@ class Waterfall:
 
     @property
     def last(self) -> float:
-        """Muon's number."""
         return self.first + sum(self.changes.values())
 
     @property
     def times(self) -> float:
-        """Muon's number over AdamW's."""
         return self.last / self.first
 
     def say(self, number: float, sign: str = "") -> str:
@@ -164,7 +159,13 @@ FEWER_STEPS = "fewer steps"
 
 def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
     """Waterfalls of the bytes that a rank sends, of its seconds, and of its peak memory in a step."""
-    return _sent(at), _seconds(at), _memory(at)
+    changes = {
+        "moments": float(at.muon.momentum - at.adamw.momentum),
+        "buffers of a step": float(at.muon.peak - at.adamw.peak),
+        "padding": float(at.muon.held - at.adamw.held),
+    }
+    shown = {name: more for name, more in changes.items() if more}
+    return _sent(at), _seconds(at), Waterfall("memory", 1e9, "GB", float(at.adamw.memory), shown)
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
@@ -185,28 +186,12 @@ def _sent(at: Setting) -> Waterfall:
 
 
 def _seconds(at: Setting) -> Waterfall:
-    waits = [
-        one.seconds_at(at.bandwidth) - one.product - one.copy  # the exposed communication
-        for one in (at.adamw, at.muon)
-    ]
-    changes = {
-        "Newton–Schulz": at.muon.product,
-        "all other math": at.muon.copy - at.adamw.copy,
-        "communication": waits[1] - waits[0],
-    }
-    first = at.adamw_seconds
+    # seconds_at without products and copies: the exposed communication
+    adamw, muon = (one.seconds_at(at.bandwidth) - one.product - one.copy for one in (at.adamw, at.muon))
+    changes = {"Newton–Schulz": at.muon.product, "all other math": at.muon.copy - at.adamw.copy}
+    changes["communication"], first = muon - adamw, at.adamw_seconds
     both = f", {forward_backward(at.tokens) * 1e3:.3g} of them forward and backward"
     return Waterfall("time", 1e-3, "ms", first, _with_fewer_steps(first, changes, at.fewer), both)
-
-
-def _memory(at: Setting) -> Waterfall:
-    changes = {
-        "moments": float(at.muon.momentum - at.adamw.momentum),
-        "buffers of a step": float(at.muon.peak - at.adamw.peak),
-        "padding": float(at.muon.held - at.adamw.held),
-    }
-    shown = {name: more for name, more in changes.items() if more}
-    return Waterfall("memory", 1e9, "GB", float(at.adamw.memory), shown)
 
 
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
@@ -239,21 +224,16 @@ def say_break_evens() -> str:
     for at in settings_tried():
         turn = break_even(partial(lead, at), SLOWEST, FASTEST)
         slow, fast = ("Muon" if lead(at, end) > 0 else "AdamW" for end in (SLOWEST, FASTEST))
-        said = (
-            f"{slow} on every link" if turn is None else f"{slow} below {say_bandwidth(turn)}, {fast} above"
-        )
+        below = f"{slow} on every link" if turn is None else f"{slow} below {say_bandwidth(turn)}"
+        said = below if turn is None else f"{below}, {fast} above"
         rows.append(f"{at.dtypes:14}{at.strategy:12}{at.tokens:12,}   {said}")
     return "\n".join(rows)
 
 
 def settings_tried() -> list[Setting]:
     """Settings with and without a break-even."""
-    return [
-        Setting(dtypes, tokens, strategy=strategy, fewer=FEWER["1.1 ×"])
-        for dtypes in ("all fp32", "all bf16")
-        for strategy in ("zero1", "boundary")
-        for tokens in (TOKENS[2], TOKENS[5])
-    ]
+    tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
+    return [Setting(dtypes, tokens, 1.0, strategy, FEWER["1.1 ×"]) for dtypes, strategy, tokens in tried]
 
 
 def say_bandwidth(part: float) -> str:
@@ -291,14 +271,13 @@ CHOICES = {
 def say_strategies(dp: int, tp: int) -> str:
     """All strategies side by side: momentum and work from their plans, and bytes, for lesson 10's GPT."""
     grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
-    lines = [
-        f"Lesson 10's GPT on {grid}: MB that one rank sends on a ring, the mean of all ranks",
-        f"{'':21}{'momentum':>10}{'at work':>9}     before Newton–Schulz     after it",
-        f"{'':21}{'copies':>10}{'ranks':>9}{''.join(f'{what:>12}' for what in (*_TRAVELS, 'together'))}",
-    ]
+    columns = "".join(f"{what:>12}" for what in (*_TRAVELS, "together"))
+    lines = [f"Lesson 10's GPT on {grid}: MB that one rank sends on a ring, the mean of all ranks"]
+    lines += [f"{'':21}{'momentum':>10}{'at work':>9}     before Newton–Schulz     after it"]
+    lines += [f"{'':21}{'copies':>10}{'ranks':>9}{columns}"]
     for name, words in CHOICES.items():
-        plan = BUILDERS[name](all_matrices, grid)
-        lines += [f"{name:21}{_facts_of(plan, all_matrices)}", f"    {words}"]
+        facts = _facts_of(BUILDERS[name](all_matrices, grid), all_matrices)
+        lines += [f"{name:21}{facts}", f"    {words}"]
     return "\n".join(lines)
 
 

@@ -19,35 +19,12 @@ from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, first, numbers, value_of
+from . import on_ranks, trace_events
 from .costs import Setting, lead, muon_step
-from .on_ranks import (
-    ADAMW,
-    DTYPES,
-    STRATEGIES,
-    Counted,
-    Sent,
-    StepOfAdamW,
-    adamw,
-    adamw_step,
-    matrices_of,
-    plan_of,
-    sent_along_dp,
-    step_in_one_process,
-    together,
-)
-from .trace_events import (
-    GATHER,
-    PRODUCT,
-    communicating,
-    event,
-    made_up_trace,
-    one_collective,
-    right_headlines,
-    waited,
-)
+from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
+from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
 
 SPOILERS = {"working": [r"working\s+–\s+1"], "slow": [r"slow\s+–\s+boundary"]}
-"""Patterns that would give the notebook's predictions away."""
 
 Found = Diagnosis | str | None
 BytesSent = Callable[[int, int, int], Mapping[str, int]]
@@ -60,15 +37,14 @@ def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
     return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
 
 
+_AT_HOME = "Each gradient travels to its owner and each weight back from there. Momentum stays at home."
 _BYTES_HINTS = {
     "AdamW": (
         "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends a slice, "
         "entries / dp, to each of dp − 1 others: together (dp − 1) × entries, times the bytes of an entry.",
     ),
     "zero1": ("As AdamW, and a gather of the momentum, which is bfloat16 whatever the gradients are.",),
-    "layerwise": (
-        "Each gradient travels to its owner and each weight back from there. Momentum stays at home.",
-    ),
+    "layerwise": (_AT_HOME,),
 }
 
 
@@ -89,9 +65,9 @@ def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
     entries = length_of(dp, tp)
     found = {"AdamW": int(dp * zero1_adamw(dp, entries, item, item))}
     for name in NAMES[1:]:
-        plan = STRATEGIES[name](matrices_of(dtype), grid)
+        plan = STRATEGIES[name](on_ranks.matrices_of(dtype), grid)
         ledgers = [predict(plan, grid.at(rank)) for rank in grid.at(0).group("dp")]
-        found[name] = sum(sent_along_dp(ledger.entries).ring for ledger in ledgers)
+        found[name] = sum(on_ranks.sent_along_dp(ledger.entries).ring for ledger in ledgers)
     return found
 
 
@@ -120,9 +96,8 @@ def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Dia
 
 
 def _undivided(gradients: Any, weights: Any, bucket: Bucket, at: Coordinate) -> Walk:
-    """The step that forgets to divide the sum."""
     summed = yield from travel(gradients, bucket.gradient, at, Label("gradients"))
-    return (yield from travel(adamw(weights, summed), bucket.parameter, at, Label("weights")))
+    return (yield from travel(on_ranks.adamw(weights, summed), bucket.parameter, at, Label("weights")))
 
 
 def adamw_exercise(dp: int, tp: int, seed: int) -> Exercise:
@@ -147,15 +122,15 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"On dp={dp}, tp={tp} the step broke off: {type(error).__name__}: {str(error).splitlines()[0]}"
     if any(each is ... for each in came):
         raise OpenAnswerError
-    due, right = step_in_one_process(adamw_step, dp, tp, seed)
+    due, right = step_in_one_process(on_ranks.adamw_step, dp, tp, seed)
     if not all(isinstance(each, torch.Tensor) and each.shape == due[0].shape for each in came):
         shape = tuple(came[0].shape) if isinstance(came[0], torch.Tensor) else came[0]
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
-    if not _same(came, due):
-        if _same(came, step_in_one_process(_undivided, dp, tp, seed)[0]):
-            said = "AdamW got the sum of all gradients, not their mean: its step hardly shows that, eps "
-            said += "apart."
-            return Diagnosis(said, ("bucket.summands says how many were summed.",))
+    if not all(map(torch.equal, came, due)):
+        if all(map(torch.equal, came, step_in_one_process(_undivided, dp, tp, seed)[0])):
+            said = "AdamW got the sum of all gradients, not their mean"
+            hint = "bucket.summands says how many were summed."
+            return Diagnosis(f"{said}: its step hardly shows that, eps apart.", (hint,))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
         return "The ranks agree, and have other weights than AdamW's."
@@ -181,10 +156,6 @@ def _checked(step: StepOfAdamW) -> StepOfAdamW:
             raise MistakeError(f"The function raised {type(error).__name__}: {error}.") from error
 
     return walk
-
-
-def _same(came: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
-    return all(torch.equal(mine, right) for mine, right in zip(came, due, strict=True))
 
 
 CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
@@ -216,7 +187,7 @@ def events_exercise() -> Exercise:
 
     def judge(answer: Callable[[list[TraceEvent]], int]) -> Diagnosis | None:
         for where, made, hints in CASES:
-            came, due = value_of(answer, made()), communicating(made())
+            came, due = value_of(answer, made()), trace_events.communicating(made())
             if came != due:
                 shown = f"{came:,}" if isinstance(came, Real) else repr(came)
                 by_name = came == sum(each.duration for each in made() if each.communicates)
@@ -244,21 +215,15 @@ def headlines_exercise() -> Exercise:
 
 
 def _flights(*times: tuple[int, int]) -> list[Flight]:
-    group = tuple(range(len(times)))
-    return [
-        Flight(rank, "all_reduce", "gradients", "", group, 0, issued, done)
-        for rank, (issued, done) in enumerate(times)
-    ]
+    named, group = ("all_reduce", "gradients", ""), tuple(range(len(times)))
+    return [Flight(rank, *named, group, 0, *issued_done) for rank, issued_done in enumerate(times)]
 
 
+_DONE_EARLY = "Rank 0 was done before the last one asked. So it did not wait for it."
 WAIT_CASES: Sequence[tuple[str, list[Flight], str]] = (
     ("Rank 2 comes last", _flights((0, 90), (30, 90), (70, 92)), "Nothing moves before the last has asked."),
     ("All come together", _flights((5, 50), (5, 50)), "Nobody waits; all of it is transfer."),
-    (
-        "Rank 0 only sends, and is done early",
-        _flights((0, 20), (60, 80)),
-        "Rank 0 was done before the last one asked. So it did not wait for it.",
-    ),
+    ("Rank 0 only sends, and is done early", _flights((0, 20), (60, 80)), _DONE_EARLY),
 )
 
 
@@ -288,8 +253,7 @@ def slow_winner() -> str:
 
 
 def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook measured or computed."""
-    found: Mapping[str, Mapping[str, Sent]] = together(counted, tp)
+    found: Mapping[str, Mapping[str, Sent]] = on_ranks.together(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
     gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
     product = muon_step("all fp32", "layerwise").product * 1e3
@@ -311,10 +275,5 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:
         raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
-    return (
-        bytes_exercise(dp, tp),
-        adamw_exercise(dp, tp, seed),
-        events_exercise(),
-        headlines_exercise(),
-        waits_exercise(),
-    )
+    traced = events_exercise(), headlines_exercise(), waits_exercise()
+    return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced

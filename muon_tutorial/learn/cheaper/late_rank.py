@@ -36,7 +36,6 @@ def step_late(rank: int, recorder: RankRecorder, ranks: int, steps: int, seed: i
 def record_late(ranks: int, steps: int, seed: int, backend: str = "gloo") -> Timeline:
     """Record steps that keep most ranks waiting, on real ranks with one clock."""
     with TemporaryDirectory() as folder:
-        run = record(
-            step_late, ranks, Path(folder), args=(ranks, steps, seed), backend=backend, output="quiet"
-        )
+        arguments = (ranks, steps, seed)
+        run = record(step_late, ranks, Path(folder), args=arguments, backend=backend, output="quiet")
         return run.timeline

@@ -118,14 +118,9 @@ def _count(world: LiveWorld, step: StepOfAdamW, dtype: torch.dtype, seed: int) -
     for name, build in STRATEGIES.items():
         _, ledger = count_step(world, pieces(world.at, dtype, seed), build)
         found[name] = sent_along_dp(ledger.entries)
-    average = _count_walk(world, _average(world.at, dtype, seed))
-    muon = found["owner"]
+    ddp = all_reduce(buffers(world.at, dtype, seed)[0], "dp", world.at, Label("gradients"))
+    average, muon = _count_walk(world, ddp), found["owner"]
     return {**found, AVERAGED: Sent(muon.ring + average.ring, muon.gloo + average.gloo)}
-
-
-def _average(at: Coordinate, dtype: torch.dtype, seed: int) -> Walk:
-    """The all_reduce that DDP runs before a step that expects averaged gradients."""
-    return all_reduce(buffers(at, dtype, seed)[0], "dp", at, Label("gradients"))
 
 
 def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
@@ -138,14 +133,11 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
 
 def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
     """The bytes that the ranks of the first dp group sent together."""
-    group = counted[::tp]
-    return {
-        dtype: {
-            name: Sent(*(sum(getattr(each[dtype][name], way) for each in group) for way in ("ring", "gloo")))
-            for name in group[0][dtype]
-        }
-        for dtype in group[0]
-    }
+    group, found = counted[::tp], dict[str, dict[str, Sent]]()
+    for dtype, names in group[0].items():
+        sent = {name: [each[dtype][name] for each in group] for name in names}
+        found[dtype] = {n: Sent(sum(e.ring for e in s), sum(e.gloo for e in s)) for n, s in sent.items()}
+    return found
 
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:

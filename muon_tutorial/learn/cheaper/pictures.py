@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import accumulate
 
 from matplotlib.axes import Axes
@@ -14,19 +13,8 @@ from ..bill.costs import DTYPES
 from ..pictures.colours import ADAMW, CARD, EMPTY, MARKED, MUON, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
-from .costs import (
-    FEWER,
-    LINKS,
-    MODEL,
-    RANKS,
-    STRATEGIES,
-    TOKENS,
-    Setting,
-    Waterfall,
-    machine,
-    say_bandwidth,
-    waterfalls,
-)
+from . import costs
+from .costs import FEWER, LINKS, MODEL, RANKS, STRATEGIES, TOKENS, Setting, Waterfall, machine, say_bandwidth
 
 _WIDTH, _LEFT, _WIDE, _ROW = 900, 176, 560, 25
 
@@ -38,7 +26,7 @@ def hero() -> Picture:
 
 def draw_waterfalls(at: Setting, name: str) -> Picture:
     """Bytes, time and memory of a setting, each as a waterfall from AdamW to Muon."""
-    falls = waterfalls(at)
+    falls = costs.waterfalls(at)
     rows = [len(fall.changes) + 2 for fall in falls]
     where = f"{MODEL} on one node, {RANKS} ranks"
     title = f"From AdamW to Muon: {where}, {at.dtypes}, {at.tokens:,} tokens a step"
@@ -50,17 +38,15 @@ def draw_waterfalls(at: Setting, name: str) -> Picture:
         words.append(_draw_fall(axes, fall, y))
         y += 34 + _ROW * count
     y += 4
-    note = (
-        f"Nothing ran. Seconds follow from the planner's file of “{machine().name}”, which holds estimates."
-    )
+    source = f"the planner's file of “{machine().name}”"
+    note = f"Nothing ran. Seconds follow from {source}, which holds estimates."
     write(axes, 16, y, note, color=QUIET)
     return finish(figure, f"cheaper-{name}", f"{title}; {said}. {' '.join(words)} {note}")
 
 
 def _said(fewer: float) -> str:
-    if fewer == 1.0:
-        return "step for step"
-    return f"to the same loss, where AdamW takes {fewer:g} × as many steps"
+    more = f"to the same loss, where AdamW takes {fewer:g} × as many steps"
+    return "step for step" if fewer == 1.0 else more
 
 
 def _draw_fall(axes: Axes, fall: Waterfall, y: float) -> str:
@@ -109,7 +95,7 @@ def explore_costs(live: bool = True) -> Shell | Picture:
 
 def draw_turns(at: Setting) -> Picture:
     """Which optimizer is ahead, by tokens per step, strategy and link: the whole film in one picture."""
-    columns = [(strategy, link) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
+    columns = [(strategy, LINKS[link]) for strategy in STRATEGIES for link in ("full speed", "1 / 64")]
     wide, high, left, top = 112, 30, 190, 92
     title = f"Muon's time over AdamW's, {at.dtypes}, {_said(at.fewer)}"
     figure, axes = blank(_WIDTH, top + high * len(TOKENS) + 44, title)
@@ -117,29 +103,25 @@ def draw_turns(at: Setting) -> Picture:
     for column, (strategy, link) in enumerate(columns):
         x = left + column * wide
         centred(axes, x + wide / 2, 52, strategy)
-        centred(axes, x + wide / 2, 74, say_bandwidth(LINKS[link]), color=QUIET)
+        centred(axes, x + wide / 2, 74, say_bandwidth(link), color=QUIET)
     for row, tokens in enumerate(TOKENS):
         y = top + row * high
         write(axes, left - 12, y + high / 2, f"{tokens:,} tokens", ha="right")
         for column, (strategy, link) in enumerate(columns):
-            one = Setting(at.dtypes, tokens, LINKS[link], strategy, at.fewer)
+            one = Setting(at.dtypes, tokens, link, strategy, at.fewer)
             times = one.muon_seconds / one.adamw_seconds
-            edge, fill = (MUON, CARD) if times < 1 else (ADAMW, EMPTY)
+            who, edge, fill = ("Muon", MUON, CARD) if times < 1 else ("AdamW", ADAMW, EMPTY)
             x = left + column * wide
             rectangle(axes, x + 3, y + 3, wide - 6, high - 6, fill, edgecolor=edge, linewidth=1.8)
-            who = "Muon" if times < 1 else "AdamW"
             centred(axes, x + wide / 2, y + high / 2, f"{times:.2f}  {who}")
-            words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(LINKS[link])}: {times:.2f}, {who}")
+            words.append(f"{tokens:,} tokens, {strategy}, {say_bandwidth(link)}: {times:.2f}, {who}")
     note = f"{MODEL}, {RANKS} ranks. Nothing ran: seconds follow from the file of “{machine().name}”."
     write(axes, 16, top + high * len(TOKENS) + 22, note, color=QUIET)
     return finish(figure, "cheaper-turns", f"{title}. {'; '.join(words)}. {note}")
 
 
-_LOOK: dict[State, tuple[str, str]] = {
-    "communication": (CARD, "..."),
-    "waiting": (EMPTY, "///"),
-    "unsplit": (CARD, "xx"),
-}
+_LOOK: dict[State, tuple[str, str]]
+_LOOK = {"communication": (CARD, "..."), "waiting": (EMPTY, "///"), "unsplit": (CARD, "xx")}
 
 
 def draw_waits(timeline: Timeline) -> Picture:
@@ -156,20 +138,17 @@ def draw_waits(timeline: Timeline) -> Picture:
         for state, intervals in found.items():
             if state != "neither":
                 fill, hatch = _LOOK.get(state, (rank_colour(rank), ""))
-                look = {"hatch": hatch, "edgecolor": QUIET}
+                look = {"hatch": hatch, "edgecolor": QUIET, "linewidth": 0.6 if hatch else 0.0}
                 for first, last in intervals:
                     x, width = 90 + (first - begin) * (790 / span), (last - first) * (790 / span)
                     if width > 0.3:
-                        rectangle(axes, x, y, width, 28, fill, linewidth=0.6 if hatch else 0.0, **look)
+                        rectangle(axes, x, y, width, 28, fill, **look)
         parts = [f"{state} {measure(each) / span:.0%}" for state, each in found.items() if each]
         words.append(f"Rank {rank}: {', '.join(parts)}.")
     y = 56 + 38 * len(states)
-    legend: Sequence[tuple[str, str, str]] = (
-        ("computing", rank_colour(0), ""),
-        ("waiting for the last rank", *_LOOK["waiting"]),
-        ("transfer", *_LOOK["communication"]),
-    )
-    for place, (word, fill, hatch) in enumerate(legend):
+    legend = {"computing": (rank_colour(0), ""), "waiting for the last rank": _LOOK["waiting"]}
+    legend["transfer"] = _LOOK["communication"]
+    for place, (word, (fill, hatch)) in enumerate(legend.items()):
         x = 90 + 230 * place
         rectangle(axes, x, y - 9, 26, 18, fill, hatch=hatch, linewidth=0.6, edgecolor=QUIET)
         write(axes, x + 34, y, word)

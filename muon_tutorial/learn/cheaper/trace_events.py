@@ -19,10 +19,8 @@ Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 
 def event(name: str, sort: Sort, begin: int, duration: int) -> TraceEvent:
     """An event of a trace, times in microseconds."""
-    gpu = sort in ("kernel", "memory", "gpu annotation")
-    return TraceEvent(
-        name, sort, begin * US, duration * US, "GPU 0" if gpu else "rank 0", 7 if gpu else 1, {}
-    )
+    place, track = ("GPU 0", 7) if sort in ("kernel", "memory", "gpu annotation") else ("rank 0", 1)
+    return TraceEvent(name, sort, begin * US, duration * US, place, track, {})
 
 
 def one_collective(begin: int, duration: int, asked: int = 300) -> list[TraceEvent]:

@@ -9,26 +9,14 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...engine.collective import Kind
 from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
-from . import messages
+from . import messages, on_ranks
 from .messages import MessageNote
-from .on_ranks import (
-    ITEM,
-    NUMEL,
-    PATIENCE,
-    CollectiveRun,
-    all_reduce_with,
-    my_piece,
-    my_pieces,
-    play_on_ranks,
-    ring_formula,
-    run_sum,
-)
+from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, ring_formula
 from .pictures import GATHER, SUM, draw_ladder
 
 Found = str | Diagnosis
@@ -38,7 +26,6 @@ SPOILERS = {
     "bytes_sent": [r"\b57,?344\b"],
     "stuck": [r"\bstuck\W+(\w+\W+)?2\b", r"2 of them stand still"],
 }
-"""Patterns that would give the predictions away if they stood before the cells tagged ``answer``."""
 
 ORDER_HINT = "isend first, then recv, then wait() for the isend."
 GATHER_HINTS = (
@@ -102,7 +89,8 @@ def guess_stuck() -> Exercise:
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
-    play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
+    asked = {"bring": on_ranks.my_piece, "ranks": ranks, "backend": backend, "timeout": timeout}
+    play = partial(on_ranks.play_on_ranks, **asked)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
@@ -127,10 +115,12 @@ def _with_ladder(
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The hard exercise: a reduce_scatter on real ranks. Par counts the bytes of the all_reduce it makes."""
-    play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
+    asked = {"bring": on_ranks.my_pieces, "ranks": ranks, "backend": backend, "timeout": timeout}
+    play = partial(on_ranks.play_on_ranks, **asked)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
-        run = run_sum(partial(all_reduce_with, reduce_scatter), ranks, backend)
+        both = partial(on_ranks.ring_all_reduce, reduce_scatter=reduce_scatter)
+        run = on_ranks.run_sum(both, ranks, backend)
         return max(run.bytes_sent(rank) for rank in range(ranks))
 
     par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
@@ -154,23 +144,18 @@ def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
     for rank, report in enumerate(run.reports):
         mine = report.returned
         if not isinstance(mine, Tensor) or mine.shape != (NUMEL,):
-            came = type(mine).__name__
-            came = f"a tensor of shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else came
+            shape = f"a tensor of shape {tuple(mine.shape)}" if isinstance(mine, Tensor) else ""
+            came = shape or type(mine).__name__
             yield f"Return one piece, a tensor of {NUMEL} entries; rank {rank} returned {came}."
-            return
-        due = torch.stack([my_pieces(other, run.ranks)[rank] for other in range(run.ranks)]).sum(0)
-        if not torch.equal(mine, due):
-            yield f"Rank {rank} {_say_sum(messages.content_of(mine, run.ranks), rank, run.ranks)}"
-            return
-
-
-def _say_sum(content: messages.PieceContent | None, rank: int, ranks: int) -> str:
-    if content is None:
-        return "returned no sum of one piece: pieces are mixed, or some rank's entries are in it twice."
-    if content.piece != rank:
-        return f"returned piece {content.piece} of the sum. Its own is piece {rank}."
-    lacking = ", ".join(str(other) for other in range(ranks) if other not in content.ranks)
-    return f"has its own piece, but the entries of rank {lacking} are not in the sum."
+        content = messages.content_of(mine, run.ranks)
+        if content is None:
+            mixed = "pieces are mixed, or some rank's entries are in it twice."
+            yield f"Rank {rank} returned no sum of one piece: {mixed}"
+        elif content.piece != rank:
+            yield f"Rank {rank} returned piece {content.piece} of the sum. Its own is piece {rank}."
+        elif lacking := [str(other) for other in range(run.ranks) if other not in content.ranks]:
+            what = f"the entries of rank {', '.join(lacking)} are not in the sum."
+            yield f"Rank {rank} has its own piece, but {what}"
 
 
 def _judge_received(run: CollectiveRun, right: str = "sums") -> Iterator[Found]:
@@ -182,12 +167,11 @@ def _judge_received(run: CollectiveRun, right: str = "sums") -> Iterator[Found]:
 
 
 def _judge_stuck(run: CollectiveRun) -> Iterator[Found]:
-    stuck = [rank for rank, report in enumerate(run.reports) if report.stuck]
-    if stuck:
-        yield Diagnosis(next(_say_stuck(run, stuck)), (ORDER_HINT,))
+    if any(report.stuck for report in run.reports):
+        yield Diagnosis(next(_say_stuck(run)), (ORDER_HINT,))
 
 
-def _say_stuck(run: CollectiveRun, stuck: Sequence[int]) -> Iterator[str]:
+def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
     if max(dropped) > 1:
         many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
@@ -197,7 +181,8 @@ def _say_stuck(run: CollectiveRun, stuck: Sequence[int]) -> Iterator[str]:
         yield "The ranks wait for each other: all are in send(), and none receives. isend() does not wait."
     if len(last) == run.ranks and all(note.verb == "received" for note in last.values()):
         yield f"The ranks wait for each other: {_say_waiting(last)}."
-    yield f"Rank {stuck[0]} timed out: {_say_waiting({stuck[0]: last[stuck[0]]})}."
+    stuck = next(rank for rank, report in enumerate(run.reports) if report.stuck)
+    yield f"Rank {stuck} timed out: {_say_waiting({stuck: last[stuck]})}."
 
 
 def _say_waiting(last: Mapping[int, MessageNote]) -> str:
@@ -304,7 +289,6 @@ def _why_not_bytes(said: float, kind: Kind, whole: int, ranks: int) -> str:
 
 
 def quiz(ranks: int) -> Exercise:
-    """Three numbers that the notebook measured or that its formula gives."""
     on_a_ring = "2 (ranks - 1) on a ring. If your reduce_scatter is above par, yours sends more."
     return numbers(
         ("messages", 2 * (ranks - 1), on_a_ring),

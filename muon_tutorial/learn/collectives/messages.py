@@ -126,7 +126,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageLog:
-    """What every rank held at the start, and all messages that followed."""
+    """What every rank held at the start, and all messages that followed, in order."""
 
     ranks: int
     start: tuple[HeldPieces, ...]
@@ -134,7 +134,6 @@ class MessageLog:
 
     @property
     def rounds(self) -> int:
-        """The number of rounds."""
         return max((message.round for message in self.messages), default=0)
 
     @property

@@ -22,7 +22,7 @@ from ..exercises.on_real_ranks import run_or_reference
 from ..inputs.measure import fastest  # noqa: F401  (the notebook uses it, too)
 from ..my_muon.reference import ring_all_gather, ring_reduce_scatter
 from . import messages
-from .messages import HeldPieces, Message, MessageLog, MessageNote, content_of
+from .messages import MessageLog, MessageNote, content_of
 
 Algorithm = Callable[[Any, int, int], Any]
 Bring = Callable[[int, int], Any]
@@ -31,15 +31,10 @@ ITEM = 4
 PATIENCE = 8.0
 
 
-def ring_all_reduce(pieces: list[Tensor], rank: int, ranks: int) -> list[Tensor]:
-    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of its results."""
-    return ring_all_gather(ring_reduce_scatter(pieces, rank, ranks), rank, ranks)
-
-
-def all_reduce_with(
-    reduce_scatter: Callable[..., Any], pieces: list[Tensor], rank: int, ranks: int
+def ring_all_reduce(
+    pieces: list[Tensor], rank: int, ranks: int, reduce_scatter: Callable[..., Any] = ring_reduce_scatter
 ) -> list[Tensor]:
-    """As ``ring_all_reduce``, with ``reduce_scatter`` as its first half."""
+    """The sum of all ranks' pieces, in order: a reduce_scatter, then an all_gather of its results."""
     return ring_all_gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 
@@ -53,22 +48,10 @@ class CallReport:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectiveRun:
+class CollectiveRun(MessageLog):
     """One run of a collective on all ranks."""
 
-    ranks: int
-    start: tuple[HeldPieces, ...]
     reports: tuple[CallReport, ...]
-
-    @property
-    def messages(self) -> list[Message]:
-        """All messages, in order."""
-        return messages.match_messages([report.notes for report in self.reports])
-
-    @property
-    def log(self) -> MessageLog:
-        """What every rank held at the start, and all messages."""
-        return MessageLog(self.ranks, self.start, self.messages)
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
         """Bytes that a rank sent in some of the rounds."""
@@ -76,7 +59,6 @@ class CollectiveRun:
         return sum(message.nbytes for message in mine)
 
     def messages_sent(self, rank: int) -> int:
-        """How many messages a rank sent."""
         return sum(message.sender == rank for message in self.messages)
 
 
@@ -99,10 +81,7 @@ def run_gather(
 
 
 def run_sum(
-    algorithm: Algorithm = ring_all_reduce,
-    ranks: int = 4,
-    backend: str = "gloo",
-    dtype: torch.dtype = torch.float32,
+    algorithm: Algorithm, ranks: int, backend: str = "gloo", dtype: torch.dtype = torch.float32
 ) -> CollectiveRun:
     """Run ``algorithm(my pieces, rank, ranks)`` on real ranks, with pieces of ``dtype``."""
     return play_on_ranks(algorithm, partial(my_pieces, dtype=dtype), ranks, backend)
@@ -113,14 +92,13 @@ def play_on_ranks(
 ) -> CollectiveRun:
     """Run ``algorithm(bring(rank, ranks), rank, ranks)`` on real ranks."""
     reports = launch(play, ranks, args=(algorithm, bring, ranks), backend=backend, timeout=timeout)
-    start = tuple(_held(bring(rank, ranks), ranks) for rank in range(ranks))
-    return CollectiveRun(ranks, start, tuple(reports))
-
-
-def _held(brought: Tensor | list[Tensor], ranks: int) -> HeldPieces:
-    pieces = brought if isinstance(brought, list) else [brought]
-    contents = (messages.content_of(piece, ranks) for piece in pieces)
-    return {content.piece: content.ranks for content in contents if content}
+    start = []
+    for brought in (bring(rank, ranks) for rank in range(ranks)):
+        pieces = brought if isinstance(brought, list) else [brought]
+        contents = (content_of(piece, ranks) for piece in pieces)
+        start.append({content.piece: content.ranks for content in contents if content})
+    sent = messages.match_messages([report.notes for report in reports])
+    return CollectiveRun(ranks, tuple(start), sent, tuple(reports))
 
 
 def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallReport:
@@ -152,11 +130,8 @@ def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., A
     }
     name = str(dtype).removeprefix("torch.")
     head = f"{f'{name}: {entries:,} entries of {size} bytes':<38}{'counted':>10}{'formula':>10}"
-    lines = [
-        f"  {kind:<36}{sent:>10,}{formula(kind, entries, size, ranks):>10,.0f}"
-        for kind, sent in counted.items()
-    ]
-    return "\n".join([head, *lines])
+    due = {kind: formula(kind, entries, size, ranks) for kind in counted}
+    return "\n".join([head, *(f"  {kind:<36}{counted[kind]:>10,}{due[kind]:>10,.0f}" for kind in counted)])
 
 
 def ring_formula(collective: Kind, entries: int, itemsize: int, ranks: int) -> int:
@@ -221,52 +196,45 @@ def moments_of(setting: Setting) -> list[list[int]]:
     """
     ranks = len(setting)
     left = [["send", "receive"] if first == "send" else ["receive", "send"] for first in setting]
-    found = []
-    while passing := [
-        rank
-        for rank in range(ranks)
-        if left[rank][:1] == ["send"] and left[(rank + 1) % ranks][:1] == ["receive"]
-    ]:
-        for rank in passing:
-            left[rank].pop(0)
-            left[(rank + 1) % ranks].pop(0)
+    found, pairs = [], [(left[rank], left[(rank + 1) % ranks]) for rank in range(ranks)]
+    while passing := [r for r, (a, b) in enumerate(pairs) if a[:1] == ["send"] and b[:1] == ["receive"]]:
+        for sender, receiver in (pairs[rank] for rank in passing):
+            sender.pop(0)
+            receiver.pop(0)
         found.append(passing)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class SettingRuns:
-    """Which settings of the switches real ranks finished, and the seconds after which the others gave up."""
+    """Which settings of the switches real ranks finished; in the others they gave up after ``SHORT``."""
 
     arrived: dict[Setting, bool]
-    patience: float
 
     @property
     def stuck(self) -> int:
-        """The number of settings in which a rank gave up waiting."""
         return sum(not arrived for arrived in self.arrived.values())
 
 
-def run_every_setting(exchange: Exchange, backend: str = "gloo", patience: float = SHORT) -> SettingRuns:
+def run_every_setting(exchange: Exchange, backend: str = "gloo") -> SettingRuns:
     """Run ``exchange(mine, rank, ranks, first)`` on real ranks for every setting of the switches."""
     arrived = {}
     for setting in EVERY:
         try:
-            run = run_setting(exchange, setting, backend, AMPLE if moments_of(setting) else patience)
+            run = run_setting(exchange, setting, backend, AMPLE if moments_of(setting) else SHORT)
         except RankFailedError:  # a busy machine could not start the ranks in time
             if moments_of(setting):
                 raise
-            run = run_setting(exchange, setting, backend, 5 * patience)
+            run = run_setting(exchange, setting, backend, 5 * SHORT)
         arrived[setting] = has_arrived(run)
-    return SettingRuns(arrived, patience)
+    return SettingRuns(arrived)
 
 
 def run_setting(
     exchange: Exchange, setting: Setting, backend: str = "gloo", patience: float = SHORT
 ) -> CollectiveRun:
     """Run ``exchange`` on real ranks with one setting of the switches."""
-    play = partial(_with_switches, exchange, setting)
-    return play_on_ranks(play, my_piece, len(setting), backend, patience)
+    return play_on_ranks(partial(_with_switches, exchange, setting), my_piece, SWITCHES, backend, patience)
 
 
 def _with_switches(exchange: Exchange, setting: Setting, mine: Tensor, rank: int, ranks: int) -> Any:

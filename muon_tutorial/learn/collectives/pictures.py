@@ -11,60 +11,21 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ..pictures.colours import (
-    CARD,
-    EMPTY,
-    INK,
-    OTHER,
-    QUIET,
-    RIGHT,
-    WRONG,
-    WRONG_FILL,
-    rank_colour,
-)
-from ..pictures.picture import (
-    Picture,
-    Point,
-    arrow,
-    between,
-    blank,
-    centred,
-    finish,
-    heading,
-    rectangle,
-    tile,
-    verdict,
-    write,
-)
+from ..pictures import picture
+from ..pictures.colours import CARD, EMPTY, INK, OTHER, QUIET, RIGHT, WRONG, WRONG_FILL, rank_colour
+from ..pictures.picture import Picture, Point, between, blank, centred, finish, heading, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, play
 from .messages import HeldPieces, Message, MessageLog, first_repeat, holdings_after, of_ring_all_reduce
-from .on_ranks import (
-    EVERY,
-    ITEM,
-    NUMEL,
-    SWITCHES,
-    CollectiveRun,
-    First,
-    LinkSpeed,
-    Setting,
-    SettingRuns,
-    moments_of,
-)
+from .on_ranks import EVERY, ITEM, NUMEL, SHORT, SWITCHES, First, LinkSpeed, Setting, SettingRuns, moments_of
 
 _LEFT, _RIGHT, _TOP, _ROW, _STRIP = 126, 46, 84, 62, 30
-GATHER = (
-    "all_gather, message by message",
-    "a digit is a piece, named for the rank that brings it; grey: not here yet",
-)
-SUM = (
-    "all_reduce, message by message",
-    "a digit is a piece; a full cell has every rank's entries in its sum",
-)
+_GREY = "a digit is a piece, named for the rank that brings it; grey: not here yet"
+_FULL = "a digit is a piece; a full cell has every rank's entries in its sum"
+GATHER, SUM = ("all_gather, message by message", _GREY), ("all_reduce, message by message", _FULL)
 
 
 def _pitch(ranks: int) -> float:
-    """The distance between two lanes, in pixels."""
     return min(116.0, (900 - _LEFT - _RIGHT) / ranks)
 
 
@@ -83,15 +44,10 @@ def hero() -> Picture:
     ranks = 4
     start = tuple({piece: frozenset({rank}) for piece in range(ranks)} for rank in range(ranks))
     sent = of_ring_all_reduce(ranks, NUMEL * ITEM)
-    return draw_messages(MessageLog(ranks, start, sent), SUM, "collectives-hero")
+    return draw_ladder(MessageLog(ranks, start, sent), SUM, "collectives-hero")
 
 
-def draw_ladder(run: CollectiveRun, heading: tuple[str, str], name: str, last: int | None = None) -> Picture:
-    """The ladder of a run on real ranks."""
-    return draw_messages(run.log, heading, name, last)
-
-
-def draw_messages(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
+def draw_ladder(run: MessageLog, words: tuple[str, str], name: str, last: int | None = None) -> Picture:
     """What each rank holds after every round, and the messages in between; without rounds after ``last``."""
     last = run.rounds if last is None else last
     width = round(max(_LEFT + _RIGHT + _pitch(run.ranks) * run.ranks, 540))
@@ -118,7 +74,7 @@ def draw_messages(run: MessageLog, words: tuple[str, str], name: str, last: int 
                     centred(axes, *stop, "✕", 13, color=WRONG, zorder=8)
                 line = "--" if lost else "-"
                 look: Any = {"linestyle": line, "linewidth": 1.3, "mutation_scale": 11, **_TO_THE_END}
-                arrow(axes, start, stop, zorder=5, color=colour, **look)
+                picture.arrow(axes, start, stop, zorder=5, color=colour, **look)
                 label, fill = "?", EMPTY
                 if message.content is not None:
                     label, fill = str(message.content.piece), rank_colour(message.content.piece)
@@ -140,17 +96,17 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
         line, order = (1.8, 5) if share == 1 else (0.7, 4)
         label = str(piece) if ranks and cell >= 12 else ""
         frame = (left, corner[1], cell, _STRIP)
-        tile(axes, frame, "none", label, min(11, cell / 1.7), linewidth=line, zorder=order)
+        picture.tile(axes, frame, "none", label, min(11, cell / 1.7), linewidth=line, zorder=order)
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
     """The arrow's lines. Between the last lane and the first, one leaves the card and one enters it."""
-    here, there, last = message.sender, message.receiver, ranks - 1
+    here, there = message.sender, message.receiver
     high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
     if there != (here + 1) % ranks:
         return [((_x(ranks, here), high + 2), (_x(ranks, there), low - 2))]
     ends = (_x(ranks, here, 1), high), (_x(ranks, there, 0), low)
-    if here != last:
+    if here < ranks - 1:
         return [ends]
     middle = (high + low) / 2
     return [(ends[0], (ends[0][0] + 40, middle)), ((ends[1][0] - 40, middle), ends[1])]
@@ -173,14 +129,14 @@ def _say(message: Message, sums: bool) -> str:
     return f"{message}{parts}{', and no rank receives it' if message.stop is None else ''}"
 
 
-def explore_sum(run: CollectiveRun, live: bool = True) -> Shell | Picture:
+def explore_sum(run: MessageLog, live: bool = True) -> Shell | Picture:
     """The rounds of an all_reduce as a film."""
 
     def draw(moment: int) -> Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
 
     still = draw_ladder(run, SUM, "collectives-sum")
-    return play(draw, run.log.rounds, still, live, interval=900)
+    return play(draw, run.rounds, still, live, interval=900)
 
 
 def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> Picture:
@@ -228,17 +184,14 @@ class _Ring:
 
     @property
     def now(self) -> list[int]:
-        """The ranks whose message passes in this moment."""
         film = moments_of(self.setting)
         return film[self.moment - 1] if 0 < self.moment <= len(film) else []
 
     @property
     def done(self) -> list[int]:
-        """The ranks whose message has passed."""
         return [rank for passing in moments_of(self.setting)[: self.moment] for rank in passing]
 
     def state(self, rank: int) -> str:
-        """What a rank is doing."""
         sent, received = rank in self.done, (rank - 1) % SWITCHES in self.done
         if sent and received:
             return "done"
@@ -279,29 +232,29 @@ def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
         ends = between(start, stop, off), between(start, stop, 1 - off)
         line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
         width = 3.4 if rank in ring.now else 1.6
-        arrow(axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END)
+        picture.arrow(
+            axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END
+        )
     for rank, (x, y) in enumerate(ring.spots):
         rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
         centred(axes, x, y - 10, f"rank {rank}", 11.5, weight="bold", zorder=5)
         centred(axes, x, y + 12, ring.state(rank), zorder=5)
     frame = (ring.left - 88, 364, ring.right - ring.left + 176, 40)
-    verdict(axes, frame, _end(runs, ring.setting), runs.arrived[ring.setting], 11)
+    picture.verdict(axes, frame, _end(runs, ring.setting), runs.arrived[ring.setting], 11)
 
 
 def _end(runs: SettingRuns, setting: Setting) -> str:
     if runs.arrived[setting]:
         return "on real processes, all messages arrived"
-    return f"on real processes, all stood still for {runs.patience:g} s"
+    return f"on real processes, all stood still for {SHORT:g} s"
 
 
 def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
     firsts = ", ".join(f"rank {rank} {first}" for rank, first in enumerate(ring.setting))
     passing = ", ".join(f"{rank} to {(rank + 1) % SWITCHES}" for rank in ring.now) or "none"
     states = ", ".join(f"rank {rank} {ring.state(rank)}" for rank in range(SWITCHES))
-    return (
-        f"First of all, {firsts}. After moment {ring.moment}, messages that pass just now: {passing}. "
-        f"{states}. In the end, {_end(runs, ring.setting)}."
-    )
+    now = f"After moment {ring.moment}, messages that pass just now: {passing}"
+    return f"First of all, {firsts}. {now}. {states}. In the end, {_end(runs, ring.setting)}."
 
 
 def draw_every_setting(runs: SettingRuns) -> Picture:
@@ -318,7 +271,7 @@ def draw_every_setting(runs: SettingRuns) -> Picture:
         for rank, first in enumerate(setting):
             x = left + 10 + 30 * rank
             frame, letter = (x, y + 12, 26, 30), first[0].upper()
-            tile(axes, frame, rank_colour(rank), letter, 11.5, linewidth=0.9, weight="bold")
+            picture.tile(axes, frame, rank_colour(rank), letter, 11.5, linewidth=0.9, weight="bold")
         moments = len(moments_of(setting))
         word = f"✓ {moments} moments" if right else "✗ stuck"
         centred(axes, left + (wide - 14) / 2, y + 74, word, color=edge, weight="bold")

@@ -175,6 +175,7 @@ def _term(word: str, lesson: str, meaning: str) -> Term:
 
 
 TERMS = tuple(_term(*row) for row in series.rows(_TERMS))
+BY_WORD = sorted(TERMS, key=lambda term: term.word.casefold())
 SYMBOLS = tuple(Symbol(sign, tuple(used.split()), meaning) for sign, used, meaning in series.rows(_SYMBOLS))
 
 _PAGE = """\
@@ -206,7 +207,7 @@ class GlossaryEntries:
         return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ") for line in lines)
 
     def _repr_markdown_(self) -> str:
-        return "\n\n".join(part for part in (term_table(self.terms), symbol_table(self.symbols)) if part)
+        return "\n\n".join(filter(None, (term_table(self.terms), symbol_table(self.symbols))))
 
 
 def look_up(word: str = "") -> GlossaryEntries:
@@ -219,7 +220,7 @@ def look_up(word: str = "") -> GlossaryEntries:
     ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.
     """
     if not word:
-        return GlossaryEntries(by_word(), SYMBOLS)
+        return GlossaryEntries(BY_WORD, SYMBOLS)
     wanted = word.strip().casefold()
     found = GlossaryEntries(
         [term for term in TERMS if wanted in (term.word.casefold(), term.bold.casefold())],
@@ -233,14 +234,9 @@ def look_up(word: str = "") -> GlossaryEntries:
     raise UsageError(f"the glossary has no {word!r}; {advice}")
 
 
-def by_word() -> list[Term]:
-    """All terms in alphabetical order."""
-    return sorted(TERMS, key=lambda term: term.word.casefold())
-
-
 def page() -> str:
     """The whole text of ``GLOSSARY.md``, which lies next to the notebooks."""
-    return _PAGE.format(words=term_table(by_word(), _linked), symbols=symbol_table(SYMBOLS, _linked))
+    return _PAGE.format(words=term_table(BY_WORD, _linked), symbols=symbol_table(SYMBOLS, _linked))
 
 
 def term_table(terms: Sequence[Term], number: Callable[[str], str] = str) -> str:

@@ -44,7 +44,6 @@ class Lesson:
 
     @property
     def file(self) -> str:
-        """The notebook's file name."""
         return f"{self.stem}.ipynb"
 
     @property
@@ -119,9 +118,7 @@ PATHS = (
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
         "The required exercises of these: the whole optimizer, written by you, to the bit, and its bill.",
     ),
-    CoursePath(
-        "Everything", tuple(lesson.number for lesson in LESSONS), "With all optional exercises.", "all"
-    ),
+    CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
 )
 
 
@@ -137,9 +134,8 @@ def lesson(number: str) -> Lesson:
     for each in LESSONS:
         if each.number == number:
             return each
-    raise UsageError(
-        f"no lesson has the number {number!r}; there are {LESSONS[0].number} to {LESSONS[-1].number}"
-    )
+    known = f"{LESSONS[0].number} to {LESSONS[-1].number}"
+    raise UsageError(f"no lesson has the number {number!r}; there are {known}")
 
 
 def link(to: Lesson, text: str = "", folder: str = "") -> str:

@@ -12,22 +12,8 @@ from torch import Tensor
 
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks
-from . import qkv
-from .on_ranks import (
-    DIM,
-    DOWN,
-    KINDS,
-    UP,
-    CutKind,
-    LayersRun,
-    ShapeOf,
-    cut,
-    local_shape,
-    plan_of,
-    run_layers,
-    slice_length,
-    who_holds,
-)
+from . import on_ranks, qkv
+from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
 from .pictures import draw_fused
 
 SHAPES = ((10, 8), (6, 10), (7, 3), (12, 12), (1, 5), (64, 256))
@@ -37,7 +23,6 @@ FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
 SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"], "torn": [r"\btorn\W+4\b"]}
-"""Patterns that would give the notebook's predictions away."""
 Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]
@@ -81,8 +66,15 @@ def shapes_exercise() -> Exercise:
                     value_of(function, shape, kind, tp_rank, tp, told=f"{case}, tp_rank {tp_rank}: {{}}")
                     for tp_rank in range(tp)
                 ]
-                if wrong := _judge_shapes(said, shape, kind, tp):
-                    return f"{case}: {wrong}"
+                for tp_rank, one in enumerate(said):
+                    right = local_shape(shape, kind, tp_rank, tp)
+                    if not _is_pair(one):
+                        what = "give a pair (rows, columns) of whole numbers"
+                        return f"{case}: {what} for tp_rank {tp_rank}, not {one!r}."
+                    if tuple(one) != right:
+                        pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
+                        told = _why_not(pieces, shape, kind, tp)
+                        return f"{case}: tp_rank {tp_rank} holds {right}, not {tuple(one)}. {told}"
         return None
 
     hints = (
@@ -90,21 +82,8 @@ def shapes_exercise() -> Exercise:
         "The length of a run is n / tp, rounded up: -(-n // tp).",
         "What is left for tp_rank is n - step * tp_rank; never less than 0, never more than step.",
     )
-    return Exercise(
-        judge, hints, "As torch.chunk cuts, for those that get less, or nothing, too.", keeps=("local_shape",)
-    )
-
-
-def _judge_shapes(said: Sequence[Any], shape: tuple[int, int], kind: CutKind, tp: int) -> str | None:
-    right = [local_shape(shape, kind, tp_rank, tp) for tp_rank in range(tp)]
-    for tp_rank, (one, expected) in enumerate(zip(said, right, strict=True)):
-        if not _is_pair(one):
-            return f"give a pair (rows, columns) of whole numbers for tp_rank {tp_rank}, not {one!r}."
-        if tuple(one) != expected:
-            pieces = [(int(piece[0]), int(piece[1])) for piece in said if _is_pair(piece)]
-            told = _why_not(pieces, shape, kind, tp)
-            return f"tp_rank {tp_rank} holds {expected}, not {tuple(one)}. {told}"
-    return None
+    praise = "As torch.chunk cuts, for those that get less, or nothing, too."
+    return Exercise(judge, hints, praise, keeps=("local_shape",))
 
 
 def _is_pair(said: object) -> bool:
@@ -133,7 +112,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutK
 
 def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     """The exercise: a pass through a column parallel and a row parallel layer, on real ranks."""
-    play = partial(run_layers, dp=dp, tp=tp, backend=backend)
+    play = partial(on_ranks.run_layers, dp=dp, tp=tp, backend=backend)
     hints = (
         "hidden = torch.relu(x @ up.T) needs no message: these hidden features are finished.",
         "hidden @ down.T sums over your hidden features only. Who has the other parts of the sum?",
@@ -151,16 +130,15 @@ def judge_layers(run: LayersRun) -> str | None:
             came = f"shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
             return f"Rank {rank} returned {came}; y has the shape {tuple(right.shape)}."
         if not torch.equal(output, right):
-            return f"Rank {rank}: {_why_not_y(run, rank, output)}"
+            return f"Rank {rank}: {_why_not_y(run.given, rank, run.tp, output)}"
     return None
 
 
-def _why_not_y(run: LayersRun, rank: int, output: Tensor) -> str:
-    given, tp = run.given, run.tp
+def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor) -> str:
     x = given.batches[rank // tp]
-    up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
+    up, down = on_ranks.cut(given.up, "column", rank % tp, tp), on_ranks.cut(given.down, "row", rank % tp, tp)
     plain = x @ given.up.T @ given.down.T
-    everybody = torch.stack([given.alone(dp_rank) for dp_rank in range(run.dp)]).sum(0)
+    everybody = torch.stack([given.alone(dp_rank) for dp_rank in range(len(given.batches))]).sum(0)
     own = "this is its own part of every sum. The parts of its tp group are missing."
     late = "the relu comes after the sum. It belongs on the hidden features."
     all_ranks = "this is the sum over all ranks. Other rows of the grid have other data: give group=tp_group."
@@ -179,10 +157,10 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
 
     def judge(function: Holders) -> str | None:
         for sizes, row, column in itertools.product(grids, range(UP[0]), range(UP[1])):
-            length = slice_length(*sizes)
+            length = on_ranks.slice_length(*sizes)
             case = f"up[{row}, {column}] on a grid of dp {sizes[0]}, tp {sizes[1]}, length {length}: {{}}"
             said = value_of(function, row, column, *sizes, length, told=case)
-            if wrong := _judge_holders(said, row, column, sizes):
+            if wrong := _judge_holders(said, *on_ranks.who_holds(row, column, *sizes, length)):
                 return case.format(wrong)
         return None
 
@@ -194,8 +172,7 @@ def holders_exercise(dp: int, tp: int) -> Exercise:
     return Exercise(judge, hints, "Any entry, any grid: you know where it is.")
 
 
-def _judge_holders(said: object, row: int, column: int, sizes: tuple[int, int]) -> str | None:
-    right, keeper = who_holds(row, column, *sizes, slice_length(*sizes))
+def _judge_holders(said: object, right: list[int], keeper: int) -> str | None:
     if not (isinstance(said, (tuple, list)) and len(said) == 2):
         return "return a pair: the list of ranks that hold the weight, and the rank that keeps the momentum."
     weight, momentum = said
@@ -244,8 +221,7 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
     loads = [len(piece) for piece in pieces]
     if max(loads) > most:
         busy = loads.index(max(loads))
-        said = f"rank {busy} has {max(loads)} rows, and {most} are enough. Share the heads out."
-        return case.format(said)
+        return case.format(f"rank {busy} has {max(loads)} rows, and {most} are enough. Share the heads out.")
     back = value_of(join, [piece.clone() for piece in pieces], heads, told=case)
     if not isinstance(back, Tensor) or back.shape != whole.shape:
         came = tuple(back.shape) if isinstance(back, Tensor) else type(back).__name__
@@ -274,8 +250,7 @@ def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
 
 def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
     for row in range(fused.rows):
-        count = sum(rows.count(row) for rows in fused.held)
-        if count != 1:
+        if (count := sum(rows.count(row) for rows in fused.held)) != 1:
             there = f"{count} ranks" if count else "no rank"
             yield f"{fused.name(row)} is on {there}; it belongs on one."
     for head in fused.torn():
@@ -290,8 +265,7 @@ def _judge_rows(fused: qkv.FusedWeight) -> Iterator[str]:
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook measured."""
-    plan = plan_of(dp, tp)
+    plan = on_ranks.plan_of(dp, tp)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(plan.grid.at(0)))
     return numbers(
         ("columns", local_shape(DOWN, "row", tp - 1, tp)[1], f"Ask shape_of({DOWN}, 'row', tp - 1, tp)[1]."),
@@ -302,11 +276,5 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
     """The notebook's exercises in order: pieces, shapes, layers, holders, qkv, quiz."""
-    return (
-        pieces_exercise(tp),
-        shapes_exercise(),
-        layers_exercise(dp, tp, backend),
-        holders_exercise(dp, tp),
-        qkv_exercise(),
-        quiz(dp, tp),
-    )
+    layers, holders = layers_exercise(dp, tp, backend), holders_exercise(dp, tp)
+    return pieces_exercise(tp), shapes_exercise(), layers, holders, qkv_exercise(), quiz(dp, tp)

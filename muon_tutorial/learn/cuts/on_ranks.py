@@ -33,9 +33,6 @@ def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf 
     return weight.narrow(dim, sum(lengths[:tp_rank]), lengths[tp_rank]).clone()
 
 
-# Through both layers: column parallel, then row parallel.
-
-
 @dataclass(frozen=True, slots=True)
 class LinearNumbers:
     """A run's inputs: a batch per dp coordinate, and the whole weights of two Linears."""
@@ -83,45 +80,26 @@ class LayersRun:
         """The output of each rank, and that of one process for the same batch."""
         return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
 
-    def same_bits(self) -> bool:
-        """Whether all outputs equal one process's to the bit."""
-        return all(torch.equal(one, other) for one, other in self.pairs())
 
-
-def run_layers(
-    function: Layers,
-    dp: int,
-    tp: int,
-    kind: Literal["whole", "ordinary"] = "whole",
-    seed: int = 0,
-    backend: str = "gloo",
-    shape_of: ShapeOf = local_shape,
-) -> LayersRun:
-    """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank of a grid."""
-    given = make_numbers(kind, dp, seed)
-    outputs = launch(
-        call_layers, dp * tp, args=(function, given, dp, tp, shape_of), backend=backend, timeout=PATIENCE
-    )
+def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo") -> LayersRun:
+    """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank, with whole numbers."""
+    given = make_numbers("whole", dp, 0)
+    outputs = launch(call_layers, dp * tp, args=(function, given, dp, tp), backend=backend, timeout=PATIENCE)
     return LayersRun(dp, tp, given, tuple(outputs))
 
 
-def call_layers(
-    rank: int, function: Layers, given: LinearNumbers, dp: int, tp: int, shape_of: ShapeOf
-) -> Any:
+def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: int) -> Any:
     """One rank's part: cut both weights, and call the function with the pieces."""
     tp_group = build_mesh({"dp": dp, "tp": tp}).get_group("tp")
-    up = cut(given.up, "column", rank % tp, tp, shape_of)
-    down = cut(given.down, "row", rank % tp, tp, shape_of)
+    up, down = cut(given.up, "column", rank % tp, tp), cut(given.down, "row", rank % tp, tp)
     return function(given.batches[rank // tp].clone(), up, down, tp_group)
 
 
 def say_layers(run: LayersRun, kind: str) -> str:
     """One line that says whether the ranks' outputs equal one process's."""
     near = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in run.pairs())
-    return f"{kind + ' numbers':17} the same output: {near!s:6} the same bits: {run.same_bits()}"
-
-
-# Training: what each rank keeps.
+    same = all(torch.equal(one, other) for one, other in run.pairs())
+    return f"{kind + ' numbers':17} the same output: {near!s:6} the same bits: {same}"
 
 
 def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape) -> list[torch.nn.Parameter]:
@@ -152,7 +130,6 @@ class KeptByRank:
 
     @property
     def entries(self) -> int:
-        """The number of momentum entries that the rank keeps."""
         return sum(part.numel() for part in self.momentum)
 
 

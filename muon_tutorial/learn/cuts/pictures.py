@@ -68,7 +68,6 @@ def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, Line
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """A rank's part of a Linear, with buttons for the rank and for the cut."""
     grid = Grid.of(dp=dp, tp=tp)
-
     cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS}, width=130)
     draw = partial(draw_linear, grid, UP)
     return show(draw, draw_both_cuts(grid, UP, 0), live, rank=RankButtons(dp, tp), cut=cut)
@@ -132,9 +131,8 @@ def _draw_operand(axes: Axes, operand: LinearOperand, mine: int, tp: int, rank: 
         if operand.dim == 0:
             write(axes, x + width + 5, y + height / 2, f"tp {tp_rank}", weight=weight)
         else:
-            centred(
-                axes, x + width / 2, y - 9, f"tp {tp_rank}" if width > 38 else str(tp_rank), weight=weight
-            )
+            label = f"tp {tp_rank}" if width > 38 else str(tp_rank)
+            centred(axes, x + width / 2, y - 9, label, weight=weight)
 
 
 def hero() -> Picture:
@@ -166,10 +164,8 @@ def draw_holders(plan: Plan, name: str, weights: Sequence[str] = (), momentum: S
     write(axes, 452, 24, "The momentum: dp cuts the buffer", 12.5, weight="bold")
     for tp_rank in range(tp):
         _draw_buffer(axes, plan, tp_rank, (452, 52.0 + 80 * tp_rank, 404, 56), momentum)
-    held = [
-        f"rank {rank} holds {operand.say(rank % tp, tp)}{f' (bytes {weights[rank]})' if weights else ''}"
-        for rank in plan.grid.ranks
-    ]
+    bytes_of = [f" (bytes {letter})" for letter in weights] or [""] * plan.grid.world_size
+    held = [f"rank {r} holds {operand.say(r % tp, tp)}{letter}" for r, letter in enumerate(bytes_of)]
     said = " ".join(say_buffer(plan, tp_rank, momentum) for tp_rank in range(tp))
     return finish(figure, name, f"The weight up, {UP[0]} × {UP[1]}: {'; '.join(held)}. {said}")
 
@@ -209,7 +205,6 @@ def _draw_buffer(axes: Axes, plan: Plan, tp_rank: int, frame: Frame, letters: Se
 
 
 def _spots(plan: Plan, tp_rank: int) -> list[BufferSlice]:
-    """The pieces that lie in a tp coordinate's buffer."""
     [bucket] = plan.buckets
     spots = bucket.buffer_slices(bucket.model_layout, plan.grid.at(tp_rank))
     return [spot for spot in spots if spot.box.numel]
@@ -232,11 +227,9 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
     pieces = [f"{spot.entry.matrix.name} from {spot.interval[0]} to {spot.interval[1]}" for spot in spots]
     if sum(spot.box.numel for spot in spots) < length:
         pieces.append("padding elsewhere" if pieces else "padding only")
-    slices = (
-        f"rank {rank} keeps {position * length // dp} to {(position + 1) * length // dp}"
-        f"{f' (bytes {letters[rank]})' if letters else ''}"
-        for position, rank in enumerate(at.group("dp"))
-    )
+    bytes_of = {rank: f" (bytes {letters[rank]})" if letters else "" for rank in at.group("dp")}
+    ends = [position * length // dp for position in range(dp + 1)]
+    slices = (f"rank {r} keeps {ends[n]} to {ends[n + 1]}{bytes_of[r]}" for n, r in enumerate(bytes_of))
     return f"tp {tp_rank}: a buffer of {length} entries holds {', '.join(pieces)}; {'; '.join(slices)}."
 
 
@@ -279,14 +272,23 @@ def _draw_fused(axes: Axes, fused: FusedWeight, title: str, left: float) -> None
             axes.plot([left + 26, left + 122], [y, y], color=INK, linewidth=0.9, dashes=(4, 2), zorder=6)
     for holder, start, length in _runs([fused.holder(row) for row in range(fused.rows)]):
         top, height = 70 + unit * start, unit * length
-        rectangle(axes, left + 26, top, 96, height, _fill(holder), linewidth=0.6)
+        fill = rank_colour(holder) if holder >= 0 else EMPTY
+        rectangle(axes, left + 26, top, 96, height, fill, linewidth=0.6)
         write(axes, left + 128, top + height / 2, f"rank {holder}" if holder >= 0 else "nobody")
     for head in range(fused.heads):
-        _draw_head(axes, fused, head, (left + 206, 70 + 356 / fused.heads * head))
-
-
-def _fill(tp_rank: int) -> str:
-    return EMPTY if tp_rank < 0 else rank_colour(tp_rank)
+        x, y = left + 206, 70 + 356 / fused.heads * head
+        mark, edge = ("✗ torn", WRONG) if len(fused.ranks_of(head)) > 1 else ("✓ whole", RIGHT)
+        write(axes, x, y + 12, f"head {head}", 11.5, weight="bold")
+        write(axes, x + 64, y + 12, mark, 11.5, color=edge, weight="bold")
+        high = min(30.0, 356 / fused.heads - 40)
+        for part, name in enumerate(PARTS):
+            holders = fused.holders(part, head)
+            for holder, start, length in _runs(holders):
+                down, height = (high * number / len(holders) for number in (start, length))
+                fill = rank_colour(holder) if holder >= 0 else EMPTY
+                rectangle(axes, x + 56 * part, y + 28 + down, 46, height, fill, linewidth=0.6)
+            frame = (x + 56 * part, y + 28, 46, high)
+            tile(axes, frame, "none", name, 11.5, edgecolor=edge, linewidth=1.8, zorder=6)
 
 
 def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -302,27 +304,9 @@ def _runs(holders: Sequence[int]) -> list[tuple[int, int, int]]:
     return runs
 
 
-def _draw_head(axes: Axes, fused: FusedWeight, head: int, corner: Point) -> None:
-    """One head: its q, k and v in the colours of the ranks that hold their rows."""
-    left, top = corner
-    mark, edge = ("✗ torn", WRONG) if len(fused.ranks_of(head)) > 1 else ("✓ whole", RIGHT)
-    write(axes, left, top + 12, f"head {head}", 11.5, weight="bold")
-    write(axes, left + 64, top + 12, mark, 11.5, color=edge, weight="bold")
-    high = min(30.0, 356 / fused.heads - 40)
-    for part, name in enumerate(PARTS):
-        holders = fused.holders(part, head)
-        for holder, start, length in _runs(holders):
-            down, height = (high * number / len(holders) for number in (start, length))
-            rectangle(axes, left + 56 * part, top + 28 + down, 46, height, _fill(holder), linewidth=0.6)
-        frame = (left + 56 * part, top + 28, 46, high)
-        tile(axes, frame, "none", name, 11.5, edgecolor=edge, linewidth=1.8, zorder=6)
-
-
 def _say_fused(fused: FusedWeight, title: str) -> str:
     torn = fused.torn()
-    heads = (
-        f"head {head} is {'torn between' if head in torn else 'whole on'} "
-        f"rank{'s' if head in torn else ''} {', '.join(map(str, fused.ranks_of(head)))}"
-        for head in range(fused.heads)
-    )
+    told = ["torn between ranks" if head in torn else "whole on rank" for head in range(fused.heads)]
+    ranks = [", ".join(map(str, fused.ranks_of(head))) for head in range(fused.heads)]
+    heads = (f"head {head} is {said} {ranks[head]}" for head, said in enumerate(told))
     return f"{title}: {len(torn)} of {fused.heads} heads torn; {'; '.join(heads)}."

@@ -12,7 +12,7 @@ from ... import Shard
 
 HEADS, HEAD_DIM, WIDTH = 4, 3, 8
 PARTS = ("q", "k", "v")
-RowsOf = Callable[[int, int, int, int], list[int]]
+RowsOf = Callable[[int, int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,21 +55,22 @@ class FusedWeight:
         return f"row {row} of {PARTS[part]}"
 
 
-def rows_as_one(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
+def rows_as_one(tp_rank: int, tp: int) -> list[int]:
     """The rows of one tp coordinate if the fused weight is cut like any other weight."""
-    start, length = Shard(0).run(3 * heads * size, tp_rank, tp)
+    start, length = Shard(0).run(3 * HEADS * HEAD_DIM, tp_rank, tp)
     return list(range(start, start + length))
 
 
-def rows_of_each(tp_rank: int, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> list[int]:
+def rows_of_each(tp_rank: int, tp: int) -> list[int]:
     """The rows of one tp coordinate if q, k and v are each cut."""
-    start, length = Shard(0).run(heads * size, tp_rank, tp)
-    return [part * heads * size + row for part in range(3) for row in range(start, start + length)]
+    third = HEADS * HEAD_DIM
+    start, length = Shard(0).run(third, tp_rank, tp)
+    return [part * third + row for part in range(3) for row in range(start, start + length)]
 
 
-def cut_fused(rows_of: RowsOf, tp: int, heads: int = HEADS, size: int = HEAD_DIM) -> FusedWeight:
-    """A fused weight, cut over ``tp``."""
-    return FusedWeight(heads, size, tuple(tuple(rows_of(part, tp, heads, size)) for part in range(tp)))
+def cut_fused(rows_of: RowsOf, tp: int) -> FusedWeight:
+    """The lesson's fused weight, cut over ``tp``."""
+    return FusedWeight(HEADS, HEAD_DIM, tuple(tuple(rows_of(part, tp)) for part in range(tp)))
 
 
 def count_torn(tp: int) -> int:
@@ -81,9 +82,9 @@ def count_torn(tp: int) -> int:
     return len(cut_fused(rows_as_one, tp).torn())
 
 
-def fused_weight(seed: int, heads: int = HEADS) -> Tensor:
-    """A fused weight of random numbers, (3 · heads · HEAD_DIM, WIDTH)."""
-    return torch.randn(3 * heads * HEAD_DIM, WIDTH, generator=torch.Generator().manual_seed(seed))
+def fused_weight(seed: int) -> Tensor:
+    """A fused weight of random numbers, (3 · HEADS · HEAD_DIM, WIDTH)."""
+    return torch.randn(3 * HEADS * HEAD_DIM, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
 def shard_qkv(W: Tensor, heads: int, tp_rank: int, tp: int) -> Tensor:

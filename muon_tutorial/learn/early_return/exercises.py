@@ -7,7 +7,7 @@ from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, first, guesses, numbers
+from ..exercises.judge import Diagnosis, Exercise, beside, first, guesses, numbers
 from ..pictures.picture import Picture
 from .loops import Loop, LoopTimes, TimedLoop, first_wrong, one_by_one, prefetch, real_walks, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
@@ -23,12 +23,7 @@ TRIED = (
 )
 """The times and windows that a loop is tried with."""
 
-SPOILERS = {
-    "one_at_a_time": [r"one_at_a_time\s+–\s+20"],
-    "ahead_of_work": [r"ahead_of_work\s+–\s+14"],
-    "slow_link": [r"slow_link\s+–\s+23"],
-}
-"""Patterns that would give the notebook's predictions away."""
+SPOILERS = beside(one_at_a_time=20, ahead_of_work=14, slow_link=23)
 
 
 def makespans(ranks: int) -> dict[str, int]:
@@ -38,7 +33,6 @@ def makespans(ranks: int) -> dict[str, int]:
 
 
 def _schedules(ranks: int) -> list[TimedLoop]:
-    """The three loops of the prediction."""
     tried = ((one_by_one, QUICK, 1), (prefetch, QUICK, 2), (prefetch, SLOW, 2))
     return [time_loop(loop, times, window, ranks) for loop, times, window in tried]
 
@@ -82,9 +76,8 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
         return Diagnosis(said, ("How often does work run, and with which i?",))
     loops = {"yours": mine, "possible": due}
     if mine.watch.held > window:
-        said = (
-            f"{where}: yours holds {mine.watch.held} at once, asked for and not done. Memory grows with it."
-        )
+        held = f"holds {mine.watch.held} at once, asked for and not done"
+        said = f"{where}: yours {held}. Memory grows with it."
         hints = (
             "Ask for matrix a only when a < i + window.",
             "Ask first, then wait and work: a gather asked for before work(i) is held at the same time as i.",
@@ -139,7 +132,6 @@ def broken_program(ranks: int) -> Picture:
 
 
 def quiz(ranks: int) -> Exercise:
-    """Numbers that the notebook measured, or can measure in one line."""
     two, three, all_at_once = (time_loop(prefetch, QUICK, window, ranks) for window in (2, 3, COUNT))
     ahead = "A window of three holds the matrix being worked on and those asked for ahead."
     endless = "Once the link is never waited for but at the start, a larger window gains nothing."
@@ -152,4 +144,4 @@ def quiz(ranks: int) -> Exercise:
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: makespan, prefetch, wait, quiz."""
-    return (makespan_exercise(ranks), prefetch_exercise(ranks, seed), wait_exercise(ranks), quiz(ranks))
+    return makespan_exercise(ranks), prefetch_exercise(ranks, seed), wait_exercise(ranks), quiz(ranks)

@@ -71,16 +71,11 @@ def busy_for(milliseconds: float) -> None:
 
 @dataclass(eq=False)
 class LoopWatch:
-    """The matrices a loop asked for and worked on, and how many it held at most: asked for and not done."""
+    """The matrices that a loop worked on, and how many it held at most: asked for and not done."""
 
-    asked: list[int] = field(default_factory=list)
+    asked: int = 0
     done: list[int] = field(default_factory=list)
     held: int = 0
-
-    def ask(self, index: int) -> None:
-        """Note that a gather was asked for."""
-        self.asked.append(index)
-        self.held = max(self.held, len(self.asked) - len(self.done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +119,8 @@ def time_loop(loop: Loop, times: LoopTimes, window: int, ranks: int) -> TimedLoo
 
 def _timed_walk(loop: Loop, times: LoopTimes, window: int, ranks: int, watch: LoopWatch) -> Walk:
     def gather(index: int) -> Collective:
-        watch.ask(index)
+        watch.asked += 1
+        watch.held = max(watch.held, watch.asked - len(watch.done))
         return asked_for("gather", index, times.gather[index], ranks)
 
     def work(index: int, whole: Any) -> None:

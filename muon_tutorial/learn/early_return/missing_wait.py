@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +44,6 @@ _TICKET = re.compile(r"\s*(coming|leaving)\[\s*i\s*(?:([+-])\s*(\d+)\s*)?\]\s*")
 
 
 def say_program() -> str:
-    """The program with numbered lines."""
     return "\n".join(f"{number:2}  {line}" for number, line in enumerate(PROGRAM.splitlines(), 1))
 
 
@@ -83,15 +83,7 @@ def with_wait(line: Any, ticket: Any) -> str:
     return "\n".join([*lines[: line - 1], wait, *lines[line - 1 :]]) + "\n"
 
 
-def compiled(source: str) -> Callable[..., Walk]:
-    """The function ``program`` of a source text."""
-    names: dict[str, Any] = {"Start": Start, "Wait": Wait}
-    exec(compile(source, "<the program>", "exec"), names)
-    program: Callable[..., Walk] = names["program"]
-    return program
-
-
-def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) -> ProgramRun:
+def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     """Run the program on real entries, read as late as possible, and in the timed world.
 
     ``share`` is the milliseconds that sharing an update takes there.
@@ -99,8 +91,9 @@ def run_program(source: str, ranks: int, seed: int = 0, share: float = SHARE) ->
     Raises:
         MistakeError: the program raised an error.
     """
-    wrong = _first_wrong(compiled(source), ranks, seed)
-    timeline = _timeline(compiled(source), ranks, share)
+    names: dict[str, Any] = {"Start": Start, "Wait": Wait}
+    exec(compile(source, "<the program>", "exec"), names)
+    wrong, timeline = _first_wrong(names["program"], ranks), _timeline(names["program"], ranks, share)
     if wrong is None:
         return ProgramRun(wrong, timeline, None)
     # when the next matrix was written to the wrong one's buffer, if that was still being sent
@@ -117,8 +110,7 @@ def say_overwriting(share: float, ranks: int) -> str:
 
 
 def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> StepTimeline:
-    def gather(index: int) -> Collective:
-        return asked_for("gather", index, GATHER, ranks)
+    gather = partial(asked_for, "gather", milliseconds=GATHER, ranks=ranks)
 
     def share(index: int, buffer: Tensor) -> Collective:
         return asked_for("share", index, milliseconds, ranks)
@@ -132,13 +124,13 @@ def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> 
     return predicted_timeline(TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks))
 
 
-def _first_wrong(program: Callable[..., Walk], ranks: int, seed: int) -> int | None:
-    held = [RealMatrices(rank, ranks, seed) for rank in range(ranks)]
-    walks = []
+def _first_wrong(program: Callable[..., Walk], ranks: int) -> int | None:
+    held, walks = [RealMatrices(rank, ranks, seed=0) for rank in range(ranks)], []
     for each in held:
         like = each.right(0).reshape(-1)
         buffers = [torch.zeros_like(like) for _ in range(2)]
-        walks.append(guarded(program, COUNT, each.gather, _flat(each), _share(each), buffers))
+        work, share = partial(_flat_work, each), partial(exchange, "share", ranks=ranks)
+        walks.append(guarded(program, COUNT, each.gather, work, share, buffers))
     came = run_late(walks)
     for index in range(COUNT):  # every rank must have its rows of every owner's update
         updates = [owner.right(index).reshape(-1).chunk(ranks) for owner in held]
@@ -148,17 +140,13 @@ def _first_wrong(program: Callable[..., Walk], ranks: int, seed: int) -> int | N
     return None
 
 
-def _flat(held: RealMatrices) -> Callable[[int, Any], Tensor]:
-    return lambda index, whole: held.work(index, whole).reshape(-1)
-
-
-def _share(held: RealMatrices) -> Callable[[int, Tensor], Collective]:
-    return lambda index, buffer: exchange("share", index, buffer, held.ranks)
+def _flat_work(held: RealMatrices, index: int, whole: Any) -> Tensor:
+    return held.work(index, whole).reshape(-1)
 
 
 @dataclass(eq=False)
 class _LateTicket:
-    request: Collective
+    request: Any
     turn: int
     answer: Tensor | None = None
 
@@ -180,11 +168,9 @@ def run_late(walks: Sequence[Walk]) -> list[Any]:
     while not all(rank.ended for rank in ranks):
         for rank in ranks:
             _proceed(rank)
-        waiting = [rank for rank in ranks if rank.waiting is not None]
-        for place, rank in enumerate(waiting):
-            assert rank.waiting is not None
-            turn = rank.waiting.turn
-            rank.waiting.answer = torch.cat([other.read[turn].chunk(len(ranks))[place] for other in ranks])
+        for place, ticket in enumerate(rank.waiting for rank in ranks if rank.waiting is not None):
+            came = [other.read[ticket.turn].chunk(len(ranks))[place] for other in ranks]
+            ticket.answer = torch.cat(came)
     return [rank.value for rank in ranks]
 
 
@@ -199,15 +185,12 @@ def _proceed(rank: _LateRank) -> None:
             rank.ended, rank.value = True, stop.value
             return
         if isinstance(turn, Start):
-            assert isinstance(turn.request, Collective)
             rank.answer = _LateTicket(turn.request, rank.asked)
             rank.asked += 1
-        else:
-            assert isinstance(turn, Wait)
-            ticket = turn.ticket
-            if isinstance(ticket, _LateTicket) and ticket.answer is None:
-                rank.waiting = ticket
-                assert ticket.request.send is not None
-                rank.read[ticket.turn] = ticket.request.send.clone()
-                return
-            rank.answer = ticket.answer if isinstance(ticket, _LateTicket) else ticket
+            continue
+        ticket = turn.ticket
+        if isinstance(ticket, _LateTicket) and ticket.answer is None:
+            rank.waiting = ticket
+            rank.read[ticket.turn] = ticket.request.send.clone()
+            return
+        rank.answer = ticket.answer if isinstance(ticket, _LateTicket) else ticket

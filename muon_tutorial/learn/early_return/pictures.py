@@ -16,7 +16,7 @@ from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play, show
 from .loops import TimedLoop, matrix_of
 from .missing_wait import ProgramRun
-from .steps import LINKS, LOOPBACK, MOST, PredictedStep, links_of, predict
+from .steps import LINKS, LOOPBACK, MOST, PredictedStep, predict
 
 _WIDTH, _LEFT, _RIGHT = 900, 142, 14
 _COMPUTE, _LINK, _GAP = 24, 18, 10
@@ -35,7 +35,6 @@ class Panel:
 
     @property
     def height(self) -> int:
-        """The height in pixels."""
         return 30 + len(self.ranks) * (_COMPUTE + _LINK + _GAP)
 
 
@@ -46,29 +45,25 @@ def draw_panels(panels: Sequence[Panel], title: str, name: str, foot: str = "") 
     figure, axes = blank(_WIDTH, height, title, 14, 20)
     scale, y = (_WIDTH - _LEFT - _RIGHT) / last, 40.0
     for panel in panels:
-        _draw_panel(axes, panel, y, scale)
-        y += panel.height
+        write(axes, 14, y + 12, panel.heading)
+        y += 26
+        end = _LEFT + scale * panel.timeline.seconds
+        axes.plot([end, end], [y - 4, y + panel.height - 34], color=INK, linewidth=1.4)
+        for rank in panel.ranks:
+            write(axes, 14, y + _COMPUTE / 2, f"rank {rank} computes")
+            write(axes, 14, y + _COMPUTE + _LINK / 2, "its link", color=QUIET)
+            for span in panel.timeline.of(rank):
+                _draw_span(axes, span, y, scale, panel)
+            if panel.wrong is not None and rank == panel.ranks[0]:
+                x = _LEFT + scale * panel.wrong[0]
+                axes.plot([x, x], [y - 4, y + _COMPUTE + _LINK + 4], color=WRONG, linewidth=2.2)
+            y += _COMPUTE + _LINK + _GAP
+        y += 4
     write(axes, 14, y + 8, _LEGEND, color=QUIET)
     if foot:
         write(axes, 14, y + 28, foot, color=QUIET)
     said = " ".join(_say_panel(panel) for panel in panels)
     return finish(figure, f"lanes-{name}", f"{title}. {said} {foot}".strip())
-
-
-def _draw_panel(axes: Axes, panel: Panel, y: float, scale: float) -> None:
-    write(axes, 14, y + 12, panel.heading)
-    y += 26
-    end = _LEFT + scale * panel.timeline.seconds
-    axes.plot([end, end], [y - 4, y + panel.height - 34], color=INK, linewidth=1.4)
-    for rank in panel.ranks:
-        write(axes, 14, y + _COMPUTE / 2, f"rank {rank} computes")
-        write(axes, 14, y + _COMPUTE + _LINK / 2, "its link", color=QUIET)
-        for span in panel.timeline.of(rank):
-            _draw_span(axes, span, y, scale, panel)
-        if panel.wrong is not None and rank == panel.ranks[0]:
-            x = _LEFT + scale * panel.wrong[0]
-            axes.plot([x, x], [y - 4, y + _COMPUTE + _LINK + 4], color=WRONG, linewidth=2.2)
-        y += _COMPUTE + _LINK + _GAP
 
 
 def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> None:
@@ -95,41 +90,33 @@ def _draw_span(axes: Axes, span: Span, y: float, scale: float, panel: Panel) -> 
 def _say_panel(panel: Panel) -> str:
     told = []
     for rank in panel.ranks:
-        parts = {d: panel.timeline.total(d, rank) for d in ("product", "copy", "wait", "transfer")}
-        said = ", ".join(f"{word} {1000 * parts[d]:.0f}" for d, word in _WORDS.items())
+        said = ", ".join(f"{word} {1000 * panel.timeline.total(d, rank):.0f}" for d, word in _WORDS.items())
         told.append(f"rank {rank} {said}")
     return f"{panel.heading}: {1000 * panel.timeline.seconds:.0f} ms; {'; '.join(told)}."
 
 
-_WORDS: dict[Any, str] = {
-    "product": "computes",
-    "copy": "copies",
-    "wait": "waits",
-    "transfer": "has on its way",
-}
+_WORDS: dict[Any, str] = {"product": "computes", "copy": "copies", "wait": "waits"}
+_WORDS["transfer"] = "has on its way"
 
 
-def _heading(step: PredictedStep, window: int) -> str:
+def _panel(step: PredictedStep, window: int) -> Panel:
     times = f"{step.milliseconds:.0f} ms, of which rank 0 waits {step.exposed:.0f}"
-    return f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB"
+    heading = f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB"
+    return Panel(heading, step.timeline, (0, 1))
 
 
 def hero() -> Picture:
     """The first picture: the same step with windows of one and of three."""
-    link = "200 Mbit/s"
-    steps = {window: predict(link, window) for window in (1, 3)}
-    panels = [Panel(_heading(step, window), step.timeline, (0, 1)) for window, step in steps.items()]
+    link, windows = "200 Mbit/s", (1, 3)
+    panels = [_panel(predict(link, window), window) for window in windows]
     return draw_panels(panels, f"One step of Muon, two schedules (predicted for a link of {link})", "hero")
 
 
 def draw_step(link: str, window: int) -> Picture:
     """One step for a link and a window."""
-    step = predict(link, window)
-    where = (
-        "a bare loopback, one core for both ranks" if link == LOOPBACK else f"{link}, a core for each rank"
-    )
-    panel = Panel(_heading(step, window), step.timeline, (0, 1))
-    return draw_panels([panel], f"Predicted: {where}", f"step-{LINKS.index(link)}-{window}")
+    step, where = predict(link, window), f"{link}, a core for each rank"
+    where = "a bare loopback, one core for both ranks" if link == LOOPBACK else where
+    return draw_panels([_panel(step, window)], f"Predicted: {where}", f"step-{LINKS.index(link)}-{window}")
 
 
 def explore_windows(live: bool = True) -> Shell | Picture:
@@ -147,10 +134,10 @@ def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> 
     return draw_panels(panels, title, name)
 
 
-def draw_run(timeline: StepTimeline, title: str, name: str = "run") -> Picture:
+def draw_run(timeline: StepTimeline, title: str) -> Picture:
     """A recorded run, with all its ranks."""
-    heading = f"{1000 * timeline.seconds:.1f} ms"
-    return draw_panels([Panel(heading, timeline, timeline.ranks)], title, name)
+    panel = Panel(f"{1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)
+    return draw_panels([panel], title, "run")
 
 
 def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[int], title: str) -> Picture:
@@ -194,7 +181,7 @@ def explore_recording(
     def draw(link: str, window: int, strategy: str) -> Picture:
         return draw_recorded(recording, said[strategy, window, link], strategy, window, link)
 
-    links = links_of(recording)[::-1]
+    links = list(dict.fromkeys(step.link for step in recording.steps))[::-1]
     buttons = {"link": choice("link", links), "window": choice("window", (1, 3))}
     buttons["strategy"] = choice("strategy", ("zero1", "owner"))
     return show(draw, draw(links[0], 3, "zero1"), live, **buttons)

@@ -62,9 +62,9 @@ def machine_of(link: str) -> Machine:
     return replace(laptop, inside=card, cores=None, algorithm="ring", byte=0.0, message=0.0)
 
 
-def predict(link: str, window: int, ranks: int = 2) -> PredictedStep:
-    """The timed world's prediction for a step."""
-    plan, machine = plan_of(ranks), machine_of(link)
+def predict(link: str, window: int) -> PredictedStep:
+    """The timed world's prediction for a step of two ranks."""
+    plan, machine = plan_of(2), machine_of(link)
     step = step_over_ones(plan, plan.grid.at(0), torch.device("meta"), window)
     with PeakMemory() as memory:
         walk_alone(step.step(), lambda request: None)
@@ -81,23 +81,18 @@ def say_about(recording: Recording) -> str:
     return "\n".join(f"{name + ':':<9} {value}" for name, value in recording.about.items())
 
 
-def links_of(recording: Recording) -> list[str]:
-    """The links of a recording."""
-    return list(dict.fromkeys(step.link for step in recording.steps))
-
-
 def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTimeline]:
     """The timed world's prediction for each recorded step, by strategy, window and link.
 
     It uses the machine's numbers that were measured with the recording.
     """
     task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
-    return {
-        (step.strategy, step.window, step.link): predict_case(
-            task, machine if step.rate is None else machine.on_bus(step.rate), step.strategy, step.window
-        )
-        for step in recording.steps
-    }
+    found = {}
+    for step in recording.steps:
+        there = machine if step.rate is None else machine.on_bus(step.rate)
+        case = predict_case(task, there, step.strategy, step.window)
+        found[step.strategy, step.window, step.link] = case
+    return found
 
 
 def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
@@ -116,6 +111,5 @@ def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTime
 
 
 def _gain(seconds: Sequence[float]) -> str:
-    """What the second time saves of the first, in whole per cent."""
     before, after = seconds
     return f"{round(100 * (1 - after / before))} %"

@@ -140,7 +140,6 @@ class Exercise:
     praise: str = ""
     par: Par | None = None
     keeps: Sequence[str] = ()
-    tries: int = field(default=0, init=False)
     wrong: int = field(default=0, init=False)
     opened: int = field(default=0, init=False)
     made: dict[tuple[str, ...], int] = field(default_factory=dict, init=False)
@@ -181,10 +180,8 @@ class Exercise:
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or else for the exercise; the last hint repeats."""
         hints = found.hints or tuple(self.hints)
-        if found.hints:
-            self.made[hints] = tries = self.made.get(hints, 0) + 1
-        else:
-            self.tries = tries = self.tries + 1
+        # one count for each mistake with hints of its own, and one, (), for all others
+        self.made[found.hints] = tries = self.made.get(found.hints, 0) + 1
         return hints[min(tries, len(hints)) - 1] if hints else ""
 
     def accepted_or(self, reference: Any) -> Any:
@@ -229,6 +226,14 @@ def names_or_none(answer: object, known: Container[object], kind: type = str) ->
     return names if all(type(name) is kind and name in known for name in names) else None
 
 
+def two_numbers(*answers: Any) -> tuple[float, ...]:
+    """Both answers as floats; raises MistakeError if one is no number."""
+    try:
+        return tuple(map(float, answers))
+    except (TypeError, ValueError):
+        raise MistakeError("Give two numbers.") from None
+
+
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
     """A quiz answered by numbers: for each a name, the right number, and what to say about a wrong one.
 
@@ -268,6 +273,11 @@ def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> E
         )
 
     return Exercise(judge, praise=praise)
+
+
+def beside(**answers: object) -> dict[str, list[str]]:
+    """Spoilers: patterns of open predictions, each beside its answer, as notebooks show them."""
+    return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 
 def first(found: Iterable[str | Diagnosis | None]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import Coordinate, Grid, Plan
+from ... import Grid, Plan
 from ...plan.layout import Box
 from ..exercises.judge import Diagnosis, Exercise, numbers, value_of
 from ..pictures.holdings import RankBoxes, holders_of, momentum_holdings, say_held
@@ -16,7 +16,6 @@ from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
 SPOILERS = {"holders": [r"rank 3[^;]*rows 24 to 47", r"\bholders\W+(\w[\w, ]*\W+)?\[3\]"]}
-"""Patterns that would give the prediction away if they stood before the cell tagged ``answer``."""
 
 TP_HINT = "rank % tp is a rank's place along tp: 0, 1, … from left to right, in every row of the grid."
 CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take the one at your place."
@@ -31,11 +30,10 @@ def guess_holders(plan: Plan) -> Exercise:
             return "Give a list of ranks, such as [0, 1]."
         if strangers := [rank for rank in holders if rank not in grid.ranks]:
             return f"There is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
-        if extra := sorted(set(holders) - set(right)):
+        extra, missing = sorted(set(holders) - set(right)), sorted(set(right) - set(holders))
+        if extra:
             return f"{grid.at(extra[0])} keeps {say_held(held[extra[0]], SHAPE)} only."
-        if missing := sorted(set(right) - set(holders)):
-            return f"{len(holders)} named, but {grid.at(missing[0])} keeps it."
-        return None
+        return f"{len(holders)} named, but {grid.at(missing[0])} keeps it." if missing else None
 
     hints = ("The last row belongs to the last place along dp, the last column to the last place along tp.",)
     return Exercise(judge, hints, "Cut both ways, the momentum has no copies left.")
@@ -91,8 +89,7 @@ def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Two numbers that the notebook measured."""
-    at: Coordinate = plan.grid.at(0)
+    at = plan.grid.at(0)
     return numbers(
         ("copies", at.size("dp"), "Count the ranks whose weight has the same letter as rank 0's."),
         ("kept", plan.buckets[0].stored_shards(at)[0].numel, "Ask reports[0].momentum.numel()."),

@@ -68,14 +68,6 @@ def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]
     return [sum(int((bits >> place & 1).sum()) for place in range(32)) for bits in differ]
 
 
-@dataclass(frozen=True, slots=True)
-class StepCost:
-    """What a rank measured: seconds per step, and bytes of private memory."""
-
-    seconds: float
-    memory: int
-
-
 def cost_alone(rank: int, seed: int, steps: int) -> float:
     """Median seconds of one step of ``torch.optim.Muon`` on the whole matrix, in this process."""
     parameter = torch.nn.Parameter(weight(seed))
@@ -83,18 +75,17 @@ def cost_alone(rank: int, seed: int, steps: int) -> float:
     return measure.median_seconds(torch.optim.Muon([parameter]).step, steps)
 
 
-def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> StepCost:
-    """Time ``steps`` steps on this rank. Must be called by all ranks."""
+def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> tuple[float, int]:
+    """Seconds per step on this rank, and its bytes of private memory. Must be called by all ranks."""
     parameter = torch.nn.Parameter(my_columns(weight(seed), rank, tp))
     muon = Muon([parameter], strategy="zero1", mesh=build_mesh({"dp": dp, "tp": tp}), tp_dim=TP_DIM)
     parameter.grad = my_columns(local_gradient(seed, rank // tp), rank, tp)
-    return StepCost(measure.median_seconds(muon.step, steps), measure.private_bytes())
+    return measure.median_seconds(muon.step, steps), measure.private_bytes()
 
 
-def say_cost(costs: Sequence[StepCost], alone: float, start: float) -> str:
+def say_cost(costs: Sequence[tuple[float, int]], alone: float, start: float) -> str:
     """The measurements of this machine, in words."""
-    slowest = max(cost.seconds for cost in costs)
-    memory = max(cost.memory for cost in costs)
+    slowest, memory = map(max, zip(*costs, strict=True))
     return (
         f"cores this notebook may use   {measure.cores()}\n"
         f"ranks                         {len(costs)}\n"

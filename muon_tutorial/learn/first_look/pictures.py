@@ -5,7 +5,7 @@ In the film, a piece of the matrix has the colour of the rank that keeps its mom
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -14,15 +14,9 @@ from matplotlib.axes import Axes
 
 from ... import Grid, Plan
 from ...plan.layout import Box
+from ..pictures import holdings
 from ..pictures.colours import EMPTY, QUIET, rank_colour
-from ..pictures.holdings import (
-    RankBoxes,
-    compute_holdings,
-    momentum_holdings,
-    name_contents,
-    say_held,
-    weight_holdings,
-)
+from ..pictures.holdings import RankBoxes, momentum_holdings, name_contents, say_held, weight_holdings
 from ..pictures.picture import Picture, between, blank, centred, finish, heading, rectangle, verdict, write
 from ..widgets.shell import Shell, play
 from .on_ranks import SHAPE, WeightReport, differing_bits, plan_of
@@ -61,21 +55,14 @@ class FilmMoment:
 def moments_of(plan: Plan) -> list[FilmMoment]:
     """The moments of one step, from the weight before it to the weight after it."""
     grid = plan.grid
-    weight = tuple(_pieces(held.boxes, held.rank) for held in weight_holdings(plan))
-    kept = tuple(_pieces(held.boxes, held.rank) for held in momentum_holdings(plan))
-    columns = tuple(_of(kept, grid.at(rank).group("dp")) for rank in grid.ranks)
-    whole = tuple(
-        _of(columns, grid.at(held.rank).group("tp")) if held.boxes else columns[held.rank]
-        for held in compute_holdings(plan)
-    )
+    weight, kept = (tuple(map(_pieces, held)) for held in (weight_holdings(plan), momentum_holdings(plan)))
+    columns = tuple(tuple(each for r in grid.at(rank).group("dp") for each in kept[r]) for rank in grid.ranks)
+    joined = [tuple(each for r in grid.at(rank).group("tp") for each in columns[r]) for rank in grid.ranks]
+    works = holdings.compute_holdings(plan)
+    whole = tuple(joined[held.rank] if held.boxes else columns[held.rank] for held in works)
     down, across = _sent(plan, "dp", kept), _sent(plan, "tp", columns)
-    towards = tuple(
-        Flight(Piece(piece.box, peer), peer, rank)
-        for rank in grid.ranks
-        for peer in grid.at(rank).group("dp")
-        if peer != rank
-        for piece in kept[rank]
-    )
+    pairs = ((rank, peer) for rank in grid.ranks for peer in grid.at(rank).group("dp") if peer != rank)
+    towards = tuple(Flight(Piece(each.box, p), p, rank) for rank, p in pairs for each in kept[rank])
     return [
         FilmMoment("The weight", "tp cuts its columns, dp copies it", weight, (), "before"),
         FilmMoment("The gradient", "from each rank's own data", weight),
@@ -88,23 +75,14 @@ def moments_of(plan: Plan) -> list[FilmMoment]:
     ]
 
 
-def _pieces(boxes: Sequence[Box], keeper: int) -> tuple[Piece, ...]:
-    return tuple(Piece(box, keeper) for box in boxes if box.numel)
-
-
-def _of(held: Sequence[tuple[Piece, ...]], ranks: Sequence[int]) -> tuple[Piece, ...]:
-    return tuple(piece for rank in ranks for piece in held[rank])
+def _pieces(held: RankBoxes) -> tuple[Piece, ...]:
+    return tuple(Piece(box, held.rank) for box in held.boxes if box.numel)
 
 
 def _sent(plan: Plan, axis: str, held: Sequence[tuple[Piece, ...]]) -> tuple[Flight, ...]:
     """What each rank receives when all ranks along an axis exchange what they hold."""
-
-    def arriving(rank: int) -> Iterator[Flight]:
-        for peer in plan.grid.at(rank).group(axis):
-            if peer != rank:
-                yield from (Flight(piece, peer, rank) for piece in held[peer])
-
-    return tuple(flight for rank in plan.grid.ranks for flight in arriving(rank))
+    pairs = ((rank, peer) for rank in plan.grid.ranks for peer in plan.grid.at(rank).group(axis))
+    return tuple(Flight(each, peer, rank) for rank, peer in pairs if peer != rank for each in held[peer])
 
 
 _BETWEEN = 3
@@ -150,9 +128,8 @@ def hero() -> Picture:
 
 def picture_of_momentum(plan: Plan) -> Picture:
     """Which rank keeps which part of the momentum."""
-    return draw_grid(
-        plan.grid, momentum_holdings(plan), "The momentum", "grey: not here", "first_look-momentum"
-    )
+    held = momentum_holdings(plan)
+    return draw_grid(plan.grid, held, "The momentum", "grey: not here", "first_look-momentum")
 
 
 def draw_grid(
@@ -160,7 +137,7 @@ def draw_grid(
 ) -> Picture:
     """One matrix per rank of a grid, coloured where the rank holds it, with the grid's axes."""
     place = _place(grid, 84, 108, 780)
-    figure, axes = blank(_wide(place), round(place.bottom + 4))
+    figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 4))
     heading(axes, title, what)
     _write_axes(axes, place)
     for item in held:
@@ -174,12 +151,7 @@ def draw_grid(
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
 
-def _wide(place: _Place) -> int:
-    return round(max(place.right, 500))
-
-
 def _write_axes(axes: Axes, place: _Place) -> None:
-    """The grid's two axes: tp from left to right, dp downwards."""
     write(axes, 16, place.top - 20, "dp↓ tp→", color=QUIET)
     for position in range(place.grid.size("tp")):
         x, _ = place.corner(position)
@@ -245,12 +217,9 @@ def play_step(plan: Plan, reports: Sequence[WeightReport], alone: Any, live: boo
 
 def film_of(plan: Plan, reports: Sequence[WeightReport], alone: Any) -> StepFilm:
     """The film, made from the ranks' reports and from the weight that a single process computed."""
-    tensors = [getattr(report, name) for name in ("before", "momentum", "after") for report in reports]
-    named, count = name_contents(tensors), len(reports)
-    letters = {
-        name: tuple(named[number * count : (number + 1) * count])
-        for number, name in enumerate(("before", "momentum", "after"))
-    }
+    names, count = ("before", "momentum", "after"), len(reports)
+    named = name_contents([getattr(report, name) for name in names for report in reports])
+    letters = {name: tuple(named[n * count : (n + 1) * count]) for n, name in enumerate(names)}
     together = [report.after for report in reports]
     differ = max(differing_bits(together, alone, plan.grid.size("tp")))
     return StepFilm(plan, tuple(moments_of(plan)), letters, differ, alone.numel() * alone.itemsize * 8)
@@ -261,7 +230,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
     ended = number == len(film.moments)
     now = film.moments[min(number, len(film.moments) - 1)]
     place = _place(film.plan.grid, 84, 108, 780)
-    figure, axes = blank(_wide(place), round(place.bottom + 44))
+    figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 44))
     heading(axes, f"{number + 1 - ended} · {now.title}", now.what)
     _write_axes(axes, place)
     held = now.held if gone == 1 else film.moments[number - 1].held

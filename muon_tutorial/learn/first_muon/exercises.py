@@ -17,31 +17,17 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, why
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, two_numbers, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
-from .on_ranks import (
-    LENGTH,
-    PLACES,
-    SHAPES,
-    WIRE,
-    BufferPlace,
-    Lacking,
-    SharingRun,
-    gpt_shapes,
-    is_buffer,
-    owner_lacks,
-    place_of,
-    predict_ring,
-    ring_sent,
-    run_cases,
-    say_trouble,
-    updates,
-)
+from . import on_ranks
+from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
 
 TOY = (8, 7, 6, 5, 4)
 """Costs of five matrices, in any unit, for which longest first on two owners is not optimal."""
 TOY_BEST = (0, 0, 1, 1, 1)
 """Owners with the least makespan for ``TOY``."""
+TOY_LONGEST_FIRST = longest_first(TOY, (0, 0))
+"""Owners of ``TOY`` as the package chooses them: costliest first, each to the less busy of two ranks."""
 
 
 def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
@@ -56,21 +42,13 @@ def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[
     return loads
 
 
-def deal_longest_first(costs: list[int], ranks: int) -> list[int]:
-    """Owners as the package chooses them: costliest first, each to the rank with the least work so far."""
-    return longest_first(costs, [0] * ranks)
-
-
 def toy_makespans() -> dict[str, int]:
     """The makespans of ``TOY`` on two owners: with the costliest first, and the least possible."""
-    longest = deal_longest_first(list(TOY), 2)
-    return {
-        name: int(max(loads_of(TOY, owners, 2)))
-        for name, owners in (("longest_first", longest), ("best", TOY_BEST))
-    }
+    dealt = {"longest_first": TOY_LONGEST_FIRST, "best": TOY_BEST}
+    return {name: int(max(loads_of(TOY, owners, 2))) for name, owners in dealt.items()}
 
 
-LARGE = gpt_shapes(12, 768)
+LARGE = on_ranks.gpt_shapes(12, 768)
 MOST = 16
 WORST = 6
 Way = Literal["by index", "longest first"]
@@ -103,11 +81,9 @@ def explain(run: SharingRun) -> str | None:
             first = place.start + int((run.after(rank) != right)[place.slice].int().argmax())
             whose = "every rank's" if run.agree() else f"rank {rank}'s"
             since = "" if first == place.start else f", from {first:,} on"
-            return (
-                f"{_say_case(run)} the first wrong place is that of {place.name}, {place.start:,} to "
-                f"{place.stop:,}, in {whose} buffer{since}. "
-                f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
-            )
+            where = f"that of {place.name}, {place.start:,} to {place.stop:,}, in {whose} buffer{since}"
+            why = f"{_why(run, rank, place, first, right)}{_say_displaced(run)}"
+            return f"{_say_case(run)} the first wrong place is {where}. {why}"
     return None
 
 
@@ -115,7 +91,7 @@ def _not_a_buffer(run: SharingRun) -> str | None:
     for rank, report in enumerate(run.reports):
         if not isinstance(report.returned, Tensor):
             return f"Return the buffer; rank {rank} returned {type(report.returned).__name__}."
-        if not is_buffer(report.returned):
+        if not on_ranks.is_buffer(report.returned):
             shape = " × ".join(f"{size:,}" for size in report.returned.shape)
             return f"The buffer has {LENGTH:,} entries; rank {rank} returned {shape}."
     return None
@@ -129,25 +105,22 @@ def explain_gathered(run: SharingRun) -> str | None:
         for place in run.wrong_places(rank):
             there = run.after(rank)[place.slice]
             start = there[:64].to(WIRE)
-            begun = (name for name, update in updates(run.seed).items() if torch.equal(start, update[:64]))
+            right = on_ranks.updates(run.seed).items()
+            begun = (name for name, update in right if torch.equal(start, update[:64]))
             other = next(begun, "")
             what = f"the update of {other} begins" if other else "is something else"
-            what = "are zeros" if not bool(there.any()) else what
-            return (
-                f"On rank {rank}, the first wrong place is that of {place.name}, {place.start:,} to "
-                f"{place.stop:,}: there {what}."
-            )
+            what = what if bool(there.any()) else "are zeros"
+            where = f"that of {place.name}, {place.start:,} to {place.stop:,}"
+            return f"On rank {rank}, the first wrong place is {where}: there {what}."
     return None
 
 
 def _say_case(run: SharingRun) -> str:
     if not run.lacking:
         return "With all gradients there:"
-    lackers: dict[str, list[int]] = {}
-    for rank, name in run.lacking:
-        lackers.setdefault(name, []).append(rank)
     said = []
-    for name, ranks in lackers.items():
+    for name in dict.fromkeys(name for _, name in run.lacking):
+        ranks = [rank for rank, lacked in run.lacking if lacked == name]
         who = "all ranks" if len(ranks) == run.ranks > 1 else say_ranks(ranks)
         said.append(f"{who} {'lack' if len(ranks) > 1 else 'lacks'} the gradient of {name}")
     return f"Where {' and '.join(said)}:"
@@ -209,11 +182,8 @@ def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
     """The matrices that come out wrong then: those put in a wrong place, and those that they overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
-    return [
-        place.name
-        for place in PLACES
-        if place.name in moved or any(reaches_into(name, start, place) for name, start in moved.items())
-    ]
+    hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}
+    return [place.name for place in PLACES if place.name in moved or place.name in hit]
 
 
 def reaches_into(name: str, start: int, other: BufferPlace) -> bool:
@@ -229,7 +199,6 @@ SPOILERS = {
     "longest_first": [r"longest_first\W+\w*\W+17\b", r"longest first: makespan 17"],
     "best": [r"best\W+\w*\W+15\b"],
 }
-"""Patterns that would give the notebook's predictions away."""
 
 
 def guess(ranks: int) -> Exercise:
@@ -293,9 +262,8 @@ def predict(ranks: int) -> Exercise:
         "After k1, at which offset does k1's owner write? Too early, by the size of k1.",
         "Two kinds are wrong: updates in the wrong place, and updates that they overwrite.",
     )
-    return Exercise(
-        judge, hints, "Updates in the wrong place are wrong, and so are the ones that they overwrite."
-    )
+    praise = "Updates in the wrong place are wrong, and so are the ones that they overwrite."
+    return Exercise(judge, hints, praise)
 
 
 def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
@@ -311,15 +279,10 @@ def _why_wrong(name: str, ranks: int, lacking: Lacking) -> str:
 
 def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: every update in its place on real ranks, even if any rank lacks any gradient."""
-    cases = [
-        (),
-        owner_lacks(LACKING, ranks),
-        tuple((rank, "up1") for rank in range(ranks)),
-        owner_lacks("q1", ranks) + owner_lacks("o2", ranks),
-    ]
-
-    play = partial(run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
-    judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), say_trouble)
+    nobody_has, two = tuple((rank, "up1") for rank in range(ranks)), owner_lacks("q1", ranks)
+    cases = [(), owner_lacks(LACKING, ranks), nobody_has, two + owner_lacks("o2", ranks)]
+    play = partial(on_ranks.run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
+    judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), on_ranks.say_trouble)
     hints = (
         "The offset must say the same on all ranks. What may it depend on?",
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
@@ -330,7 +293,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
 
 def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     """The exercise: all updates on all ranks, with fewer bytes than the zero-filled all_reduce sends."""
-    summed, par = ring_sent("all_reduce", LENGTH * 2, ranks), predict_ring(ranks)
+    summed, par = on_ranks.ring_sent("all_reduce", LENGTH * 2, ranks), on_ranks.predict_ring(ranks)
     sent: list[int] = []
 
     def judge(runs: list[SharingRun]) -> str | Diagnosis | None:
@@ -347,7 +310,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         asked = "did every rank compute all of them?"
         return f"All updates are there, but {fewer}: {asked}" if sent[-1] < par else None
 
-    play = partial(run_cases, ranks=ranks, cases=[()], backend=backend, seed=seed)
+    play = partial(on_ranks.run_cases, ranks=ranks, cases=[()], backend=backend, seed=seed)
     hints = (
         "Rank r owns parameters[r::ranks]. How many entries is that, for each r? Fill up to the longest.",
         "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
@@ -355,7 +318,8 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     )
     praise = "Every rank has every update, and no zero has travelled."
     scored = Par("bytes", par, lambda _: sent[-1])
-    return Exercise(judge_on_ranks(play, judge, say_trouble), hints, praise, scored, ("gathered_share",))
+    judge_it = judge_on_ranks(play, judge, on_ranks.say_trouble)
+    return Exercise(judge_it, hints, praise, scored, ("gathered_share",))
 
 
 def check_toy() -> Exercise:
@@ -363,10 +327,7 @@ def check_toy() -> Exercise:
     longest, best = toy_makespans().values()
 
     def judge(longest_first: SupportsFloat, best_possible: SupportsFloat) -> str | None:
-        try:
-            said, less = float(longest_first), float(best_possible)
-        except (TypeError, ValueError):
-            return "Give two numbers."
+        said, less = two_numbers(longest_first, best_possible)
         if said != longest:
             return f"longest_first: not {said:g}. In this order, each goes to the lighter owner."
         if less < best:
@@ -379,9 +340,8 @@ def check_toy() -> Exercise:
 
 
 def quiz(ranks: int) -> Exercise:
-    """Three numbers that the notebook measured."""
     own = sum(place.size for place in PLACES if place.owner(ranks) == 0)
-    sent = predict_ring(ranks)
+    sent = on_ranks.predict_ring(ranks)
     return numbers(
         ("zeros", LENGTH - own, "Press rank 0 and 'own updates' above the buffers, or ask first.zeros(0)."),
         ("busiest", fair_shares(WORST), f"Put the slider at {WORST}, or ask lesson.fair_shares({WORST})."),

@@ -11,7 +11,7 @@ import functools
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, Literal
@@ -56,12 +56,10 @@ class BufferPlace:
 
     @property
     def slice(self) -> slice:
-        """The place as a slice of the buffer."""
         return slice(self.start, self.stop)
 
     @property
     def size(self) -> int:
-        """The number of the matrix's entries."""
         return self.stop - self.start
 
     def owner(self, ranks: int) -> int:
@@ -152,7 +150,6 @@ class SharingRun:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
@@ -238,9 +235,8 @@ def run_cases(
 ) -> list[SharingRun]:
     """Run ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
     reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=PATIENCE)
-    return [
-        SharingRun(seed, case, tuple(mine[number] for mine in reports)) for number, case in enumerate(cases)
-    ]
+    cases_of_ranks = zip(*reports, strict=True)
+    return [SharingRun(seed, case, mine) for case, mine in zip(cases, cases_of_ranks, strict=True)]
 
 
 def play(
@@ -250,10 +246,11 @@ def play(
     reports = []
     for case in cases:
         mine = parameters(seed, [name for lacker, name in case if lacker == rank])
-        with noting_traffic() as traffic:
+        handed, sent = list[Tensor](), list[int]()
+        with noting_traffic(handed, sent):
             returned = function(mine, rank, ranks)
         _check_alike("nothing, as it has returned")
-        reports.append(BufferReport(tuple(traffic.handed), returned, traffic.sent))
+        reports.append(BufferReport(tuple(handed), returned, sum(sent)))
     return reports
 
 
@@ -268,18 +265,12 @@ def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = F
     return SharingRun(seed, lacking, tuple(BufferReport((flat,), total) for flat in filled))
 
 
-@dataclass(slots=True)
-class Traffic:
-    """The tensors this process handed to all_reduces, and the bytes that its collectives send as rings."""
-
-    handed: list[Tensor] = field(default_factory=list)
-    sent: int = 0
-
-
 @contextmanager
-def noting_traffic() -> Iterator[Traffic]:
-    """Record what this process hands to its collectives inside; buffers of unequal length are refused."""
-    traffic = Traffic()
+def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
+    """Note the tensors that this process hands to all_reduces inside, and the bytes that its rings send.
+
+    Buffers of unequal length are refused.
+    """
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
         kind = original.__name__
@@ -287,12 +278,12 @@ def noting_traffic() -> Iterator[Traffic]:
         tensor = more[name] if name in more else given[place]
         _check_alike(f"{tensor.numel():,} entries of {str(tensor.dtype).removeprefix('torch.')}")
         if kind == "all_reduce":
-            traffic.handed.append(tensor.detach().clone())
-        traffic.sent += ring_sent(kind, tensor.nbytes, dist.get_world_size())
+            handed.append(tensor.detach().clone())
+        sent.append(ring_sent(kind, tensor.nbytes, dist.get_world_size()))
         return original(*given, **more)
 
     with watching(note, *_NOTED):
-        yield traffic
+        yield
 
 
 def ring_sent(kind: str, size: int, ranks: int) -> int:
@@ -384,14 +375,11 @@ def say_refusal(error: RankFailedError) -> str:
 
 def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
     """What sharing one step's updates costs a rank, for both ways to share. Must be called by all ranks."""
-    world = LiveWorld(build_mesh({"dp": ranks}))
-    counted = []
+    world, counted = LiveWorld(build_mesh({"dp": ranks})), []
     for back in BACKS:
-        ledger = Ledger()
-        muon = Muon(
-            named_parameters(seed), strategy=partial(round_robin, order="index", back=back), mesh=world
-        )
-        world.observers[:] = [ledger]
+        strategy = partial(round_robin, order="index", back=back)
+        muon = Muon(named_parameters(seed), strategy=strategy, mesh=world)
+        world.observers[:] = [ledger := Ledger()]
         muon.step()
         rows = {row.phase: row for row in ledger.rows(world.at.rank)}
         counted.append(rows.get(f"updates {back}", LedgerRow(f"updates {back}", 0, 0, 0)))
@@ -401,44 +389,33 @@ def count_bytes(rank: int, ranks: int, seed: int) -> list[LedgerRow]:
 def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
     """Bytes of one rank, in words: the averaging of gradients, and both ways to share updates."""
     gradients = int(ddp_adamw(ranks, LENGTH, g=4))
-    lines = [
-        f"{'':<44}{'sends, bytes':>14}",
-        f"{'gradients, all_reduce (float32, formula)':<44}{gradients:>14,}",
-    ]
-    for row in rows:
-        name = f"updates, {row.phase.removeprefix('updates ')} (bfloat16, counted)"
-        lines.append(f"{name:<44}{row.ring:>14,}")
+    sent = {"gradients, all_reduce (float32, formula)": gradients}
+    sent |= {f"updates, {row.phase.split()[-1]} (bfloat16, counted)": row.ring for row in rows}
+    lines = [f"{'':<44}{'sends, bytes':>14}", *(f"{name:<44}{size:>14,}" for name, size in sent.items())]
     if rows[0].ring:
         lines.append(f"{'all_gather over all_reduce':<44}{rows[1].ring / rows[0].ring:>14.2f}")
     return "\n".join(lines)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
-    """Seconds of the fastest step if every rank does all the work, and if owners share it."""
+def time_steps(rank: int, ranks: int, seed: int, steps: int) -> list[float]:
+    """Seconds of the fastest step if every rank does all the work, and if owners share it.
 
-    replicated: float
-    round_robin: float
-
-
-def time_steps(rank: int, ranks: int, seed: int, steps: int) -> StepSeconds:
-    """Time a step of each kind, with products in fp32, which suit any CPU. Must be called by all ranks."""
-    world = LiveWorld(build_mesh({"dp": ranks}))
-    seconds = []
+    Products are in fp32, which suit any CPU. Must be called by all ranks.
+    """
+    world, seconds = LiveWorld(build_mesh({"dp": ranks})), []
     for strategy in ("replicated", "round_robin"):
         given = parameters(seed, shapes=TIMED)
         muon = Muon(given, strategy=strategy, mesh=world, orthogonalize="float32")
         seconds.append(measure.fastest(steps, muon.step))
-    return StepSeconds(*seconds)
+    return seconds
 
 
-def say_clock(alone: Sequence[StepSeconds], pair: Sequence[StepSeconds]) -> str:
+def say_clock(alone: Sequence[Sequence[float]], pair: Sequence[Sequence[float]]) -> str:
     """Times of the slowest rank, in words."""
-    both = max(report.replicated for report in pair)
-    dealt = max(report.round_robin for report in pair)
+    both, dealt = map(max, zip(*pair, strict=True))
     return (
         f"cores this notebook may use             {measure.cores()}\n"
-        f"one process alone                       {alone[0].replicated * 1e3:.0f} ms\n"
+        f"one process alone                       {alone[0][0] * 1e3:.0f} ms\n"
         f"a pair of ranks, both do everything     {both * 1e3:.0f} ms\n"
         f"a pair of ranks, round robin            {dealt * 1e3:.0f} ms"
     )

@@ -14,20 +14,8 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, WRONG, rank_colour
 from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
 from ..pictures.spectra import card, style
 from ..widgets.shell import Shell, choice, rank_choice, show, slider
-from .exercises import (
-    COSTS,
-    MOST,
-    TOY,
-    TOY_BEST,
-    WAYS,
-    WORST,
-    deal_longest_first,
-    fair_shares,
-    loads_of,
-    plan_of,
-    ranks_of,
-    say_ranks,
-)
+from . import exercises
+from .exercises import COSTS, MOST, TOY, TOY_BEST, WAYS, WORST, loads_of, plan_of, ranks_of, say_ranks
 from .on_ranks import LENGTH, PLACES, SharingRun, imitate, is_buffer, place_of
 
 MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
@@ -89,7 +77,6 @@ def _draw_ruler(axes: Axes, run: SharingRun, title: str) -> None:
 def _draw_row(
     axes: Axes, run: SharingRun, rank: int, moment: int, top: float, *, bold: bool = False, label: str = ""
 ) -> None:
-    """One rank's buffer at a moment."""
     weight = "bold" if bold else "normal"
     write(axes, 12, top + _HIGH / 2, label or f"rank {rank}", weight=weight)
     _block(axes, 0, LENGTH, top, EMPTY)
@@ -142,17 +129,15 @@ def _names(run: SharingRun, rank: int, moment: int) -> Iterator[tuple[int, int, 
         yield from ((start, start + place_of(name).size, name) for name, start in run.found(rank).items())
     if moment == 2:
         right, wrong = run.expected(), run.wrong_places(rank)
-        for place in PLACES:
-            if place not in wrong and bool(right[place.slice].any()):
-                yield place.start, place.stop, place.name
+        there = (place for place in PLACES if place not in wrong and bool(right[place.slice].any()))
+        yield from ((place.start, place.stop, place.name) for place in there)
 
 
 def _say_count(run: SharingRun, moment: int, rank: int) -> str:
-    own = LENGTH - run.zeros(rank)
     if moment == 0:
         return f"rank {rank}: all {LENGTH:,} entries of its buffer are zero."
+    own, zeros = LENGTH - run.zeros(rank), run.zeros(rank)
     if moment == 1:
-        zeros = LENGTH - own
         part = f"{zeros:,} are zeros ({zeros / LENGTH:.0%})"
         return f"rank {rank}: {own:,} entries are its own updates, {part}."
     zeros = int((run.after(rank) == 0).sum())
@@ -191,9 +176,8 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
 
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
     """A run's flat buffers, with buttons for the moment of the step and for the rank."""
-    moment = choice("moment", MOMENTS, width=120)
-    rank = rank_choice(run.ranks)
-    return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, moment=moment, rank=rank)
+    buttons = {"moment": choice("moment", MOMENTS, width=120), "rank": rank_choice(run.ranks)}
+    return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, **buttons)
 
 
 def draw_loads(ranks: int) -> Picture:
@@ -202,18 +186,15 @@ def draw_loads(ranks: int) -> Picture:
     for way in WAYS:
         plan = plan_of(ranks, way)
         owners = [plan.workers(index)[0] for index in range(len(COSTS))]
-        panels.append((f"{way}: {fair_shares(ranks, way):.2f} fair shares", owners))
+        panels.append((f"{way}: {exercises.fair_shares(ranks, way):.2f} fair shares", owners))
     name, alt = f"first_muon-loads-{ranks}", f"{ranks} ranks."
     return _draw_packings(panels, [cost / 1e9 for cost in COSTS], ranks, "GFLOP of Newton–Schulz", name, alt)
 
 
 def draw_toy() -> Picture:
     """Five matrices on two owners: with the costliest first, and at best."""
-    longest = deal_longest_first(list(TOY), 2)
-    panels = [
-        (f"{way}: makespan {max(loads_of(TOY, owners, 2)):.0f}", owners)
-        for way, owners in (("longest first", longest), ("the best", TOY_BEST))
-    ]
+    dealt = {"longest first": exercises.TOY_LONGEST_FIRST, "the best": TOY_BEST}
+    panels = [(f"{way}: makespan {max(loads_of(TOY, each, 2)):.0f}", each) for way, each in dealt.items()]
     return _draw_packings(panels, TOY, 2, "work", "first_muon-toy", f"Costs {', '.join(map(str, TOY))}.", 34)
 
 

@@ -61,9 +61,7 @@ def sabotaged(ranks: int, rank: int, matrix: str, fault: str, seed: int = 0) -> 
         for moment in range(STEPS * len(PHASES))
         for each in range(ranks)
         for place in PLACES
-        if not torch.equal(
-            *(run[each][moment // 3][PHASES[moment % 3]][place.slice] for run in (sound, mine))
-        )
+        if not torch.equal(*(r[each][moment // 3][PHASES[moment % 3]][place.slice] for r in (sound, mine)))
     }
     weights = [[run[step]["weights"] for run in mine] for step in range(STEPS)]
     same = [True, *(all(torch.equal(one, copies[0]) for one in copies) for copies in weights)]
@@ -73,7 +71,6 @@ def sabotaged(ranks: int, rank: int, matrix: str, fault: str, seed: int = 0) -> 
 
 @functools.lru_cache(maxsize=8)
 def _train(ranks: int, seed: int, rank: int = -1, matrix: str = "", fault: str = "") -> list[Record]:
-    """What each rank holds, phase by phase."""
     world = LocalWorld(Grid.of(dp=ranks))
     with measure.one_thread():
         return world.run([_program(each, ranks, seed, each == rank, matrix, fault) for each in range(ranks)])
@@ -153,7 +150,6 @@ def draw_sabotage(run: SabotagedRun, moment: int) -> Picture:
 
 
 def _draw_row(axes: Axes, run: SabotagedRun, row: int, top: float, *, is_past: bool) -> None:
-    """A phase: one box per matrix, with one slot per rank."""
     slot = (_WIDE - 4) / run.ranks
     slots, fills, crosses = [], [], []
     for column, name in enumerate(SHAPES):
@@ -199,8 +195,7 @@ def explore_sabotage(dp: int, live: bool = True) -> Shell | Picture:
         return draw_sabotage(sabotaged(dp, rank, matrix, fault), moment)
 
     ranks = rank_choice(dp)
-    matrices = choice("matrix", list(SHAPES))
-    faults = choice("fault", FAULTS, width=120)
+    matrices, faults = choice("matrix", list(SHAPES)), choice("fault", FAULTS, width=120)
     ranks.value, matrices.value, matrices.style.button_width = 1 % dp, "k1", "52px"
     still = draw(1 % dp, "k1", "lost", MOMENTS)
     return play(draw, MOMENTS, still, live, rank=ranks, matrix=matrices, fault=faults)

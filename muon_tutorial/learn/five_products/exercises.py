@@ -11,20 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
-from .singular_values import (
-    QUIET_START,
-    SCOPE_STEPS,
-    Step,
-    bounds_after,
-    flops,
-    newton_schulz,
-    newton_schulz_step,
-    polynomial,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, two_numbers, value_of, why
+from . import singular_values
+from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schulz, polynomial
 
 SPOILERS = {"where": (r"1 goes to 0\.70",), "settles": (r"It never settles",)}
-"""Patterns that would give this lesson's predictions away."""
 
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
@@ -67,7 +58,7 @@ def _judge_step(X: Tensor, function: Step, triple: Triple) -> str | None:
         return f"X is {rows} × {columns}, and so must the result be. Yours is {shape}."
     if not torch.equal(given, X):
         return "The function has changed X itself. Make a new matrix."
-    if torch.allclose(value, newton_schulz_step(X, *triple)):
+    if torch.allclose(value, singular_values.newton_schulz_step(X, *triple)):
         return None
     (a, b, c), A = triple, X @ X.T
     wrong = (
@@ -132,9 +123,8 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
             otherwise=f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}, and not where five "
             "steps bring them.",
         )
-    made = count_products(lambda: function(G)).flops
-    if made > 1.01 * flops(rows, columns):
-        enough = flops(rows, columns)
+    made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
+    if made > 1.01 * enough:
         what = f"Right, and dear: {made:,} FLOPs for a {rows} × {columns} matrix. {enough:,} are enough."
         return Diagnosis(what, ("A tall X makes a large X @ X.T. Lay it on its side first.",))
     return None
@@ -142,12 +132,12 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
 
 def bound_values(steps: int) -> Exercise:
     """The exercise: the tightest bounds after ``steps`` steps for values from ``QUIET_START`` to 1."""
-    right = bounds_after(steps)
+    right = singular_values.bounds_after(steps)
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
 
     def judge(lowest: object, highest: object) -> str | None:
-        low, high = _number(lowest), _number(highest)
+        low, high = two_numbers(lowest, highest)
         if low > right.lowest + 0.006:
             start = starts[ends.argmin()]
             return f"A value that begins at {start:.3f} ends at {right.lowest:.3f}, below {low:g}."
@@ -164,17 +154,8 @@ def bound_values(steps: int) -> Exercise:
         "You need no matrix: take many values s and put them through the polynomial, again and again.",
         f"s = torch.linspace({QUIET_START}, 1, 100_001), then for each step s = a * s + b * s**3 + c * s**5.",
     )
-    praise = (
-        f"Whatever began at {QUIET_START} or above is now between {right.lowest:.2f} and {right.highest:.2f}."
-    )
-    return Exercise(judge, hints, praise)
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise MistakeError("Give two numbers.") from None
+    between = f"{right.lowest:.2f} and {right.highest:.2f}"
+    return Exercise(judge, hints, f"Whatever began at {QUIET_START} or above is now between {between}.")
 
 
 def write_flops() -> Exercise:
@@ -182,7 +163,7 @@ def write_flops() -> Exercise:
 
     def judge(function: Callable[[int, int, int], object]) -> str | Diagnosis | None:
         for m, n, steps in ((64, 256, 5), (256, 64, 5), (768, 768, 3), (10, 70, 1)):
-            value = value_of(function, m, n, steps, told="{} Here m, n, steps = " + f"{m}, {n}, {steps}.")
+            value = value_of(function, m, n, steps, told=f"{{}} Here m, n, steps = {m}, {n}, {steps}.")
             right, short, long = flops(m, n, steps), min(m, n), max(m, n)
             known = {
                 right // 2: "A multiply and an add are two operations: twice as many.",
@@ -206,7 +187,6 @@ def write_flops() -> Exercise:
 
 
 def quiz(steps: int) -> Exercise:
-    """Four numbers that the notebook measured."""
     return numbers(
         ("growth", KELLER_JORDAN[0] ** steps, "For a tiny s only a·s counts: each step multiplies it by a."),
         ("products", 3.0 * steps, "Count the @ in a step: X @ X.T, A @ A, (...) @ X. Then count the steps."),
@@ -216,12 +196,8 @@ def quiz(steps: int) -> Exercise:
     )
 
 
-_FIRST_FACTOR = {
-    torch.ops.aten.mm: 0,
-    torch.ops.aten.addmm: 1,
-    torch.ops.aten.bmm: 0,
-    torch.ops.aten.baddbmm: 1,
-}
+_ATEN = torch.ops.aten
+_FIRST_FACTOR = {_ATEN.mm: 0, _ATEN.addmm: 1, _ATEN.bmm: 0, _ATEN.baddbmm: 1}
 
 
 class ProductCounter(TorchDispatchMode):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import ipywidgets
 import torch
@@ -46,9 +45,9 @@ def hero() -> Picture:
     return finish(figure, "five_products-hero", alt)
 
 
-def picture_of_one(steps: int = 12) -> Picture:
+def picture_of_one() -> Picture:
     """The path of a singular value of exactly 1, step by step."""
-    one = torch.tensor(1.0, dtype=torch.float64)
+    steps, one = 12, torch.tensor(1.0, dtype=torch.float64)
     path = [polynomial(one, step).item() for step in range(steps + 1)]
     figure = card(640, 290)
     axes = style(figure.add_subplot(), "A value that begins at exactly 1", "step", "where it is")
@@ -105,16 +104,16 @@ def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> s
     )
 
 
-def draw_film(spectrum: str = "gradient") -> Picture:
-    """The polynomial with a spectrum's values on it, before and after each of the steps."""
-    starts = spectra()[spectrum]
+def draw_film() -> Picture:
+    """The polynomial with the gradient's values on it, before and after each of the steps."""
+    starts = spectra()["gradient"]
     figure, said = card(820, 530), []
     for step in range(SCOPE_STEPS + 1):
         x, y = "where a value began" * (step >= 3), "where it is now" * (step % 3 == 0)
         axes = style(figure.add_subplot(2, 3, step + 1), _say_step(step), x, y)
         _draw_polynomial(axes, starts, step)
         axes.set_xticks([1e-4, 1e-2, 1], ["0.0001", "0.01", "1"])
-        said.append(_describe_scope(step, spectrum, starts, polynomial(starts, step)))
+        said.append(_describe_scope(step, "gradient", starts, polynomial(starts, step)))
     figure.tight_layout()
     return finish(figure, "five_products-film", " ".join(said))
 
@@ -137,20 +136,15 @@ Players = list[tuple[str, Coefficients, str]]
 
 def duel(live: bool = True) -> Shell | Picture:
     """A film: the reader's a, b and c, chosen by sliders, against published ones."""
-    last = FRAMES * SCOPE_STEPS
-    sliders = {name: _fine_slider(number, *kind) for number, (name, *kind) in enumerate(_KINDS)}
+    sliders = {}
+    for start, (name, low, high, by) in zip(KELLER_JORDAN, _KINDS, strict=True):
+        steps = (round(low + by * each, 2) for each in range(round((high - low) / by) + 1))
+        options = [(f"{value:g}", value) for value in sorted({*steps, start})]
+        look = {"options": options, "value": start, "description": name, **slider_look()}
+        sliders[name] = ipywidgets.SelectionSlider(**look)
     rival = choice("against", list(PUBLISHED), width=116)
-    still = draw_still(CLASSICAL)
+    still, last = draw_still(CLASSICAL), FRAMES * SCOPE_STEPS
     return play(draw_bounce, last, still, live, interval=180, **sliders, rival=rival)
-
-
-def _fine_slider(number: int, low: float, high: float, by: float) -> ipywidgets.SelectionSlider:
-    """A slider over decimal numbers that include Keller Jordan's value, where it begins."""
-    count = round((high - low) / by) + 1
-    values = sorted({*(round(low + by * each, 2) for each in range(count)), KELLER_JORDAN[number]})
-    options, start = [(f"{value:g}", value) for value in values], KELLER_JORDAN[number]
-    look = slider_look()
-    return ipywidgets.SelectionSlider(options=options, value=start, description="abc"[number], **look)
 
 
 def draw_bounce(moment: int, a: float, b: float, c: float, rival: str) -> Picture:
@@ -179,7 +173,6 @@ def draw_still(triple: Triple) -> Picture:
 
 
 def _draw_player(axes: Axes, name: str, triples: Coefficients, colour: str, step: int, part: float) -> str:
-    """One player's dots; returns them in words."""
     starts = spectra()["gradient"]
     now, trail = _glide(starts, triples, step, part), _glide(starts, triples, step, 0.0)
     score = mean_distance(starts, triples)
@@ -187,8 +180,9 @@ def _draw_player(axes: Axes, name: str, triples: Coefficients, colour: str, step
     style(axes, f"{name}: {at_end}", "", "")
     axes.axhline(1, color=INK, linewidth=1.2, linestyle="--")
     places = range(1, len(starts) + 1)
-    axes.vlines(places, _shown(trail), _shown(now), color=colour, linewidth=0.8, alpha=0.5)
-    axes.plot(places, _shown(now), "o", color=colour, markersize=5.5, alpha=0.8, clip_on=False)
+    shown, begun = (values.clamp(0, _TOP).tolist() for values in (now, trail))
+    axes.vlines(places, begun, shown, color=colour, linewidth=0.8, alpha=0.5)
+    axes.plot(places, shown, "o", color=colour, markersize=5.5, alpha=0.8, clip_on=False)
     axes.set(ylim=(0, _TOP), xlim=(-1, len(starts) + 2))
     off = int((now > _TOP).sum())
     axes.set_yticks([0, 0.5, 1, 1.5], ["0", "0.5", "1", "1.5"])
@@ -199,10 +193,6 @@ def _draw_player(axes: Axes, name: str, triples: Coefficients, colour: str, step
     flown = f", {off} of them out of the picture" if off else ""
     between = f"{len(now)} values between {now.min():.3g} and {now.max():.3g}"
     return f"{between}{flown}, at the end {at_end} on average"
-
-
-def _shown(values: Tensor) -> Sequence[float]:
-    return values.clamp(0, _TOP).tolist()
 
 
 def _glide(starts: Tensor, triples: Coefficients, step: int, part: float) -> Tensor:

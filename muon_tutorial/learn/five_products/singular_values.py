@@ -27,6 +27,7 @@ from ...newton_schulz import (
 )
 from ..inputs import measure
 from ..inputs.recordings import real_gradient
+from ..my_muon.reference import newton_schulz as newton_schulz  # the exercise's reference
 from ..why_muon.updates import svd_muon
 
 SCOPE_STEPS = 5
@@ -57,16 +58,6 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
     """The exercise's reference: one step, ``aX + (bA + cA²)X`` with ``A = XXᵀ``."""
     A = X @ X.T
     return a * X + (b * A + c * A @ A) @ X
-
-
-def newton_schulz(G: Tensor, steps: int = SCOPE_STEPS) -> Tensor:
-    """The exercise's reference: transpose a tall matrix, scale to norm 1, take the steps, transpose back."""
-    tall = G.shape[0] > G.shape[1]
-    X = G.T if tall else G
-    X = X / X.norm().clamp(min=1e-7)
-    for _ in range(steps):
-        X = newton_schulz_step(X, *KELLER_JORDAN)
-    return X.T if tall else X
 
 
 def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
@@ -112,12 +103,8 @@ def spectra() -> Mapping[str, Tensor]:
     gaussian = torch.randn(64, 256, generator=generator, dtype=torch.float64)
     square = torch.randn(64, 64, generator=generator, dtype=torch.float64)
     steep = torch.arange(1, 65, dtype=torch.float64) ** -1.5
-    found = {
-        "gradient": torch.linalg.svdvals(real_gradient().matrix),
-        "random": torch.linalg.svdvals(gaussian),
-        "square": torch.linalg.svdvals(square),
-        "steep": steep,
-    }
+    matrices = {"gradient": real_gradient().matrix, "random": gaussian, "square": square}
+    found = {**{name: torch.linalg.svdvals(each) for name, each in matrices.items()}, "steep": steep}
     return MappingProxyType({name: values / values.norm() for name, values in found.items()})
 
 
@@ -129,9 +116,9 @@ SPECTRA = {
 }
 
 
-def bounds_after(steps: int, start: float = QUIET_START) -> ValueBounds:
-    """The bounds after ``steps`` steps of all values that began between ``start`` and 1."""
-    ends = polynomial(torch.linspace(start, 1, 200_001, dtype=torch.float64), steps)
+def bounds_after(steps: int) -> ValueBounds:
+    """The bounds after ``steps`` steps of all values that began between ``QUIET_START`` and 1."""
+    ends = polynomial(torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64), steps)
     return ValueBounds(ends.min().item(), ends.max().item())
 
 
@@ -177,8 +164,8 @@ def say_starts(starts: Sequence[float], steps: int) -> str:
     lines = []
     for start in starts:
         begun = torch.tensor(start, dtype=torch.float64)
-        ends = [polynomial(begun, step).item() for step in range(1, steps + 1)]
-        lines.append(f"{start:g} → {' → '.join(f'{end:.3g}' for end in ends)}")
+        ends = (f"{polynomial(begun, step).item():.3g}" for step in range(1, steps + 1))
+        lines.append(" → ".join([f"{start:g}", *ends]))
     return "\n".join(lines)
 
 
@@ -186,8 +173,7 @@ def say_speed(G: Tensor, steps: int) -> str:
     """FLOPs of Newton–Schulz for a matrix, and how many per second this machine computes."""
     with measure.one_thread():
         seconds = measure.median_seconds(lambda: zeropower_via_newtonschulz(G.float(), steps), 5)
-    rows, columns = G.shape
-    count = flops(rows, columns, steps)
+    (rows, columns), count = G.shape, flops(*G.shape, steps)
     speed = f"{count / 1e6:.1f} MFLOP in {seconds * 1e3:.2f} ms, {count / seconds / 1e9:.0f} GFLOP/s"
     return f"{rows} × {columns}: {speed}"
 

@@ -34,9 +34,8 @@ class RecordedGradient:
 
     def __str__(self) -> str:
         size = " × ".join(map(str, self.matrix.shape))
-        return (
-            f"the gradient of {self.name} ({size}), recorded after {self.steps} steps with seed {self.seed}"
-        )
+        what = f"the gradient of {self.name} ({size})"
+        return f"{what}, recorded after {self.steps} steps with seed {self.seed}"
 
 
 def real_gradient(which: Literal["up", "down"] = "up") -> RecordedGradient:

@@ -36,8 +36,7 @@ def train(steps: int, seed: int) -> TrainedGPT:
     with measure.one_thread():
         text = load_text(None, GPT_SHAPE.context)
         model = build_gpt(GPT_SHAPE, seed)
-        split = split_parameters(model)
-        hidden, rest = split
+        hidden, rest = split = split_parameters(model)
         optimizers = [
             Muon(hidden, lr=LR, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW([parameter for _, parameter in rest], lr=LR),
@@ -64,6 +63,5 @@ def _gradients(model: GPT) -> dict[str, Tensor]:
 
 
 def _momentum(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Tensor:
-    """The momentum of a parameter; zeros before the first step."""
     kept = optimizer.state.get(parameter, {}).get("momentum_buffer")
     return torch.zeros_like(parameter) if kept is None else kept.detach().clone()

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from ..lazy_names import names_in
 
-FILES = ("on_ranks", "balance", "scaling", "exercises", "pictures")
-
-__getattr__, __dir__ = names_in(__name__, *FILES)
+__getattr__, __dir__ = names_in(__name__, "on_ranks", "balance", "scaling", "exercises", "pictures")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -59,11 +60,7 @@ def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
 
 def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
     """The most work first, each matrix to the owner with the least work so far."""
-    busy, chosen = [0] * owners, [0] * len(shapes)
-    for index in sorted(range(len(shapes)), key=lambda index: -work(shapes[index])):
-        chosen[index] = busy.index(min(busy))
-        busy[chosen[index]] += work(shapes[index])
-    return chosen
+    return longest_first(list(map(work, shapes)), [0] * owners)
 
 
 def work(shape: Shape) -> int:
@@ -75,14 +72,11 @@ def work(shape: Shape) -> int:
     return newton_schulz_cost(shape)
 
 
-def say_shapes(model: OwnedModel | None = None) -> str:
-    """A model's shapes in words: how many matrices of each, their entries and their work."""
-    model = model or owned_models()[0]
-    counts: dict[Shape, int] = {}
-    for shape in model.shapes:
-        counts[shape] = counts.get(shape, 0) + 1
+def say_shapes() -> str:
+    """The first model's shapes in words: how many matrices of each, their entries and their work."""
+    model = owned_models()[0]
     lines = [f"{'shape':>15}{'how many':>10}{'million entries':>17}{'GFLOP':>8}"]
-    for shape, count in sorted(counts.items(), key=lambda item: -math.prod(item[0])):
+    for shape, count in sorted(Counter(model.shapes).items(), key=lambda item: -math.prod(item[0])):
         sides = f"{shape[0]:,} × {shape[1]:,}"
         lines.append(f"{sides:>15}{count:>10}{math.prod(shape) / 1e6:>17.1f}{work(shape) / 1e9:>8,.0f}")
     return "\n".join([*lines, f"({model.name}, four layers; GFLOP of one Newton–Schulz iteration)"])

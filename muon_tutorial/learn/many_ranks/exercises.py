@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..exercises.judge import Exercise, guesses, numbers, why
+from ..exercises.judge import Exercise, beside, guesses, numbers, why
 from .scaling import RANKS, UNSEEN, gradient_wire, step_at, steps
 
-SPOILERS = {
-    "idle": [r"idle\s+–\s+288"],
-    "shrinks": [r"shrinks\s+–\s+1(?!\d)"],
-    "slower": [r"slower\s+–\s+True"],
-    "sooner": [r"sooner\s+–\s+neither"],
-}
-"""Patterns that would give the notebook's predictions away."""
+SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True, sooner="neither")
 
 
 def unseen() -> dict[str, Any]:
@@ -65,7 +59,6 @@ def wires_exercise() -> Exercise:
 
 
 def quiz() -> Exercise:
-    """Numbers that the notebook predicted."""
     found = steps()
     return numbers(
         ("idle", found[-1].idle_owners, "Ask lesson.steps()[-1].idle_owners."),
@@ -77,4 +70,4 @@ def quiz() -> Exercise:
 
 def all_exercises() -> tuple[Exercise, ...]:
     """The notebook's exercises in order: unseen, wires, quiz."""
-    return (unseen_exercise(), wires_exercise(), quiz())
+    return unseen_exercise(), wires_exercise(), quiz()

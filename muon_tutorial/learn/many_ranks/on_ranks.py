@@ -66,9 +66,8 @@ def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
 def say_stepped(ranks: Sequence[SteppedRank]) -> str:
     """What each rank owned, its work in fair shares, and whether the bits are right."""
     whole = sum(each.work for each in ranks)
-    lines = [
+    return "\n".join(
         f"rank {rank} owned {list(each.owned)!s:24} {each.work * len(ranks) / whole:.2f} fair shares, "
         f"same bits as one process: {each.same}"
         for rank, each in enumerate(ranks)
-    ]
-    return "\n".join(lines)
+    )

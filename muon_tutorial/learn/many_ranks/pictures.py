@@ -35,7 +35,18 @@ def hero() -> Picture:
     axes.text(10500, 0.028, "idle", size=12, ha="center", va="center", weight="bold")
     axes.set_title(f"A Muon step of {MODEL}, tp=8: seconds, predicted", size=12, loc="left", weight="bold")
     _say_machine(figure)
-    return finish(figure, "many_ranks-hero", _say_steps(found))
+    told = "; ".join(
+        f"{step.ranks:,} ranks: {say_seconds(step.seconds())}, busiest owner {say_seconds(step.busiest)}, "
+        f"latency {say_seconds(step.latency)}"
+        for step in found
+    )
+    last, file = found[-1], f"the file of {find_machine(MACHINE).name}"
+    alt = (
+        f"Predicted seconds of a Muon step of {MODEL} with tp=8 by {file}, over ranks. {told}. The floor is "
+        f"the largest matrix: {say_seconds(floor)}. At {last.ranks:,} ranks owners are idle for "
+        f"{last.idle:.0%} of the busiest one's time."
+    )
+    return finish(figure, "many_ranks-hero", alt)
 
 
 def _draw_curves(axes: Axes, found: Sequence[StepAtScale], links: float = 1.0) -> None:
@@ -72,20 +83,6 @@ def _say_machine(figure: Figure) -> None:
     figure.text(0.015, 0.025, said, size=_SIZE, color=QUIET)
 
 
-def _say_steps(found: Sequence[StepAtScale]) -> str:
-    said = "; ".join(
-        f"{step.ranks:,} ranks: {say_seconds(step.seconds())}, busiest owner {say_seconds(step.busiest)}, "
-        f"latency {say_seconds(step.latency)}"
-        for step in found
-    )
-    last = found[-1]
-    return (
-        f"Predicted seconds of a Muon step of {MODEL} with tp=8 by the file of {find_machine(MACHINE).name}, "
-        f"over ranks. {said}. The floor is the largest matrix: {say_seconds(last.floor)}. At {last.ranks:,} "
-        f"ranks owners are idle for {last.idle:.0%} of the busiest one's time."
-    )
-
-
 def draw_scale(doubling: int, links: str) -> Picture:
     """The step's time over the number of ranks, with one number marked, and each owner's work at it."""
     found = steps()
@@ -98,7 +95,20 @@ def draw_scale(doubling: int, links: str) -> Picture:
     left.plot([step.ranks], [step.seconds(factor)], marker="o", markersize=9, color=INK)
     title = f"{step.ranks:,} ranks: {say_seconds(step.seconds(factor))} a step"
     left.set_title(title, size=12, loc="left", weight="bold")
-    _draw_owners(figure.add_axes((0.735, 0.19, 0.225, 0.67)), step)
+    axes = figure.add_axes((0.735, 0.19, 0.225, 0.67))
+    most = max(step.work)
+    shares = sorted((work / most for work in step.work), reverse=True)
+    edges = [number / step.owners for number in range(step.owners + 1)]
+    axes.set_facecolor(EMPTY)
+    axes.stairs(shares, edges, fill=True, facecolor=MARKED, edgecolor=MUON, linewidth=1.6)
+    busy = 1 - max(0.0, step.idle)
+    told = f"{step.owners - step.idle_owners:,} of {step.owners:,} owners\nown a matrix; {busy:.0%} busy"
+    axes.set_title(told, size=12, loc="left", weight="bold")
+    axes.set(xlim=(0, 1), ylim=(0, 1.03))
+    axes.set_xticks([0, 1], ["1", f"{step.owners:,}"], size=_SIZE)
+    axes.set_yticks([0, 0.5, 1], ["0", "½", "busiest"], size=_SIZE)
+    axes.set_xlabel("owner, busiest first", size=_SIZE)
+    axes.spines[["top", "right"]].set_visible(False)
     _say_machine(figure)
     links_said = "as built" if factor == 1 else f"{factor:g} times as fast"
     said = (
@@ -107,23 +117,6 @@ def draw_scale(doubling: int, links: str) -> Picture:
         f"share is {say_seconds(step.fair)}: owners are idle for {max(0.0, step.idle):.0%} of that time."
     )
     return finish(figure, f"many_ranks-{doubling}-{links.replace(' ', '-')}", said)
-
-
-def _draw_owners(axes: Axes, step: StepAtScale) -> None:
-    """Each owner's work relative to the busiest one's, the busiest first; the rest is idle time."""
-    most = max(step.work)
-    shares = sorted((work / most for work in step.work), reverse=True)
-    edges = [number / step.owners for number in range(step.owners + 1)]
-    axes.set_facecolor(EMPTY)
-    axes.stairs(shares, edges, fill=True, facecolor=MARKED, edgecolor=MUON, linewidth=1.6)
-    busy = 1 - max(0.0, step.idle)
-    said = f"{step.owners - step.idle_owners:,} of {step.owners:,} owners\nown a matrix; {busy:.0%} busy"
-    axes.set_title(said, size=12, loc="left", weight="bold")
-    axes.set(xlim=(0, 1), ylim=(0, 1.03))
-    axes.set_xticks([0, 1], ["1", f"{step.owners:,}"], size=_SIZE)
-    axes.set_yticks([0, 0.5, 1], ["0", "½", "busiest"], size=_SIZE)
-    axes.set_xlabel("owner, busiest first", size=_SIZE)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def explore_scale(live: bool = True) -> Shell | Picture:
@@ -147,9 +140,8 @@ def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None =
         axes.barh(range(model.owners), bars, height=0.78, facecolor=MARKED, edgecolor=INK, linewidth=0.8)
         axes.axvline(1, color=INK, linewidth=1.4, linestyle="--")
         axes.set(xlim=(0, 1.05 * max(*bars, 1.2)), ylim=(model.owners - 0.4, -0.6))
-        axes.set_yticks(
-            range(0, model.owners, 2), [f"owner {at}" for at in range(0, model.owners, 2)], size=_SIZE
-        )
+        named = range(0, model.owners, 2)
+        axes.set_yticks(named, [f"owner {at}" for at in named], size=_SIZE)
         axes.tick_params(labelsize=_SIZE)
         axes.set_title(f"{name}: busiest {max(bars):.2f} fair shares", size=12, loc="left", weight="bold")
         axes.set_xlabel("fair shares", size=_SIZE)

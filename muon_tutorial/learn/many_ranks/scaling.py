@@ -7,6 +7,7 @@ place gather the matrix and work on it. So dp is the number of owners.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -112,9 +113,7 @@ def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
 @cache
 def newton_schulz_seconds(matrices: tuple[Matrix, ...]) -> float:
     """Seconds of Newton–Schulz for all matrices, one after the other on one rank, by the machine's file."""
-    by_shape: dict[tuple[int, ...], int] = {}
-    for matrix in matrices:
-        by_shape[matrix.shape] = by_shape.get(matrix.shape, 0) + 1
+    by_shape = Counter(matrix.shape for matrix in matrices)
     return sum(times * _one_matrix(shape) for shape, times in by_shape.items())
 
 
@@ -134,7 +133,6 @@ def _predicted() -> str:
 
 
 def say_steps(model: str = MODEL) -> str:
-    """All steps of a model as a table."""
     lines = [f"{'ranks':>7}{'owners':>8}{'idle':>7}{'busiest':>10}{'latency':>10}{'step':>9}"]
     for step in steps(model):
         busiest, latency, whole = map(say_seconds, (step.busiest, step.latency, step.seconds()))
@@ -143,13 +141,13 @@ def say_steps(model: str = MODEL) -> str:
     return "\n".join([*lines, _predicted()])
 
 
-def say_wires(model: str = UNSEEN, dp: int = 64) -> str:
-    """The reduction of gradients over dp, without tp and with it: a rank's bytes, bandwidth and seconds."""
+def say_wires() -> str:
+    """The unseen model's gradients, reduced over dp without tp and with it: bytes, bandwidth, seconds."""
     lines = [f"{'grid':14}{'a rank sends':>14}{'its wire':>12}{'in transit':>12}"]
     for tp in (1, TP):
-        sent, speed, seconds = gradient_wire(model, dp, tp)
+        sent, speed, seconds = gradient_wire(UNSEEN, 64, tp)
         wire = f"{say_bytes(speed)}/s"
-        lines.append(f"dp={dp}, tp={tp:<6}{say_bytes(sent):>12}{wire:>13}{say_seconds(seconds):>12}")
+        lines.append(f"dp=64, tp={tp:<6}{say_bytes(sent):>12}{wire:>13}{say_seconds(seconds):>12}")
     return "\n".join([*lines, _predicted()])
 
 
@@ -164,15 +162,14 @@ def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
 
 @cache
 def step_of(model: str, dp: int, tp: int) -> StepEstimate:
-    """The estimate of a model's step on a grid."""
     matrices, grid = matrices_of(model, tp), Grid.of(dp=dp, tp=tp)
     return estimate("layerwise", REPEATED, matrices, grid, find_machine(MACHINE))
 
 
-def say_experts(dp: int = 256, tp: int = TP, ep: int = 64) -> str:
+def say_experts() -> str:
     """The dense matrices and the experts of a mixture of experts: their number, owners and balance."""
-    shape = find_model(EXPERTS)
-    dense, experts = stage_matrices(shape, tp=tp, ep=ep)
+    dp, tp, ep = 256, TP, 64
+    dense, experts = stage_matrices(find_model(EXPERTS), tp=tp, ep=ep)
     lines = [f"{EXPERTS} on dp={dp}, tp={tp}, ep={ep}", f"{'':8}{'matrices':>10}{'owners':>8}{'busiest':>22}"]
     for name, matrices, owners in (("dense", dense, dp), ("experts", experts, dp * tp // ep)):
         work = work_by_position(REPEATED(matrices, Grid.of(dp=owners)))

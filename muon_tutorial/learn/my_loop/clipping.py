@@ -112,11 +112,11 @@ def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
     """The exercise: clip by the total norm and by one factor, for any placements."""
     seen: dict[str, int] = {}
 
-    def play(function: Any) -> tuple[ClipReport, ...]:
+    def play(function: Any) -> list[ClipReport]:
         arguments = (function, ranks)
         reports = launch(try_clip, ranks, args=arguments, backend=backend, output="quiet", timeout=20.0)
         seen["calls"] = max(report.calls for report in reports)
-        return tuple(reports)
+        return reports
 
     praise = "Every rank used the same factor, and the whole gradient has the norm that is allowed."
     par = Par("collectives", 1, lambda function: seen["calls"])
@@ -124,10 +124,15 @@ def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
 
 
 _LOCAL = "gradient.to_local() is this rank's part. What you do to it in place is done to the gradient."
+_COPIES = (
+    "Some entries lie on several ranks, and the sum has counted every copy.",
+    "Along an axis where a placement is_replicate(), device_mesh.size(axis) ranks hold the same.",
+    "Divide a gradient's squares by its number of copies before the all_reduce.",
+)
 _SUM = "Squares of norms add. Sum them over ranks by dist.all_reduce, then take the root."
 
 
-def judge_clip(reports: tuple[ClipReport, ...]) -> str | Diagnosis | None:
+def judge_clip(reports: list[ClipReport]) -> str | Diagnosis | None:
     """The first mistake in a run of a clipping function."""
     first, *others = reports
     long, short = first.factors["long"], first.factors["short"]
@@ -137,7 +142,8 @@ def judge_clip(reports: tuple[ClipReport, ...]) -> str | Diagnosis | None:
     if all(math.isclose(factor, 1) for factor in long):
         return Diagnosis("The gradients are as long as before.", ("Change them in place: mul_.", _LOCAL))
     if max(long) > 1.001 * min(long):
-        said = f"The gradients of rank 0 were multiplied with {_say(long)}: each by a factor of its own."
+        factors = ", ".join(f"{factor:.4f}" for factor in long)
+        said = f"The gradients of rank 0 were multiplied with {factors}: each by a factor of its own."
         return Diagnosis(said, ("The norm is that of all gradients together, as one long vector.", _SUM))
     for rank, other in enumerate(others, 1):
         if not math.isclose(other.factors["long"][0], long[0], rel_tol=1e-3):
@@ -146,31 +152,18 @@ def judge_clip(reports: tuple[ClipReport, ...]) -> str | Diagnosis | None:
             apart = "Now the copies of a gradient are no longer the same."
             return Diagnosis(f"{said} {'Each used the norm of its own part.' if own else apart}", (_SUM,))
     if not math.isclose(long[0], due, rel_tol=1e-3):
-        return _wrong_factor(first, long[0], due)
+        factor = long[0]
+        over = f"the norm of the whole gradient is {factor / due:.2f} × limit."
+        said = f"All multiplied with {factor:.4f}, and {over}"
+        if math.isclose(factor, MAX_NORM / first.copies, rel_tol=1e-3):
+            return Diagnosis(said, _COPIES)
+        if math.isclose(factor, MAX_NORM / first.added, rel_tol=1e-3):
+            return Diagnosis(said, ("Norms do not add.", _SUM))
+        if math.isclose(factor, MAX_NORM / CASES["long"] ** 2, rel_tol=1e-3):
+            return Diagnosis(said, ("That is the square of the norm: a root is missing.",))
+        return Diagnosis(said, (_SUM, "Which entries are counted more than once, or not at all?"))
     if max(short) > 1.001:
         return Diagnosis("A gradient that was short enough was lengthened.", ("The factor is at most 1.",))
     if min(short) < 0.999:
         return Diagnosis("A gradient that was short enough was shortened.", ("Compare with limit first.",))
     return None
-
-
-def _wrong_factor(report: ClipReport, factor: float, due: float) -> Diagnosis:
-    said = (
-        f"All multiplied with {factor:.4f}, and the norm of the whole gradient is {factor / due:.2f} × limit."
-    )
-    if math.isclose(factor, MAX_NORM / report.copies, rel_tol=1e-3):
-        hints = (
-            "Some entries lie on several ranks, and the sum has counted every copy.",
-            "Along an axis where a placement is_replicate(), device_mesh.size(axis) ranks hold the same.",
-            "Divide a gradient's squares by its number of copies before the all_reduce.",
-        )
-        return Diagnosis(said, hints)
-    if math.isclose(factor, MAX_NORM / report.added, rel_tol=1e-3):
-        return Diagnosis(said, ("Norms do not add.", _SUM))
-    if math.isclose(factor, MAX_NORM / CASES["long"] ** 2, rel_tol=1e-3):
-        return Diagnosis(said, ("That is the square of the norm: a root is missing.",))
-    return Diagnosis(said, (_SUM, "Which entries are counted more than once, or not at all?"))
-
-
-def _say(factors: Sequence[float]) -> str:
-    return ", ".join(f"{factor:.4f}" for factor in factors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from ...checkpoint import CheckpointManager
 from ...errors import CheckpointError, RankFailedError
@@ -18,11 +19,7 @@ from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, 
 
 __all__ = ["SPOILERS", "all_exercises", "check_lines", "check_port", "check_survival", "quiz"]
 
-SPOILERS = {
-    "moved": [r"\b0 of 6\b"],
-    "same_bits": [r"\['load', 'step'\]"],
-}
-"""Patterns that would give the notebook's predictions away."""
+SPOILERS = {"moved": [r"\b0 of 6\b"], "same_bits": [r"\['load', 'step'\]"]}
 
 _STAYS = {
     "shard(model)": "fully_shard and parallelize_module stay as they are. What matters is what comes after.",
@@ -37,8 +34,6 @@ _STAYS = {
     "AdamW(": "That line says which optimizer steps, and what a kill takes from it, a load brings back.",
     "torch.save": "Saving has nothing to do with who steps.",
 }
-
-
 _STAYS_TO_SURVIVE = {
     "LambdaLR": "Its count has to come back, but the line that you add, which loads, does that: this one "
     "makes the scheduler as before."
@@ -70,18 +65,15 @@ def check_lines() -> Exercise:
             if extra := sorted(set(said) - set(right[name])):
                 known = {**_STAYS, **_STAYS_TO_SURVIVE} if name == "to_survive" else _STAYS
                 why = next(why for text, why in known.items() if text in lines[extra[0] - 1])
-                what = f"{name}: line {extra[0]} stays. {why}"
-                return Diagnosis(what, (_LOOK[name], f"{len(right[name])} in all."))
+                hints = (_LOOK[name], f"{len(right[name])} in all.")
+                return Diagnosis(f"{name}: line {extra[0]} stays. {why}", hints)
             if missing := sorted(set(right[name]) - set(said)):
                 what = f"{name}: {len(set(said))} found, and another line has to change."
                 return Diagnosis(what, (_LOOK[name], right[name][missing[0]]))
         return None
 
-    praise = (
-        "One line changes for Muon. To survive a kill, two change, where the loop begins and how it saves, "
-        "and a line that loads is new."
-    )
-    return Exercise(judge, praise=praise)
+    two = "where the loop begins and how it saves, and a line that loads is new."
+    return Exercise(judge, praise=f"One line changes for Muon. To survive a kill, two change, {two}")
 
 
 _LOOK = {
@@ -96,10 +88,9 @@ def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: floa
     def judge(prepare: Callable, update: Callable) -> str | Diagnosis | None:
         _check_callable(prepare=prepare, update=update)
         arguments = ((dp, tp), seed, prepare, update)
+        asked: dict[str, Any] = {"args": arguments, "backend": backend, "output": "quiet"}
         try:
-            reports: list[PortReport] = launch(
-                trials.try_port, dp * tp, args=arguments, backend=backend, output="quiet", timeout=timeout
-            )
+            reports: list[PortReport] = launch(trials.try_port, dp * tp, **asked, timeout=timeout)
         except RankFailedError as error:
             raise MistakeError(say_failure(error)) from None
         if any(report.is_open for report in reports):
@@ -111,8 +102,6 @@ def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: floa
 
 
 def _check_callable(**functions: object) -> None:
-    if any(function is ... for function in functions.values()):
-        raise OpenAnswerError
     for name, function in functions.items():
         if not callable(function):
             raise MistakeError(f"{name} must be a function.")
@@ -121,8 +110,7 @@ def _check_callable(**functions: object) -> None:
 def explain_port(report: PortReport) -> Diagnosis | None:
     """The first mistake in a port."""
     assert report.made is not None
-    wrong = _wrong_make(report.made)
-    if wrong is not None:
+    if wrong := _wrong_make(report.made):
         return wrong
     for step, update in enumerate(report.updates):
         rates = tuple(LR * factor_of(at, 2 * trials.TRIED) for at in (step, step + 1))
@@ -132,6 +120,7 @@ def explain_port(report: PortReport) -> Diagnosis | None:
 
 
 _MAKE = "MuonWithAdamW.from_model(model, lr=…, adamw_lr=…, weight_decay=…)"
+_REPLACED = "Cutting the model has put new parameters in their place."
 _ORDER = "As in the plain loop: clip, optimizer.step(), scheduler.step(), zero_grad()."
 
 
@@ -140,10 +129,8 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
         what = f"prepare returned a {made.kind}. Muon is for the hidden matrices, AdamW for the rest: both."
         return Diagnosis(what, ("One optimizer of this package has both inside.", _MAKE))
     if made.forgotten and made.is_cut and made.kind == "MuonWithAdamW":
-        what = (
-            f"The optimizer was made over the old parameters: {made.forgotten[0]} of the model as it is now "
-            "is not in it. Cutting the model has put new parameters in their place."
-        )
+        lacks = f"{made.forgotten[0]} of the model as it is now is not in it"
+        what = f"The optimizer was made over the old parameters: {lacks}. {_REPLACED}"
         return Diagnosis(what, ("Which of your two lines comes first?", "Cut first, then make."))
     if not made.is_cut:
         return Diagnosis("The model was not cut.", ("Line 1 of the plain loop does it.", "shard(model)"))
@@ -153,9 +140,8 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
     for name, (who, lr, decay) in expected_settings().items():
         found_who, found_lr, found_decay = made.settings[name]
         if found_who != who:
-            what = (
-                f"{name} is stepped by {found_who}. Hidden matrices go to Muon, embedding and head to AdamW."
-            )
+            there = "Hidden matrices go to Muon, embedding and head to AdamW."
+            what = f"{name} is stepped by {found_who}. {there}"
             return Diagnosis(what, ("from_model tells them apart by itself. Did you pass exclude?", _MAKE))
         if not math.isclose(found_lr, lr):
             what = f"{name} has the learning rate {found_lr:g}, not {lr:g}."
@@ -173,10 +159,8 @@ def _wrong_update(update: UpdateReport, rate: float, rate_after: float) -> Diagn
         return Diagnosis(what, ("One optimizer.step() steps both parts.", _ORDER))
     [norm] = update.norms_stepped
     if update.largest_shard <= MAX_NORM * 1.001 < norm < update.norm_before * 0.999:
-        what = (
-            f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}. No rank's own part was "
-            f"longer than {MAX_NORM:g}: each rank has clipped its own shard."
-        )
+        own = f"No rank's own part was longer than {MAX_NORM:g}: each rank has clipped its own shard."
+        what = f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}. {own}"
         return Diagnosis(what, ("clip_grad_norm_ wants the parameters, not their local parts.",))
     if norm > MAX_NORM * 1.001:
         what = f"the gradient's norm was {norm:.3f} at the step, not {MAX_NORM:g}: it was not clipped before."
@@ -210,32 +194,23 @@ def check_survival(
         try:
             life = lives.live(dp, tp, job, mine, backend=backend, timeout=timeout)
         except RankFailedError as error:
-            return _explain_failure(error)
+            said = str(error)
+            if "save of step" in said:
+                what = "The ranks waited for each other in a save: some of them never called it."
+                hint = "Each rank holds a part of every matrix. Which ranks must call manager.save?"
+                return Diagnosis(what, (hint,))
+            if "holds no complete checkpoint" in said:
+                what = "load runs first in a new run, too, and there nothing has been saved."
+                return Diagnosis(what, ("manager.latest_step() is None there: return 0.",))
+            return Diagnosis(say_failure(error))
         if life is None:
             raise OpenAnswerError
         return explain_life(life)
 
-    hints = (
-        "manager.save(step, model, optimizer, extra={…}) on every rank; manager.load returns that extra.",
-    )
-    praise = (
-        "A rank was killed, other ranks went on from the checkpoint on another grid. Only the steps since "
-        "that checkpoint had to be done again."
-    )
-    return Exercise(judge, hints, praise, keeps=("save", "load"))
-
-
-def _explain_failure(error: RankFailedError) -> Diagnosis:
-    said = str(error)
-    if "save of step" in said:
-        what = "The ranks waited for each other in a save: some of them never called it."
-        return Diagnosis(
-            what, ("Each rank holds a part of every matrix. Which ranks must call manager.save?",)
-        )
-    if "holds no complete checkpoint" in said:
-        what = "load runs first in a new run, too, and there nothing has been saved."
-        return Diagnosis(what, ("manager.latest_step() is None there: return 0.",))
-    return Diagnosis(say_failure(error))
+    hint = "manager.save(step, model, optimizer, extra={…}) on every rank; manager.load returns that extra."
+    again = "Only the steps since that checkpoint had to be done again."
+    praise = f"A rank was killed, other ranks went on from the checkpoint on another grid. {again}"
+    return Exercise(judge, (hint,), praise, keeps=("save", "load"))
 
 
 def explain_life(life: RunLife) -> Diagnosis | None:
@@ -251,29 +226,25 @@ def explain_life(life: RunLife) -> Diagnosis | None:
         return Diagnosis(what, ("manager.load(model, optimizer) puts both back.",))
     if last.begin != every:
         batches = "batches that had been seen came again" if last.begin < every else "batches were left out"
-        what = (
-            f"The model is that of step {every}, but the loop went on with step {last.begin}: the data's "
-            f"position was not restored as it was, and {batches}."
-        )
+        what = f"The model is that of step {every}, but the loop went on with step {last.begin}"
+        what += f": the data's position was not restored as it was, and {batches}."
         return Diagnosis(what, ("load must return the next step.", "Save it in extra."))
     for step, rate in last.rates.items():
         due = LR * factor_of(step, life.job.steps)
         if not math.isclose(rate, due, rel_tol=1e-6):
-            what = (
-                f"In step {step} the learning rate was {rate:.4g}; undisturbed, it would have been "
-                f"{due:.4g}. The scheduler was not restored: it counts from 0 again."
+            was = (
+                f"In step {step} the learning rate was {rate:.4g}; undisturbed, it would have been {due:.4g}"
             )
+            what = f"{was}. The scheduler was not restored: it counts from 0 again."
             return Diagnosis(what, ("A scheduler has a state_dict(), too.",))
     if CheckpointManager(life.checkpoints).latest_step() != life.job.steps:
         what = f"After the last step there is no checkpoint of step {life.job.steps}."
-        return Diagnosis(
-            what, ("save is called with the number of steps done. Pass that on to the manager.",)
-        )
+        hint = "save is called with the number of steps done. Pass that on to the manager."
+        return Diagnosis(what, (hint,))
     return None
 
 
 def quiz(life: RunLife) -> Exercise:
-    """Three numbers that the notebook measured."""
     ranks = life.attempts[0].ranks
     return numbers(
         ("twice", life.taken_twice, "From the checkpoint up to the kill; or ask life.taken_twice."),
@@ -289,11 +260,9 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
                  if it.accepted is ...]  # fmt: skip
     if open_ones:
         print(f"No right answer yet for {' or for '.join(open_ones)}: the reference is used.")
-    halves = [() if it.accepted is ... else it.accepted for it in (ported, survived)]
-    default = Port()
-    return Port(
-        *(halves[0] or (default.prepare, default.update)), *(halves[1] or (default.save, default.load))
-    )
+    made = () if ported.accepted is ... else ported.accepted
+    kept = () if survived.accepted is ... else survived.accepted
+    return Port(*(made or (Port().prepare, Port().update)), *(kept or (Port().save, Port().load)))
 
 
 def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, ...]:

@@ -46,7 +46,6 @@ class Attempt:
 
     @property
     def ranks(self) -> int:
-        """The number of ranks."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -65,7 +64,6 @@ class RunLife:
 
     @property
     def last(self) -> Attempt:
-        """The last attempt."""
         return self.attempts[-1]
 
     @property
@@ -76,7 +74,6 @@ class RunLife:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the run's checkpoints."""
         return self.folder / CHECKPOINTS
 
     @property
@@ -88,8 +85,7 @@ class RunLife:
 def read(folder: Path, job: Job) -> RunLife:
     """Read a run's life from its diary."""
     path, told = folder / DIARY, list[list[dict[str, Any]]]()
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in map(json.loads, lines):
+    for line in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
         if line["event"] == "begin":
             told.append([])
         told[-1].append(line)
@@ -97,18 +93,15 @@ def read(folder: Path, job: Job) -> RunLife:
 
 
 def _attempt(lines: Sequence[Mapping[str, Any]]) -> Attempt:
-    def of(event: str) -> list[Mapping[str, Any]]:
-        return [line for line in lines if line["event"] == event]
-
-    steps, killed = of("step"), [(line["rank"], line["step"]) for line in of("kill")]
+    steps, saves, kills = ([e for e in lines if e["event"] == event] for event in ("step", "save", "kill"))
     dp, tp = lines[0]["grid"]
     return Attempt(
         (dp, tp),
         lines[0]["step"],
         {line["step"]: line["loss"] for line in steps},
         {line["step"]: line["lr"] for line in steps},
-        tuple(line["step"] for line in of("save")),
-        killed[0] if killed else None,
+        tuple(line["step"] for line in saves),
+        next(((line["rank"], line["step"]) for line in kills), None),
     )
 
 
@@ -134,11 +127,9 @@ def start(
     Raises:
         RankFailedError: a rank failed for another reason than the kill that the job asks for.
     """
-    ranks, arguments = grid[0] * grid[1], (grid, folder, job, port, echo)
+    asked: dict[str, Any] = {"args": (grid, folder, job, port, echo), "backend": backend, "output": "quiet"}
     try:
-        done = launch(
-            reference.train, ranks, args=arguments, backend=backend, timeout=timeout, output="quiet"
-        )
+        done = launch(reference.train, grid[0] * grid[1], **asked, timeout=timeout)
     except RankFailedError:
         attempts = read(folder, job).attempts
         if job.victim is None or not attempts or attempts[-1].killed is None:
@@ -199,16 +190,6 @@ class Companions:
     undisturbed: RunLife
 
 
-def companions(life: RunLife, port: Port = REFERENCE, backend: str = "gloo") -> Companions:
-    """Run both in one launch, on the grid that the life began with."""
-    again, fresh = new_folder(), new_folder()
-    name, first = f"step-{life.job.every:08d}", life.attempts[0]
-    shutil.copytree(life.left / name, again / CHECKPOINTS / name)
-    arguments = (first.grid, [again, fresh], life.job, port)
-    launch(_train_both, first.ranks, args=arguments, backend=backend, timeout=PATIENCE, output="quiet")
-    return Companions(read(again, life.job), read(fresh, life.job))
-
-
 def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job, port: Port) -> None:
     for folder in folders:
         reference.train(rank, grid, folder, job, port)
@@ -220,7 +201,12 @@ def life_of(
     """A life with its companions, for a port without stubs."""
     life = live(dp, tp, job, port, backend=backend)
     assert life is not None
-    return life, companions(life, port, backend)
+    again, fresh = new_folder(), new_folder()
+    name, first = f"step-{life.job.every:08d}", life.attempts[0]
+    shutil.copytree(life.left / name, again / CHECKPOINTS / name)
+    arguments = (first.grid, [again, fresh], life.job, port)
+    launch(_train_both, first.ranks, args=arguments, backend=backend, timeout=PATIENCE, output="quiet")
+    return life, Companions(read(again, life.job), read(fresh, life.job))
 
 
 def final(life: RunLife) -> dict[str, Tensor]:

@@ -72,34 +72,22 @@ def hero() -> Picture:
     write(axes, 44, height - 22, "differs from the lane above", 12)
     rectangle(axes, 320, height - 30, 22, 16, EMPTY, hatch="////", edgecolor=QUIET)
     write(axes, 350, height - 22, "never run by this project", 12)
-    return finish(figure, "my_loop-hero", say_lanes())
-
-
-def say_lanes() -> str:
-    """The lanes in words."""
     said = []
     for number, lane in enumerate(LANES):
         above = LANES[number - 1] if number else lane
-        changed = [
-            f"{title} {text}"
-            for title, text, before in zip(COLUMNS, lane.cells, above.cells, strict=True)
-            if number == 0 or text != before
-        ]
+        cells = zip(COLUMNS, lane.cells, above.cells, strict=True)
+        changed = [f"{title} {text}" for title, text, before in cells if number == 0 or text != before]
         ran = "run by this project" if lane.ran else "never run by this project"
         said.append(f"{lane.name}: {'; '.join(changed)}; {ran}.".replace("\n", " "))
-    same = f"In every lane the same: {LOOP}."
-    return (
-        f"From a laptop to a cluster, each lane with what differs from the one above. {' '.join(said)} {same}"
-    )
+    start = "From a laptop to a cluster, each lane with what differs from the one above."
+    return finish(figure, "my_loop-hero", " ".join([start, *said, f"In every lane the same: {LOOP}."]))
 
 
 def draw_too_early(report: PlainReport) -> Picture:
     """The parameters that an optimizer steps if it was made before the model was cut."""
     figure, axes = blank(860, 214, "Made too early: two sets of parameters", 14, 20, 12.5)
-    rows = {
-        "the model's, cut": ("gradient", MARKED, 54),
-        "the optimizer's, old": ("no gradient", EMPTY, 122),
-    }
+    rows = {"the model's, cut": ("gradient", MARKED, 54)}
+    rows["the optimizer's, old"] = ("no gradient", EMPTY, 122)
     for text, (mark, fill, top) in rows.items():
         write(axes, 14, top + 20, text, 12)
         for number in range(report.parameters):
@@ -108,10 +96,8 @@ def draw_too_early(report: PlainReport) -> Picture:
             centred(axes, left + 51, top + 20, mark)
     said = f"a step moves {report.moved} of the model's parameters, and raises no error"
     write(axes, 14, 188, said, 12, weight="bold", color=WRONG)
-    alt = (
-        f"The model has {report.parameters} new parameters with gradients; the optimizer has as many old "
-        f"ones without. {said[0].upper()}{said[1:]}."
-    )
+    new = f"The model has {report.parameters} new parameters with gradients"
+    alt = f"{new}; the optimizer has as many old ones without. {said[0].upper()}{said[1:]}."
     return finish(figure, "my_loop-too-early", alt)
 
 
@@ -123,10 +109,10 @@ def draw_bits(report: BitsReport) -> Picture:
         top = 44 + number * 44
         write(axes, 14, top + 14, f"{row.name}: {row.what}", 12)
         rectangle(axes, 440, top, 120, 28, EMPTY, linewidth=1.0)
-        fill = RIGHT_FILL if row.is_same else WRONG_FILL
+        fill, off = (RIGHT_FILL, "") if row.is_same else (WRONG_FILL, f", off by {row.furthest:.0e}")
         rectangle(axes, 440, top, 120 * row.alike / row.tensors, 28, fill, linewidth=1.0)
         count = f"{row.alike} of {row.tensors} tensors"
-        write(axes, 572, top + 14, count + ("" if row.is_same else f", off by {row.furthest:.0e}"), 12)
+        write(axes, 572, top + 14, count + off, 12)
         said.append(f"{row.name}, {row.what}: the same bits in {count}.")
     return finish(figure, "my_loop-bits", " ".join(said))
 
@@ -164,7 +150,7 @@ def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shel
     return play(draw, last, draw(moment=last), live, interval=600)
 
 
-def draw_life(life: RunLife, undisturbed: RunLife, moment: int, name: str = "my_loop-life") -> Picture:
+def draw_life(life: RunLife, undisturbed: RunLife, moment: int) -> Picture:
     """A life up to and including a moment, and its loss; the thin line is the undisturbed run's loss."""
     done = moments(life)[: moment + 1]
     tops = [_FILM_TOP]
@@ -178,7 +164,7 @@ def draw_life(life: RunLife, undisturbed: RunLife, moment: int, name: str = "my_
             _draw_attempt(axes, attempt, mine, tops[number], tick)
     _draw_losses(axes, life, undisturbed, done, tops[-1] - 6, tick)
     write(axes, 14, 20, _title(life, done[-1]), 12.5, weight="bold")
-    return finish(figure, name, say_moment(life, undisturbed, moment))
+    return finish(figure, "my_loop-life", say_moment(life, undisturbed, moment))
 
 
 def _title(life: RunLife, now: LifeMoment) -> str:
@@ -195,8 +181,7 @@ def _title(life: RunLife, now: LifeMoment) -> str:
 
 def _draw_attempt(axes: Axes, attempt: Attempt, mine: list[LifeMoment], top: float, tick: float) -> None:
     dp, tp = attempt.grid
-    grid = f"dp × tp = {dp} × {tp}"
-    write(axes, 14, top - 12, grid, 11, color=QUIET)
+    write(axes, 14, top - 12, f"dp × tp = {dp} × {tp}", 11, color=QUIET)
     steps = [each.step - 1 for each in mine if each.what == "step"]
     is_dead = mine[-1].what == "kill"
     for rank in range(attempt.ranks):
@@ -238,22 +223,17 @@ def _draw_losses(
     write(axes, 14, top + 40, "line: undisturbed", 11, color=QUIET)
     write(axes, 14, top + 60, "○ lost with the kill", 11, color=QUIET)
     write(axes, 14, top + 80, "● what counts", 11, color=QUIET)
-    axes.plot(
-        *zip(*(at(step, loss) for step, loss in reference.items()), strict=True), color=QUIET, linewidth=1
-    )
+    line = zip(*(at(step, loss) for step, loss in reference.items()), strict=True)
+    axes.plot(*line, color=QUIET, linewidth=1)
     for each in done:
         if each.what == "step":
             attempt, step = life.attempts[each.attempt], each.step - 1
-            is_lost = any(
-                after.begin <= step for after in life.attempts[each.attempt + 1 : done[-1].attempt + 1]
-            )
-            x, y = at(step, attempt.losses[step])
-            size = 9 if is_lost else 5
-            axes.plot(x, y, "o", markersize=size, markerfacecolor="none" if is_lost else INK, color=INK)
+            later = life.attempts[each.attempt + 1 : done[-1].attempt + 1]
+            is_lost = any(after.begin <= step for after in later)
+            size, fill = (9, "none") if is_lost else (5, INK)
+            axes.plot(*at(step, attempt.losses[step]), "o", markersize=size, markerfacecolor=fill, color=INK)
     for step in range(life.job.steps):
-        write(
-            axes, _FILM_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), 11, ha="center", color=QUIET
-        )
+        centred(axes, _FILM_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), color=QUIET)
     write(axes, 14, top + _CURVE + 12, "step", 11, color=QUIET)
 
 
@@ -262,11 +242,10 @@ def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:
     done = moments(life)[: moment + 1]
     now = done[-1]
     saved = [each.step for each in done if each.what == "save"]
-    text = f"Moment {moment}: {_title(life, now)}. "
-    text += f"Checkpoints so far: {', '.join(map(str, saved)) or 'none'}. "
-    steps = [each for each in done if each.what == "step"]
-    if steps:
+    text = [f"Moment {moment}: {_title(life, now)}."]
+    text += [f"Checkpoints so far: {', '.join(map(str, saved)) or 'none'}."]
+    if steps := [each for each in done if each.what == "step"]:
         mine = life.attempts[steps[-1].attempt].losses[steps[-1].step - 1]
         theirs = undisturbed.last.losses[steps[-1].step - 1]
-        text += f"The latest loss is {mine:.2f}; undisturbed it was {theirs:.2f}."
-    return text.strip()
+        text += [f"The latest loss is {mine:.2f}; undisturbed it was {theirs:.2f}."]
+    return " ".join(text)

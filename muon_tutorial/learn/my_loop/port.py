@@ -144,14 +144,9 @@ def train(
         if job.victim is not None and step + 1 == job.fatal:
             gather_objects(rank)  # rank 0 has recorded this step before a rank is killed
             if rank == job.victim:
-                die(rank, folder / DIARY, step + 1)
+                Diary(folder / DIARY, writes=True).note("kill", step=step + 1, rank=rank)
+                die_at_once()
     return True
-
-
-def die(rank: int, diary: Path, step: int) -> None:
-    """Record which rank is killed, and kill this process."""
-    Diary(diary, writes=True).note("kill", step=step, rank=rank)
-    die_at_once()
 
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float:

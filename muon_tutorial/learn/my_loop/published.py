@@ -30,7 +30,6 @@ class PublishedName:
 
     @property
     def link(self) -> str:
-        """The permanent link to it."""
         return f"{TITAN if self.project == 'torchtitan' else MEGATRON}{self.file}#L{self.line}"
 
 
@@ -80,7 +79,6 @@ def say_published() -> str:
     lines = []
     for idea, what in IDEAS.items():
         lines.append(f"{idea.replace('_', ' ')}: {what}")
-        for name in NAMES:
-            if name.idea == idea:
-                lines += [f"  {name.project}, {name.symbol}", f"    {name.does}", f"    {name.link}"]
+        for name in (name for name in NAMES if name.idea == idea):
+            lines += [f"  {name.project}, {name.symbol}", f"    {name.does}", f"    {name.link}"]
     return "\n".join(lines)

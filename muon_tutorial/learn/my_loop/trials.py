@@ -40,7 +40,6 @@ def plain_lines() -> list[str]:
 
 
 def show_plain() -> None:
-    """Print the plain loop with line numbers."""
     print("\n".join(f"{number:2}  {line}" for number, line in enumerate(plain_lines(), 1)))
 
 
@@ -82,12 +81,8 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
         plain_loop.train(rank, model, shard, loss_of, TRIED, Path(folder) / "model.pt")
     mine = sum(local(parameter).numel() for parameter in model.parameters())
     moved, warned = {}, ""
-    makers: dict[str, Callable[..., Any]] = {
-        "AdamW": torch.optim.AdamW,
-        "MuonWithAdamW": MuonWithAdamW.from_model,
-    }
-    for name, make in makers.items():
-        moved[name], said = _moved_too_early(make, mesh, seed)
+    for name in ("AdamW", "MuonWithAdamW"):
+        moved[name], said = _moved_too_early(name, mesh, seed)
         warned = said or warned
     whole = sum(parameter.numel() for parameter in model.parameters())
     model = tiny_job.build(seed)
@@ -99,11 +94,12 @@ def _try_plain(rank: int, grid: tuple[int, int], seed: int) -> PlainReport:
     return PlainReport(tuple(losses), mine / whole, moved, len(list(model.parameters())), warned, ratio)
 
 
-def _moved_too_early(make: Callable[..., Any], mesh: DeviceMesh, seed: int) -> tuple[int, str]:
+def _moved_too_early(name: str, mesh: DeviceMesh, seed: int) -> tuple[int, str]:
     """How many parameters are moved by an optimizer made before the model was cut, and its warning."""
-    model = tiny_job.build(seed)
-    given = model if make is not torch.optim.AdamW else model.parameters()
-    optimizer = make(given, lr=ADAMW_LR)
+    model: Any = tiny_job.build(seed)
+    alone = partial(torch.optim.AdamW, model.parameters())
+    make = alone if name == "AdamW" else partial(MuonWithAdamW.from_model, model)
+    optimizer = make(lr=ADAMW_LR)
     tiny_job.shard(model, mesh)
     before = [local(parameter).clone() for parameter in model.parameters()]
     tiny_job.loss_of(model, 0, seed, mesh).backward()
@@ -112,7 +108,7 @@ def _moved_too_early(make: Callable[..., Any], mesh: DeviceMesh, seed: int) -> t
         optimizer.step()
     now = [local(parameter) for parameter in model.parameters()]
     said = [str(each.message) for each in caught if "gradient" in str(each.message)]
-    return sum(not torch.equal(*pair) for pair in zip(before, now, strict=True)), "".join(said[:1])
+    return len(now) - sum(map(torch.equal, before, now)), "".join(said[:1])
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -171,10 +167,20 @@ def try_port(rank: int, grid: tuple[int, int], seed: int, prepare: Callable, upd
     """Make an optimizer and update a few times. All ranks must call."""
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
     model = tiny_job.build(seed)
-    optimizer = prepare(model, partial(tiny_job.shard, mesh=mesh))
+    optimizer: Any = prepare(model, partial(tiny_job.shard, mesh=mesh))
     if optimizer is ...:
         return PortReport(is_open=True)
-    made = _look_at(model, optimizer)
+    named = dict(model.named_parameters())
+    groups = getattr(optimizer, "param_groups", [])
+    stepped = {id(parameter): group for group in groups for parameter in group["params"]}
+    settings = {
+        name: ("muon" if "ns_steps" in group else "adamw", float(group["lr"]), float(group["weight_decay"]))
+        for name, parameter in named.items()
+        if (group := stepped.get(id(parameter))) is not None
+    }
+    is_cut = all(isinstance(parameter, DTensor) for parameter in named.values())
+    forgotten = tuple(name for name in named if name not in settings)
+    made = MadeOptimizer(type(optimizer).__name__, is_cut, forgotten, settings)
     if not isinstance(optimizer, MuonWithAdamW) or made.forgotten or not made.is_cut:
         return PortReport(False, made)
     scheduler = LambdaLR(optimizer, partial(factor_of, steps=2 * TRIED))
@@ -190,20 +196,6 @@ def try_port(rank: int, grid: tuple[int, int], seed: int, prepare: Callable, upd
     return PortReport(False, made, tuple(updates))
 
 
-def _look_at(model: nn.Module, optimizer: Any) -> MadeOptimizer:
-    named = dict(model.named_parameters())
-    groups = getattr(optimizer, "param_groups", [])
-    stepped = {id(parameter): group for group in groups for parameter in group["params"]}
-    settings = {
-        name: ("muon" if "ns_steps" in group else "adamw", float(group["lr"]), float(group["weight_decay"]))
-        for name, parameter in named.items()
-        if (group := stepped.get(id(parameter))) is not None
-    }
-    is_cut = all(isinstance(parameter, DTensor) for parameter in named.values())
-    forgotten = tuple(name for name in named if name not in settings)
-    return MadeOptimizer(type(optimizer).__name__, is_cut, forgotten, settings)
-
-
 def _norms(model: nn.Module) -> tuple[float, float]:
     """The norm of the whole gradient, and the largest norm of one rank's part. All ranks must call."""
     grads = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
@@ -212,7 +204,6 @@ def _norms(model: nn.Module) -> tuple[float, float]:
 
 
 def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], object]) -> UpdateReport | None:
-    """What an update does; None if it is still a stub."""
     seen: list[tuple[float, float, float]] = []
     before, _ = _norms(model)
     hook = optimizer.register_step_pre_hook(lambda *_: seen.append((*_norms(model), port.rate_of(optimizer))))
@@ -223,9 +214,8 @@ def _observe(model: nn.Module, optimizer: MuonWithAdamW, call: Callable[[], obje
     if returned is ...:
         return None
     left = _norms(model)[0] > 0
-    norms, largest, rate = tuple(norm for norm, _, _ in seen), 0.0, 0.0
-    if seen:
-        _, largest, rate = seen[0]
+    _, largest, rate = seen[0] if seen else (0.0, 0.0, 0.0)
+    norms = tuple(norm for norm, _, _ in seen)
     return UpdateReport(before, norms, largest, rate, port.rate_of(optimizer), left)
 
 
@@ -259,9 +249,8 @@ def _after_one_step(grid: tuple[int, int] | None, seed: int) -> dict[str, Tensor
         for parameter in carrier.parameters():  # the model that carries gradients is cut like the model
             assert parameter.grad is not None
             parameter.copy_(parameter.grad)
-    shard: Callable[[nn.Module], None] = lambda model: None  # noqa: E731
-    if grid is not None:
-        shard = partial(tiny_job.shard, mesh=build_mesh({"dp": grid[0], "tp": grid[1]}))
+    mesh = build_mesh({"dp": grid[0], "tp": grid[1]}) if grid else None
+    shard: Any = partial(tiny_job.shard, mesh=mesh) if mesh else (lambda model: None)
     shard(carrier)
     optimizer = port.prepare(model, shard)
     for parameter, gradient in zip(model.parameters(), carrier.parameters(), strict=True):
@@ -282,36 +271,24 @@ def say_traps(seed: int) -> str:
     named = dict(tiny_job.TinyModel().named_parameters())
     by_shape = sum(parameter.ndim == 2 for parameter in named.values())
     hidden = sum(name.startswith("layers") for name in named)
-    return "\n".join(
-        (
-            f"learning rate      a 64 × 16 matrix: lr × {_factor(None):.2f} as Muon has it, "
-            f"lr × {_factor('match_rms_adamw'):.2f} at AdamW's size",
-            f"weight decay       unless you say it: Muon {_default(torch.optim.Muon):g}, "
-            f"AdamW {_default(torch.optim.AdamW):g}",
-            f"embedding, head    two dimensions, too: by shape alone, Muon would take {by_shape} "
-            f"matrices, not {hidden}",
-            f"reduce dtype       {PARTS} gradients added in bfloat16: off by {_lost(seed):.1%} of the norm",
-            f"checkpoint keys    {_key()} becomes {_key(compiled=True)} under torch.compile",
-        )
-    )
-
-
-def _factor(adjust: str | None) -> float:
-    return float(adjusted_lr(1.0, adjust, (64, 16)))
-
-
-def _default(kind: type[torch.optim.Optimizer]) -> float:
-    return float(inspect.signature(kind).parameters["weight_decay"].default)
-
-
-def _lost(seed: int) -> float:
-    """The relative error of a sum of partial gradients in bfloat16."""
+    muon, adamw = (f"lr × {adjusted_lr(1.0, way, (64, 16)):.2f}" for way in (None, "match_rms_adamw"))
+    kinds = (torch.optim.Muon, torch.optim.AdamW)
+    decays = [inspect.signature(kind).parameters["weight_decay"].default for kind in kinds]
     parts = [_gradient(step, seed) for step in range(PARTS)]
     low = torch.zeros_like(parts[0], dtype=torch.bfloat16)
     for part in parts:
         low += part.bfloat16()
     whole = torch.stack(parts).sum(0)
-    return float((low.float() - whole).norm() / whole.norm())
+    lost = float((low.float() - whole).norm() / whole.norm())
+    traps = {
+        "learning rate": f"a 64 × 16 matrix: {muon} as Muon has it, {adamw} at AdamW's size",
+        "weight decay": f"unless you say it: Muon {decays[0]:g}, AdamW {decays[1]:g}",
+        "embedding, head": "two dimensions, too: by shape alone, Muon would take "
+        f"{by_shape} matrices, not {hidden}",
+        "reduce dtype": f"{PARTS} gradients added in bfloat16: off by {lost:.1%} of the norm",
+        "checkpoint keys": f"{_key()} becomes {_key(compiled=True)} under torch.compile",
+    }
+    return "\n".join(f"{what:<19}{said}" for what, said in traps.items())
 
 
 def _gradient(step: int, seed: int) -> Tensor:

@@ -57,9 +57,8 @@ def blocks_of(text: str) -> dict[str, Block]:
             found[mark[2]] = Block(opened[1], mark[2], text[opened.end() + 1 : mark.start()], start)
         opened = None if opened else mark
     if opened:
-        raise BrokenFileError(
-            f"line {text.count(chr(10), 0, opened.start()) + 1}: the block of {opened[2]} has no end"
-        )
+        line = text.count("\n", 0, opened.start()) + 1
+        raise BrokenFileError(f"line {line}: the block of {opened[2]} has no end")
     return found
 
 

@@ -48,9 +48,8 @@ class Finale:
 
 def run_on(path: Path, grid: tuple[int, int], steps: int, seed: int) -> GridRun:
     """Train with the optimizer in a file on a grid of four ranks, then compare with torch.optim.Muon."""
-    record = launch(training.train, RANKS, args=(str(path), grid, steps, seed), output="quiet", timeout=30.0)[
-        0
-    ]
+    arguments = (str(path), grid, steps, seed)
+    record = launch(training.train, RANKS, args=arguments, output="quiet", timeout=30.0)[0]
     with measure.one_thread():
         alone = training.steps_alone(record, seed)
     pairs = zip(record.weights, alone, strict=True)
@@ -95,11 +94,10 @@ def train_it(steps: int, seed: int, folder: Path | None = None) -> Finale:
 
 def say_bits(finale: Finale) -> str:
     """Each grid compared with one process, one line per grid."""
-    lines = [
-        f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.record.losses)} steps, "
-        + ("the bits of torch.optim.Muon" if not run.different else f"{run.different} weights differ")
-        for run in finale.runs
-    ]
+    lines = []
+    for run in finale.runs:
+        said = f"{run.different} weights differ" if run.different else "the bits of torch.optim.Muon"
+        lines.append(f"dp={run.grid[0]} × tp={run.grid[1]}: {len(run.record.losses)} steps, {said}")
     return "\n".join(lines)
 
 
@@ -128,7 +126,6 @@ def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[st
 
 
 def show_command(steps: int, seed: int) -> None:
-    """Print the command line."""
     words = command(steps, seed)
     cut = words.index(SCRIPT)
     print(" ".join(words[:cut]), "\\\n   ", " ".join(words[cut:]))
@@ -146,9 +143,9 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
             return f"It did not come to its end: {first_line(error)}"
         end = torch.load(folder / "end.result", weights_only=True)
     same = all(map(torch.equal, end["weights"], undisturbed.weights))
+    killed = f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps"
     return (
-        f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps; torchrun started all {RANKS} "
-        "again\n"
+        f"{killed}; torchrun started all {RANKS} again\n"
         f"they went on from the checkpoint of step {end['begin']}, to step {steps}\n"
         f"the same bits as undisturbed: {same}"
     )

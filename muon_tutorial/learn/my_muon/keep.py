@@ -21,17 +21,8 @@ from unittest.mock import patch
 
 from ...errors import TutorialError
 from ...launching.launch import launch
-from . import on_ranks
-from .blocks import (
-    Block,
-    BrokenFileError,
-    blocks_of,
-    completed,
-    names_of_reference,
-    problem_of,
-    reference,
-    with_block,
-)
+from . import blocks, on_ranks
+from .blocks import Block, BrokenFileError, completed, names_of_reference, problem_of, reference, with_block
 
 FILE = "my_muon.py"
 _PARAMETERS = {"dp", "tp", "steps", "seed", "backend", "bucket", "widgets"}
@@ -86,9 +77,8 @@ def _try_on_ranks(block: Block) -> str | None:
         path = Path(folder) / FILE
         path.write_text(completed({block.name: block}), encoding="utf-8")
         try:
-            found = launch(
-                on_ranks.try_file, 4, args=(str(path), 2, 2), output="quiet", timeout=8.0, limit=60.0
-            )
+            asked: dict[str, Any] = {"args": (str(path), 2, 2), "output": "quiet"}
+            found = launch(on_ranks.try_file, 4, **asked, timeout=8.0, limit=60.0)
         except TutorialError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"with it, the whole optimizer of the course fails on four ranks: {lines[0]}"
@@ -140,26 +130,22 @@ def _globals_of(code: types.CodeType) -> set[str]:
 
 
 def _line_for(name: str, value: Any) -> str:
-    """The line that defines or imports ``name`` in the file."""
     if isinstance(value, ModuleType):
         if value.__name__.split(".")[0] in {"torch", *sys.stdlib_module_names}:
-            return (
-                f"import {value.__name__}" if name == value.__name__ else f"import {value.__name__} as {name}"
-            )
+            return f"import {value.__name__}{'' if name == value.__name__ else f' as {name}'}"
     elif name not in _PARAMETERS and isinstance(value, int | float | str | tuple):
         return f"{name} = {value!r}"
     what = "the lesson's own tools" if name == "lesson" else f"{name!r} of the notebook"
-    raise NotKeptError(
-        f"it uses {what}, which a file that needs only torch lacks; pass it as an argument, "
-        "or write out its code"
-    )
+    remedy = "pass it as an argument, or write out its code"
+    raise NotKeptError(f"it uses {what}, which a file that needs only torch lacks; {remedy}")
 
 
 def read_mine(folder: Path | None = None) -> MyMuon:
     """Read the reader's file; never raises an error, whatever it contains."""
     path = (folder or Path.cwd()) / FILE
     try:
-        found = {name: block for name, block in blocks_of(_read(path)).items() if name in reference()[1]}
+        every = blocks.blocks_of(_read(path)).items()
+        found = {name: block for name, block in every if name in reference()[1]}
     except (BrokenFileError, NotKeptError, OSError) as error:
         return MyMuon({}, (str(error),))
     problems = {name: wrong for name, block in found.items() if (wrong := problem_of(block))}
@@ -190,7 +176,6 @@ def say_whose(mine: MyMuon, lesson: str = "99") -> str:
 
 def complete(folder: Path | None = None) -> Path:
     """Write ``my_muon_complete.py`` next to the reader's file: their blocks, completed by the reference."""
-    place = folder or Path.cwd()
-    path = place / "my_muon_complete.py"
-    _write(path, completed(read_mine(place).blocks))
+    path = (folder or Path.cwd()) / "my_muon_complete.py"
+    _write(path, completed(read_mine(folder).blocks))
     return path

@@ -90,11 +90,10 @@ def _start(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> tuple[li
 
 def _give_gradients(muon: Any, wholes: Sequence[nn.Parameter], matrices: Matrices, step: int) -> None:
     """Give each dp place its own gradients, and the single process their mean."""
+    dp_place, tp_place = divmod(dist.get_rank(), muon.tp)
     for i, (shape, kind) in enumerate(matrices):
         of_place = [_integers(shape, step, i, place) for place in range(muon.dp)]
-        muon.params[i].grad = cut(
-            of_place[dist.get_rank() // muon.tp], kind, dist.get_rank() % muon.tp, muon.tp
-        )
+        muon.params[i].grad = cut(of_place[dp_place], kind, tp_place, muon.tp)
         wholes[i].grad = torch.stack(of_place).sum(0) / muon.dp
 
 
@@ -109,10 +108,9 @@ def _try_steps(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str 
         for i, (shape, kind) in enumerate(matrices):
             due = cut(wholes[i].detach(), kind, dist.get_rank() % tp, tp)
             if not torch.equal(muon.params[i], due):
-                return (
-                    f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp} has other weights than "
-                    f"torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
-                )
+                where = f"after step {step}, rank {dist.get_rank()} of dp={dp}, tp={tp}"
+                what = f"other weights than torch.optim.Muon, in a {shape[0]} × {shape[1]} matrix"
+                return f"{where} has {what}"
     found = {name: sent.get(phase, 0) for phase, name in PHASES.items()}
     if found != muon.expected_bytes():
         return f"the bill says {muon.expected_bytes()}, and rank {dist.get_rank()} sent {found}"
@@ -128,9 +126,7 @@ def _try_owners(module: ModuleType, dp: int, tp: int, matrices: Matrices) -> str
     for param, grad in zip(params, grads, strict=True):
         param.grad = cut(grad, "column", rank, many)
     rows = module.OwnerMuon(params, [shape for shape, _ in matrices], momentum=0.0).updates()
-    if not all(
-        torch.equal(mine, cut(whole, "column", rank, many)) for mine, whole in zip(rows, due, strict=True)
-    ):
+    if not all(map(torch.equal, rows, (cut(whole, "column", rank, many) for whole in due))):
         return f"rank {rank} gets other rows of an update back from its owner than one process has"
     flat = module.gathered_share([SimpleNamespace(grad=g, numel=g.numel) for g in grads], rank, many)
     if not torch.equal(flat, torch.cat([whole.flatten() for whole in due])):

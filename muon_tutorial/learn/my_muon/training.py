@@ -61,7 +61,6 @@ class BothOptimizers:
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load both states."""
         self.muon.load_state_dict(saved["muon"])
         self.adamw.load_state_dict(saved["adamw"])
 
@@ -80,11 +79,6 @@ def batch_of(step: int, place: int, dp: int, seed: int) -> Batch:
     """The batch that one dp place reads in a step."""
     text = load_text(gpt.__file__, SHAPE.context)
     return batch_at(text, step * dp + place, BATCH, SHAPE.context, seed)
-
-
-def scheduler_of(adamw: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
-    """A schedule in which learning rates fall linearly to a tenth."""
-    return torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)
 
 
 def train(
@@ -106,7 +100,7 @@ def train(
     shapes = [tuple(whole.shape) for whole in hidden]
     muon = module.DistributedMuon(list(zip(pieces, shapes, kinds, strict=True)), dp, tp, lr=LR)
     adamw = torch.optim.AdamW(others, lr=ADAMW_LR)
-    scheduler = scheduler_of(adamw, steps)
+    scheduler = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)  # to a tenth
     both = BothOptimizers(muon, adamw)
     begin, losses, seconds, rates, means = 0, [], [], [], []
     if folder:
@@ -133,11 +127,8 @@ def train(
         if victim == rank and step + 1 == KILLED_AFTER:
             die_at_once()
     weights = [whole.detach().clone() for whole in hidden]
-    kept = muon.state.numel() * muon.state.element_size()
-    expected = muon.expected_bytes()
-    return RunRecord(
-        begin, tuple(losses), tuple(seconds), sent, expected, kept, tuple(rates), tuple(means), weights
-    )
+    counted = (sent, muon.expected_bytes(), muon.state.nbytes)
+    return RunRecord(begin, tuple(losses), tuple(seconds), *counted, tuple(rates), tuple(means), weights)
 
 
 def _backward(model: gpt.GPT, others: Sequence[nn.Parameter], batch: Batch) -> float:
@@ -174,7 +165,7 @@ def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
     """The losses if AdamW steps the whole model, in this process, with the text of all dp places."""
     model = start(seed)[0]
     adamw = torch.optim.AdamW(model.parameters(), lr=ADAMW_LR)
-    scheduler, losses = scheduler_of(adamw, steps), []
+    scheduler, losses = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps), []
     for step in range(steps):
         batches = [batch_of(step, place, dp, seed) for place in range(dp)]
         inputs, targets = (torch.cat([getattr(b, n) for b in batches]) for n in ("inputs", "targets"))

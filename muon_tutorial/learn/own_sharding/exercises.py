@@ -23,23 +23,12 @@ from ..exercises.judge import (
     why,
 )
 from ..exercises.on_real_ranks import is_stub, say_failure
-from . import pictures
-from .on_ranks import (
-    PATIENCE,
-    Call,
-    FunctionsRun,
-    RankTrial,
-    TrialNote,
-    are_owners,
-    bad_rows,
-    run_functions,
-    shapes_of,
-)
+from . import on_ranks, pictures
+from .on_ranks import PATIENCE, Call, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
 from .shared_work import MixedModel, as_the_package
 from .three_functions import ThreeFunctions, rows_of
 
 SPOILERS = {"rows": [r"\[3, 3, 3, 0\]"], "got": [r"\[None, None, None, 'tensor'\]"]}
-"""Patterns that would give the notebook's predictions away."""
 
 ALL_CALL = "Only the owner gets the matrix, but every rank calls"
 
@@ -73,7 +62,7 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(assign: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, ThreeFunctions(assign), "assign", timeout)
+        return _judge_run(play, ThreeFunctions(assign), "assign")
 
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
@@ -87,7 +76,7 @@ def check_gather(
     play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(gather: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, replace(_written(before), gather=gather), "gather", timeout)
+        return _judge_run(play, replace(_written(before), gather=gather), "gather")
 
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, and zero is one.",
@@ -114,7 +103,7 @@ def check_redistribute(
         gather = before[1].accepted
         functions = replace(_written(before[0]), redistribute=redistribute)
         functions = functions if gather is ... else replace(functions, gather=gather)
-        return _judge_run(play, functions, "step", timeout, runs)
+        return _judge_run(play, functions, "step", runs)
 
     hints = (
         "The way back is the way out with the two lists exchanged.",
@@ -133,10 +122,8 @@ def check_redistribute(
 
 def par_bytes(dp: int, tp: int) -> int:
     """Bytes on the way back with owners in turn: every row that its owner does not hold is sent once."""
-    lacking = (
-        (shape[0] - rows_of(shape[0], dp)[index % dp]) * shape[1] for index, shape in enumerate(shapes_of(dp))
-    )
-    return tp * 2 * sum(lacking)
+    sides = enumerate(shapes_of(dp))
+    return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
 
 
 def _written(assigned: Exercise) -> ThreeFunctions:
@@ -145,10 +132,9 @@ def _written(assigned: Exercise) -> ThreeFunctions:
 
 
 def _judge_run(
-    play: Callable[..., FunctionsRun],
+    play: partial[FunctionsRun],
     functions: ThreeFunctions,
     until: Call,
-    timeout: float,
     runs: list[FunctionsRun] | None = None,
 ) -> str | Diagnosis | None:
     for function in (functions.assign, functions.gather, functions.redistribute):
@@ -163,15 +149,14 @@ def _judge_run(
         raise OpenAnswerError
     if runs is not None:
         runs.append(run)
-    return explain_functions(run, timeout)
+    return explain_functions(run, play.keywords["timeout"])
 
 
 def explain_functions(run: FunctionsRun, timeout: float = PATIENCE) -> str | Diagnosis | None:
     """What is wrong with a run of the three functions, by the first wrong call."""
     off = ((rank, trial.differs) for rank, trial in enumerate(run.trials) if trial.differs is not None)
-    steps = (
-        f"Each call was right, and after some steps matrix {i} differs on rank {rank}." for rank, i in off
-    )
+    right = "Each call was right, and after some steps"
+    steps = (f"{right} matrix {index} differs on rank {rank}." for rank, index in off)
     return first(chain(_wrong_owners(run), _stopped(run, timeout), _wrong_values(run), steps))
 
 
@@ -182,21 +167,20 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
             yield f"assign raised on rank {rank}: {trial.notes[0].error}"
         if not isinstance(trial.owners, dict) or set(trial.owners) != set(range(count)):
             yield f"assign must return a dict with an owner for each of the parameters 0 to {count - 1}."
-        if not are_owners(trial.owners, trial.group, count):
-            index, owner = next(
-                (i, o) for i, o in trial.owners.items() if type(o) is not int or o not in trial.group
-            )
+        if not on_ranks.are_owners(trial.owners, trial.group, count):
+            named = trial.owners.items()
+            index, owner = next((i, o) for i, o in named if type(o) is not int or o not in trial.group)
             holders = ", ".join(map(str, trial.group))
             what = f"On rank {rank}, parameter {index} goes to {owner!r}, but ranks {holders} share it."
             if owner in range(len(trial.group)):
                 what += f" {owner} is a place in that group; an owner is named by its global rank."
-            yield (Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",)))
+            yield Diagnosis(what, ("dist.get_process_group_ranks(group)[place] is a global rank.",))
     for rank, trial in enumerate(run.trials):
         other = run.trials[trial.group[0]]
         if trial.owners != other.owners:
             what = f"Ranks {trial.group[0]} and {rank} share parameters, and name different owners"
-            what = f"{what}: {other.owners} and {trial.owners}."
-            yield Diagnosis(what, ("Who am I does not matter to assign.",))
+            hint = "Who am I does not matter to assign."
+            yield Diagnosis(f"{what}: {other.owners} and {trial.owners}.", (hint,))
     for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
             shared = ", ".join(map(str, trial.group))
@@ -204,17 +188,20 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
 
 
 def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
-    """A call that raised an error or timed out on some rank."""
     last = {rank: trial.notes[-1] for rank, trial in enumerate(run.trials)}
-    failed = {rank: note for rank, note in last.items() if note.error}
-    if not failed:
+    if not (failed := {rank: note for rank, note in last.items() if note.error}):
         return
     loud = {rank: note for rank, note in failed.items() if not note.waited}
     rank, note = next(iter((loud or failed).items()))
     if not loud:
         silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]
         if silent:
-            yield _absent(rank, note, silent, timeout)
+            those = f"rank {', '.join(map(str, silent))}, which had returned without making the call"
+            what = (
+                f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for {those}"
+            )
+            hint = "Ask for dist.get_rank() == owner after the collective, not before."
+            yield Diagnosis(f"{what}. {ALL_CALL}.", (hint,))
         what = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s in vain."
         yield Diagnosis(what, ("Do all ranks of the group make the same calls, in the same order?",))
     if note.call == "step":
@@ -232,27 +219,17 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     yield Diagnosis(f"{what}: {note.error}", (hint,))
 
 
-def _absent(rank: int, note: TrialNote, silent: Sequence[int], timeout: float) -> Diagnosis:
-    those = ", ".join(map(str, silent))
-    what = (
-        f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for rank {those}, "
-        f"which had returned without making the call. {ALL_CALL}."
-    )
-    return Diagnosis(what, ("Ask for dist.get_rank() == owner after the collective, not before.",))
-
-
 def _wrong_values(run: FunctionsRun) -> Iterator[str | Diagnosis]:
+    judges = {"gather": _wrong_full, "redistribute": _wrong_part}
     for place, note in enumerate(run.trials[0].notes):
         for rank, trial in enumerate(run.trials):
-            if place < len(trial.notes) and note.call == "gather":
-                yield from _wrong_full(run, rank, trial, trial.notes[place])
-            elif place < len(trial.notes) and note.call == "redistribute":
-                yield from _wrong_part(run, rank, trial, trial.notes[place])
+            if place < len(trial.notes) and note.call in judges:
+                yield from judges[note.call](run, rank, trial, trial.notes[place])
 
 
 def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
     """What is wrong with the owner's whole matrix, or with another rank's result, which must be None."""
-    due, where = run.momentum(rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
+    due, where = run.given("momentum", rank, note.index), f"gather, matrix {note.index}, rank {rank}:"
     if trial.owners[note.index] != rank:
         if note.value is not None:
             yield Diagnosis(f"{where} it is not the owner, so it must return None.", (f"{ALL_CALL}.",))
@@ -272,10 +249,8 @@ def _wrong_full(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote)
     elif not note.value.equal(due):
         found = source_rows(note.value, due)
         picture = pictures.draw_rows(found, rows_of(len(due), run.dp), trial.group, note.index)
-        hints = (
-            "Ranks of the group in order, and of each its rows in order.",
-            "No row twice, and none left out.",
-        )
+        order = "Ranks of the group in order, and of each its rows in order."
+        hints = (order, "No row twice, and none left out.")
         place, row = next((place, row) for place, row in enumerate(found) if row != place)
         there = "no row of it, as if it was never filled" if row is None else f"row {row}"
         told = f"in the place of row {place} of the matrix is {there}."
@@ -290,8 +265,7 @@ _SHAPE_HINTS = (
 
 
 def _wrong_part(run: FunctionsRun, rank: int, trial: RankTrial, note: TrialNote) -> Iterator[str | Diagnosis]:
-    """What is wrong with a rank's part of the update."""
-    whole, where = run.update(rank, note.index), f"redistribute, matrix {note.index}, rank {rank}:"
+    whole, where = run.given("update", rank, note.index), f"redistribute, matrix {note.index}, rank {rank}:"
     lengths, place = rows_of(len(whole), run.dp), trial.group.index(rank)
     begin = sum(lengths[:place])
     due = whole[begin : begin + lengths[place]]
@@ -321,7 +295,7 @@ def check_shared_work(model: MixedModel) -> Exercise:
     def judge(assign: Callable) -> str | Diagnosis | None:
         answers = [value_of(assign, model.params_at(rank), dict(model.state)) for rank in model.ranks]
         for rank, owners in enumerate(answers):
-            if (wrong := _not_allowed(model, owners)) is not None:
+            if wrong := _not_allowed(model, owners):
                 return wrong
             if owners != answers[0]:
                 what = f"Ranks 0 and {rank} name different owners. What differs between them is the shards."
@@ -361,7 +335,6 @@ def _not_allowed(model: MixedModel, owners: Any) -> str | Diagnosis | None:
 
 
 def quiz(rows: Sequence[int]) -> Exercise:
-    """Two numbers that the notebook measured."""
     return numbers(
         ("fewest", min(rows), "min(found.rows)."),
         ("step", 2, "Read the trap with the gradient again: the first step was near enough."),

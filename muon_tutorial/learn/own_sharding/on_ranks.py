@@ -21,17 +21,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Shard
 
-from ... import (
-    DistributedConfig,
-    Muon,
-    TutorialError,
-    build_mesh,
-    create_dtensor_config,
-    zeropower_via_newtonschulz,
-)
+from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtensor_config
 from ...errors import RankFailedError
 from ...launching.echo import in_one_line, is_echo
 from ...launching.launch import launch
+from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
 from . import three_functions
 from .three_functions import State, ThreeFunctions, rows_of
@@ -95,23 +89,14 @@ class FunctionsRun:
     seed: int
     trials: tuple[RankTrial, ...]
 
-    def momentum(self, rank: int, index: int) -> Tensor:
-        """The whole matrix whose rows lie on the ranks of a rank's group."""
-        return momentum_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
-
-    def update(self, rank: int, index: int) -> Tensor:
-        """The update given to the owner in a rank's group."""
-        return update_of(shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
+    def given(self, what: Literal["momentum", "update"], rank: int, index: int) -> Tensor:
+        """The whole matrix that a rank's group gathers, or its owner's update, in the trial calls."""
+        return given_to(what, shapes_of(self.dp)[index], self.seed, rank % self.tp, index)
 
 
-def momentum_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """The matrix gathered in the trial call: bfloat16, as the optimizer passes it."""
-    return whole_matrix(shape, index, place, seed, 7).bfloat16()
-
-
-def update_of(shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
-    """The update redistributed in the trial call."""
-    return whole_matrix(shape, index, place, seed, 8).bfloat16()
+def given_to(what: str, shape: tuple[int, int], seed: int, place: int, index: int) -> Tensor:
+    """The "momentum" gathered, or the "update" redistributed, in the trial calls: bfloat16, as in a step."""
+    return whole_matrix(shape, index, place, seed, {"momentum": 7, "update": 8}[what]).bfloat16()
 
 
 def run_functions(
@@ -124,10 +109,8 @@ def run_functions(
     timeout: float = PATIENCE,
 ) -> FunctionsRun:
     """Try three functions on real ranks, phase by phase, up to and including ``until``."""
-    arguments = (dp, tp, seed, functions, until, timeout)
-    trials = launch(
-        try_functions, dp * tp, args=arguments, backend=backend, output="quiet", timeout=5 * timeout
-    )
+    asked: dict[str, Any] = {"args": (dp, tp, seed, functions, until, timeout), "backend": backend}
+    trials = launch(try_functions, dp * tp, **asked, output="quiet", timeout=5 * timeout)
     return FunctionsRun(dp, tp, seed, tuple(trials))
 
 
@@ -183,7 +166,6 @@ class _Trial:
         return whole_matrix(shapes_of(self.dp)[index], index, self.rank % self.tp, self.seed, *more)
 
     def mine(self, tensor: Tensor) -> Tensor:
-        """This rank's rows."""
         return rows_at(tensor, self.rank // self.tp, self.dp)
 
     def ask_for_owners(self) -> None:
@@ -198,21 +180,20 @@ class _Trial:
         """Gather each matrix, and redistribute an update."""
         place = self.rank % self.tp
         for index, shape in enumerate(shapes_of(self.dp)):
-            mine, owner = self.mine(momentum_of(shape, self.seed, place, index)), self.owners[index]
+            mine, owner = self.mine(given_to("momentum", shape, self.seed, place, index)), self.owners[index]
             known = {"param_idx": index, "local_shape": tuple(mine.shape), "full_shape": None}
             state = {**self.state, **known, "dtype": torch.float32}
             self.call("gather", index, partial(self.functions.gather, mine, owner, dict(state)))
             if and_back:
-                update = update_of(shape, self.seed, place, index) if self.rank == owner else None
+                whole = given_to("update", shape, self.seed, place, index)
+                update = whole if self.rank == owner else None
                 back = partial(self.functions.redistribute, update, owner, dict(state))
                 part = self.call("redistribute", index, back)
                 self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
 
     def take_steps(self) -> None:
         """Take some steps of ``Muon``, and compare them with a single process's."""
-        mine = self.functions
-        state = {**self.state, "agree_group": self.group}
-        config = DistributedConfig(mine.assign, mine.gather, mine.redistribute, state)
+        config = config_of(self.functions, {**self.state, "agree_group": self.group})
         wholes = [torch.nn.Parameter(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
         params = [torch.nn.Parameter(self.mine(whole.detach())) for whole in wholes]
         alone, muon = Muon(wholes, lr=LR), Muon(params, lr=LR, distributed_config=config)
@@ -244,9 +225,13 @@ class _Trial:
         return value
 
     def go_on_if(self, fine: bool) -> None:
-        """Stop on all ranks together if one of them is not fine."""
         if not all(gather_objects(fine, self.control)):
             raise _TogetherError
+
+
+def config_of(functions: ThreeFunctions, state: State) -> DistributedConfig:
+    """The package's config of three functions and their state."""
+    return DistributedConfig(functions.assign, functions.gather, functions.redistribute, state)
 
 
 def are_owners(owners: Any, ranks: tuple[int, ...], count: int) -> bool:
@@ -269,10 +254,9 @@ def _loop_by_hand(rank: int, step: Callable[..., object], seed: int) -> bool:
     momenta = [rows_at(whole, rank, ranks) for whole in wholes]
     params = [torch.zeros(momentum.shape) for momentum in momenta]
     state = {"group": dist.group.WORLD, "shapes": shapes_of(ranks)}
-    config = DistributedConfig(functions.assign, functions.gather, functions.redistribute, state)
-    step(params, momenta, functions.assign(params, state), config, LR)
+    step(params, momenta, functions.assign(params, state), config_of(functions, state), LR)
     due = [rows_at(-LR * zeropower_via_newtonschulz(whole), rank, ranks).float() for whole in wholes]
-    return all(torch.equal(*pair) for pair in zip(params, due, strict=True))
+    return all(map(torch.equal, params, due))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,14 +265,12 @@ class OwnerOfNothing:
 
     rows: list[int]
     got: list[str | None]
-    called: list[bool]
 
 
 def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> OwnerOfNothing:
     """One matrix over all ranks; the last rank is its owner."""
     reports = launch(_gather_at_last, dp * tp, args=(seed,), backend=backend, output="quiet")
-    rows, got, called = zip(*reports, strict=True)
-    return OwnerOfNothing(list(rows), list(got), list(called))
+    return OwnerOfNothing(*map(list, zip(*reports, strict=True)))
 
 
 def bad_rows(ranks: int) -> int:
@@ -296,14 +278,13 @@ def bad_rows(ranks: int) -> int:
     return 2 * ranks + 1
 
 
-def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None, bool]:
+def _gather_at_last(rank: int, seed: int) -> tuple[int, str | None]:
     ranks = dist.get_world_size()
     shape = (bad_rows(ranks), 6)
     mine = rows_at(whole_matrix(shape, seed), rank, ranks)
     state = {"group": dist.group.WORLD, "shapes": [shape], "param_idx": 0, "local_shape": tuple(mine.shape)}
-    with TransferNotes() as noting:
-        full = three_functions.gather(mine, ranks - 1, state)
-    return len(mine), None if full is None else "tensor", noting.calls > 0
+    full = three_functions.gather(mine, ranks - 1, state)
+    return len(mine), None if full is None else "tensor"
 
 
 SHORT = 2.0
@@ -393,12 +374,11 @@ def _partial(rank: int, seed: int) -> list[str]:
 
 
 def _steps_off(rank: int, gather_fn: Callable, seed: int) -> list[float]:
-    """The relative error of each step's update."""
     ranks, shape = dist.get_world_size(), (SIDE, SIDE)
     param = torch.nn.Parameter(rows_at(torch.zeros(shape), rank, ranks))
     whole = torch.nn.Parameter(torch.zeros(shape))
     state = {"group": dist.group.WORLD, "shapes": [shape], "params": [param]}
-    config = DistributedConfig(three_functions.assign, gather_fn, three_functions.redistribute, state)
+    config = config_of(ThreeFunctions(gather=gather_fn), state)
     options: dict[str, Any] = {"lr": LR, "weight_decay": 0.0}
     muon, alone, off = Muon([param], **options, distributed_config=config), Muon([whole], **options), []
     for step in range(STEPS):
@@ -416,11 +396,9 @@ def _several(rank: int, seed: int) -> list[str]:
     mesh, said = build_mesh({"dp": dist.get_world_size()}), []
     qkv = whole_matrix((3 * SIDE, SIDE), seed)
     experts = whole_matrix((dist.get_world_size(), SIDE * SIDE), seed).view(-1, SIDE, SIDE)
-    rows: list[tuple[str, Tensor, Any]] = [
-        ("fused QKV", qkv, (SIDE,) * 3),
-        ("a stack of experts", experts, "stack"),
-    ]
-    for name, grad, parts in rows:
+    asked: dict[str, tuple[Tensor, Any]] = {"fused QKV": (qkv, (SIDE,) * 3)}
+    asked["a stack of experts"] = (experts, "stack")
+    for name, (grad, parts) in asked.items():
         pieces = grad.reshape(-1, SIDE).split(SIDE)
         right = torch.cat([zeropower_via_newtonschulz(piece) for piece in pieces])
         as_one = zeropower_via_newtonschulz(grad.flatten(1)).reshape(-1, SIDE)
@@ -431,14 +409,11 @@ def _several(rank: int, seed: int) -> list[str]:
 
 
 def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
-    """Whether a sharded step, part by part, has the bits of a single process's."""
     position, ranks = mesh.get_local_rank(), mesh.size()
 
     def held(tensor: Tensor) -> DTensor:
-        mine = rows_at(tensor, position, ranks)
-        return DTensor.from_local(
-            mine, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride()
-        )
+        mine, whole = rows_at(tensor, position, ranks), {"shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(mine, mesh, [Shard(0)], run_check=False, **whole)
 
     whole = torch.nn.Parameter(torch.zeros_like(grad))
     param = torch.nn.Parameter(held(torch.zeros_like(grad)))

@@ -77,7 +77,6 @@ def _say_pieces(count: int) -> str:
 def _draw_matrix(
     axes: Axes, x: float, y: float, size: float, side: int, held: Sequence[Entries], look: float = 1.0
 ) -> None:
-    """A square matrix with the entries that are held."""
     rectangle(axes, x, y, size, size, EMPTY, edgecolor=QUIET, linewidth=0.8 * look)
     unit = size / side
     for each in held:
@@ -105,10 +104,10 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
     for rank, held in enumerate(now.held):
         x = left + rank * across
         _draw_matrix(axes, x, top, size, journey.side, held, 1.4)
-        is_owner = moment > 0 and rank in journey.owners
-        if is_owner:
+        name, weight = f"rank {rank}", "normal"
+        if moment > 0 and rank in journey.owners:
             rectangle(axes, x - 4, top - 4, size + 8, size + 8, "none", linewidth=2.6)
-        name, weight = (f"★ rank {rank}", "bold") if is_owner else (f"rank {rank}", "normal")
+            name, weight = f"★ {name}", "bold"
         centred(axes, x + size / 2, top + size + 20, name, 12, weight=weight)
         centred(axes, x + size / 2, top + size + 44, now.said[rank])
     for each in now.sent:
@@ -127,9 +126,7 @@ def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Pict
     return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=layouts)
 
 
-def draw_rows(
-    found: Sequence[int | None], lengths: Sequence[int], group: Sequence[int], index: int
-) -> Picture:
+def draw_rows(found: Sequence[int | None], lengths: list[int], group: Sequence[int], index: int) -> Picture:
     """The rows that a ``gather_fn`` returned and the correct ones, in the colours of their holders."""
     owners = [rank for rank, length in zip(group, lengths, strict=True) for _ in range(length)]
     high = min(26, 300 / len(owners))
@@ -233,13 +230,9 @@ def grid_of(layout: str, dp: int, tp: int) -> Grid:
 
 
 def cuts_of(layout: str) -> tuple[Cut, ...]:
-    """How a layout cuts the matrix."""
-    return {
-        "FSDP2": (("shard", Shard(0)),),
-        "HSDP": (("shard", Shard(0)),),
-        "TP": (("tp", Shard(1)),),
-        "EP": (),
-    }[layout]
+    if layout == "EP":
+        return ()
+    return (("tp", Shard(1)),) if layout == "TP" else (("shard", Shard(0)),)
 
 
 def journey_of(layout: str, dp: int, tp: int) -> Journey:
@@ -277,10 +270,8 @@ def journey_of(layout: str, dp: int, tp: int) -> Journey:
 
 
 def say_moment(journey: Journey, moment: int) -> str:
-    """A moment in words."""
     now = journey.moments[moment]
-    sent = _say_pieces(len(now.sent))
-    crossing = sum(map(journey.crosses, now.sent))
+    sent, crossing = _say_pieces(len(now.sent)), sum(map(journey.crosses, now.sent))
     sent += f", {crossing} of them to another replica" if crossing else ""
     ranks = "; ".join(f"rank {rank} {said}" for rank, said in enumerate(now.said))
     return f"{journey.layout}, {LAYOUTS[journey.layout]}. Moment {moment}, {now.name}: {sent}; {ranks}."

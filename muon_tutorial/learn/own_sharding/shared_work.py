@@ -44,7 +44,6 @@ class MixedModel:
 
     @property
     def ranks(self) -> range:
-        """All ranks."""
         return range(self.dp * self.tp)
 
     @property
@@ -79,10 +78,8 @@ class MixedModel:
 def mixed_model(dp: int, tp: int) -> MixedModel:
     """A model for ``tp`` groups of ``dp`` ranks; group 0 has the fewest and smallest experts."""
     ranks = tuple(range(dp * tp))
-    made = [
-        SharedMatrix(f"dense{number}", (WIDTH * (1 + number % 4), WIDTH), ranks)
-        for number in range(DENSE * tp)
-    ]
+    shapes = [(WIDTH * (1 + number % 4), WIDTH) for number in range(DENSE * tp)]
+    made = [SharedMatrix(f"dense{number}", shape, ranks) for number, shape in enumerate(shapes)]
     for group in range(tp):
         holders = tuple(rank for rank in ranks if rank % tp == group)
         shape = (WIDTH * (2 + group), WIDTH)
@@ -123,7 +120,6 @@ def longest_first_joint(params: Sequence[Tensor], state: dict[str, list]) -> dic
     busy: dict[int, float] = {}
     owners: dict[int, int] = {}
     for index in sorted(range(len(params)), key=lambda i: -cost_of(state["shapes"][i])):
-        owner = min(state["holders"][index], key=lambda rank: busy.get(rank, 0.0))
-        owners[index] = owner
+        owner = owners[index] = min(state["holders"][index], key=lambda rank: busy.get(rank, 0.0))
         busy[owner] = busy.get(owner, 0.0) + cost_of(state["shapes"][index])
     return owners

@@ -32,9 +32,9 @@ def momentum_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
     """What each rank keeps of a matrix's momentum: under ``zero1``, its slice of the flat buffer."""
     bucket, entry = _find(plan, matrix)
     held = []
-    for rank, at in ((rank, plan.grid.at(rank)) for rank in plan.grid.ranks):
+    for at in map(plan.grid.at, plan.grid.ranks):
         mine = next(holding for holding in bucket.stored_shards(at) if holding.entry is entry)
-        held.append(RankBoxes(rank, matrix_boxes(mine, at)))
+        held.append(RankBoxes(at.rank, matrix_boxes(mine, at)))
     return tuple(held)
 
 
@@ -67,14 +67,10 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
     >>> name_contents([torch.zeros(2), torch.ones(2), torch.zeros(2)])
     ['A', 'B', 'A']
     """
-    seen: dict[tuple[Any, bytes], str] = {}
+    seen: dict[tuple[Any, bytes], int] = {}
     keys = [(tensor.shape, tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
-    return [seen.setdefault(key, _letter(len(seen))) for key in keys]
-
-
-def _letter(number: int) -> str:
-    lap, place = divmod(number, 26)
-    return chr(ord("A") + place) + (str(lap + 1) if lap else "")
+    numbers = (divmod(seen.setdefault(key, len(seen)), 26) for key in keys)
+    return [chr(ord("A") + place) + (str(lap + 1) if lap else "") for lap, place in numbers]
 
 
 def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:

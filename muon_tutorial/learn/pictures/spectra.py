@@ -38,9 +38,8 @@ class Curve:
     def say(self) -> str:
         """The curve in words."""
         numbers = (max(self.values), statistics.median(self.values), min(self.values))
-        said = ("below 0.0001" if number < _FLOOR else f"{number:.2g}" for number in numbers)
-        loudest, middle, quietest = said
-        return f"{self.name}: loudest {loudest}, median {middle}, quietest {quietest}"
+        said = ["below 0.0001" if number < _FLOOR else f"{number:.2g}" for number in numbers]
+        return f"{self.name}: loudest {said[0]}, median {said[1]}, quietest {said[2]}"
 
 
 def style(axes: Axes, title: str, x: str, y: str) -> Axes:
@@ -56,11 +55,11 @@ def style(axes: Axes, title: str, x: str, y: str) -> Axes:
     return axes
 
 
-def decades(axes: Axes, low: float = _FLOOR, high: float = 1.6) -> None:
+def decades(axes: Axes) -> None:
     """A logarithmic scale of loudness, written in plain numbers."""
-    ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 0.1, 1.0) if low <= tick <= high]
+    ticks = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
     axes.set_yscale("log")
-    axes.set_ylim(low, high)
+    axes.set_ylim(_FLOOR, 1.6)
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks], minor=False)
     axes.minorticks_off()
 

@@ -74,10 +74,8 @@ class DirectionShares:
     outside: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.diagonal:.0%} on the diagonal, {self.beside:.0%} beside it, "
-            f"{self.outside:.0%} where the gradient is zero"
-        )
+        on, beside, outside = (f"{each:.0%}" for each in (self.diagonal, self.beside, self.outside))
+        return f"{on} on the diagonal, {beside} beside it, {outside} where the gradient is zero"
 
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:

@@ -14,18 +14,8 @@ from torch import Tensor
 from ..pictures.colours import CARD, INK, MUON, OTHER, QUIET, RIGHT, WRONG
 from ..pictures.picture import Picture, blank, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
-from .cuts import (
-    CUTS,
-    DIMS,
-    SHAPE,
-    Comparison,
-    compare,
-    in_directions,
-    matrices,
-    patches,
-    pieces_alone,
-    shares,
-)
+from . import cuts
+from .cuts import CUTS, DIMS, SHAPE, Comparison, in_directions, matrices, patches, pieces_alone, shares
 
 POOL, SQUARE, SHADES = 4, 8.0, 16
 """Entries along a square's side, pixels along it, and the number of greys."""
@@ -38,17 +28,17 @@ def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
     """The update of shards alone compared with UVᵀ, and the update in the whole matrix's directions."""
     whole = matrices()[matrix]
     update = pieces_alone(whole, DIMS[cut], tp)
-    return compare(update, whole), in_directions(update, whole)
+    return cuts.compare(update, whole), in_directions(update, whole)
 
 
 def hero() -> Picture:
     """The first picture: the gradient uncut and cut by columns, which smears the diagonal."""
-    cuts = (1, 2, 4)
-    figure, axes = blank(880, 74 + 166 * len(cuts) + 40, "Where does the update act?", 20, 22, 14)
+    shown = (1, 2, 4)
+    figure, axes = blank(880, 74 + 166 * len(shown) + 40, "Where does the update act?", 20, 22, 14)
     write(axes, 20, 48, "down: output directions of the gradient · across: input directions", 12, color=QUIET)
     write(axes, 580, 48, "singular values of the update", 12, color=QUIET)
     said = []
-    for row, tp in enumerate(cuts):
+    for row, tp in enumerate(shown):
         result, turned = alone("real", "columns", tp)
         who = f"cut into {tp}, each shard alone" if tp > 1 else "the whole matrix"
         words = f"{who}: {_say_astray(turned)}"
@@ -59,13 +49,12 @@ def hero() -> Picture:
         _draw_values(axes, flat, 1.25, (580, top + 28), OTHER if tp > 1 else MUON)
         write(axes, 592, top + 136, "flat", 12.5)
         said.append(words)
-    _draw_sides(axes, 20, 74 + 166 * len(cuts) + 4)
+    _draw_sides(axes, 20, 74 + 166 * len(shown) + 4)
     alt = "Uᵀ · update · V of a real gradient, 64 × 256, cut by columns."
     return finish(figure, "shards_alone-hero", f"{alt} {'; '.join(said)}. Every spectrum is flat.")
 
 
 def _say_astray(turned: Tensor) -> str:
-    """How much of an update's energy is off the diagonal, in words."""
     astray = 1 - shares(turned).diagonal
     return "nothing off the diagonal" if astray < 1e-9 else f"{astray:.0%} off the diagonal"
 
@@ -73,10 +62,8 @@ def _say_astray(turned: Tensor) -> str:
 def _draw_sides(axes: Axes, left: float, y: float) -> None:
     """Write below a heat map what its columns are."""
     middle, right = (left + SQUARE * side / POOL for side in SHAPE)
-    for start, stop, words in (
-        (left, middle, "its inputs"),
-        (middle, right, "inputs where the gradient is zero"),
-    ):
+    sides = ((left, middle, "its inputs"), (middle, right, "inputs where the gradient is zero"))
+    for start, stop, words in sides:
         axes.plot([start + 3, stop - 3], [y, y], color=INK, linewidth=1.4)
         write(axes, start + 4, y + 16, words, 12)
 
@@ -111,17 +98,15 @@ def _draw_values(
     (left, top), width, height = corner, 280, SQUARE * SHAPE[0] / POOL
     rectangle(axes, left, top, width, height, CARD, linewidth=1.2, edgecolor=QUIET)
     across = [left + (place + 0.5) * width / len(values) for place in range(len(values))]
-    axes.plot(
-        across, [top + height * (1 - value / most) for value in values], color=colour, linewidth=3, zorder=3
-    )
+    down = [top + height * (1 - value / most) for value in values]
+    axes.plot(across, down, color=colour, linewidth=3, zorder=3)
 
 
 def draw_alone(halvings: int, cut: str, matrix: str) -> Picture:
     """One frame of the film: a matrix cut into 2 ** ``halvings`` shards, each orthogonalized alone."""
     tp = 2**halvings
     how = f"cut by {cut} into {tp}" if halvings else f"before it is cut by {cut}"
-    who = f"{matrix} matrix, {how}"
-    return draw_update(who, *alone(matrix, cut, tp), "shards_alone-film")
+    return draw_update(f"{matrix} matrix, {how}", *alone(matrix, cut, tp), "shards_alone-film")
 
 
 def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Picture:
@@ -137,10 +122,8 @@ def draw_update(title: str, result: Comparison, turned: Tensor, name: str) -> Pi
     axes.plot([580, 860], [level, level], color=MUON, linewidth=1.4)
     write(axes, 572, level, "1", 12, ha="right", color=QUIET)
     write(axes, 580, 200, _say_values(result), 12)
-    lines = (
-        f"energy: {found}",
-        f"distance to UVᵀ {result.distance:.2f}; after the best rescaling {result.at_best:.2f}",
-    )
+    best = f"after the best rescaling {result.at_best:.2f}"
+    lines = (f"energy: {found}", f"distance to UVᵀ {result.distance:.2f}; {best}")
     for number, line in enumerate(lines):
         write(axes, 20, 238 + 28 * number, line, 12.5)
     return finish(figure, name, f"{said}. {_say_values(result)}; {'; '.join(lines)}.")

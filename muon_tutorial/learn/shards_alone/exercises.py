@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -13,19 +14,10 @@ from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
 from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
+from . import on_ranks
 from .cuts import DIMS, SHAPE, Comparison, compare, gradient, in_directions, matrices, my_piece, pieces_alone
 from .directions import HARMLESS, alone, draw_update
-from .on_ranks import (
-    JUDGED,
-    GatherRun,
-    SurvivalRun,
-    budget,
-    first_wrong,
-    play_gather,
-    probe,
-    run_survival,
-    say_trouble,
-)
+from .on_ranks import JUDGED, GatherRun, SurvivalRun, budget, play_gather, probe, run_survival, say_trouble
 
 Shape = tuple[int, int]
 FORMULAS = {"sqrt(max(1, m/n))": "original", "0.2·sqrt(max(m, n))": "match_rms_adamw"}
@@ -39,8 +31,7 @@ def size_factors(shape: Shape) -> tuple[float, ...]:
 
 def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
     """The shape of a shard: ``shape`` cut along ``dim`` into equal parts."""
-    rows, columns = shard_box(shape, Shard(dim), 0, tp).shape
-    return rows, columns
+    return shard_box(shape, Shard(dim), 0, tp).shape
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
@@ -80,11 +71,31 @@ def check_ratio() -> Exercise:
     """The exercise: how many times too small each factor is, for any shape, cut and tp."""
 
     def judge(function: object) -> str | Diagnosis | None:
-        for shape in SHAPES:
-            for dim in (1, 0):
-                for tp in (2, 4, 8):
-                    if wrong := _judge_case(function, shape, dim, tp):
-                        return wrong
+        for shape, dim, tp in itertools.product(SHAPES, (1, 0), (2, 4, 8)):
+            right = too_small(shape, dim, tp)
+            answer = value_of(function, shape, dim, tp)
+            case = f"{_say(shape)}, dim {dim}, tp = {tp}"
+            try:
+                said = tuple(float(ratio) for ratio in answer)
+            except (TypeError, ValueError):
+                return f"{case}: return two ratios, one for each formula; this was {answer!r}."
+            if len(said) != len(right):
+                return f"{case}: return two ratios, one for each formula; this was {len(said)}."
+            if _near(said, right):
+                continue
+            shown = f"{case}: you say {' and '.join(f'{ratio:.3g}' for ratio in said)}."
+            if _near(said, tuple(1 / ratio for ratio in right)):
+                what = f"{shown} That is the shard's over the whole's."
+                return Diagnosis(what, ("Divide the whole's factor by the shard's.",))
+            if _near(said, right[::-1]):
+                return Diagnosis(f"{shown} The two have changed places.", (f"First {next(iter(FORMULAS))}.",))
+            if _near(said, too_small(shape, 1 - dim, tp)):
+                return Diagnosis(
+                    f"{shown} That is the other cut.", ("dim 1 is the columns, n; dim 0 the rows, m.",)
+                )
+            pairs, shard = zip(FORMULAS, said, right, strict=True), shard_shape(shape, dim, tp)
+            formula = next(name for name, mine, due in pairs if not _near([mine], [due]))
+            return f"{shown} {formula} is not right: the shard is {_say(shard)}, the whole {_say(shape)}."
         return None
 
     hints = (
@@ -92,34 +103,6 @@ def check_ratio() -> Exercise:
         "Then the whole's factor divided by the shard's, for each of the two formulas.",
     )
     return Exercise(judge, hints, "Right for every shape and cut. Below 1, the factor is too large.")
-
-
-def _judge_case(function: Any, shape: Shape, dim: int, tp: int) -> str | Diagnosis | None:
-    right = too_small(shape, dim, tp)
-    answer = value_of(function, shape, dim, tp)
-    case = f"{_say(shape)}, dim {dim}, tp = {tp}"
-    try:
-        said = tuple(float(ratio) for ratio in answer)
-    except (TypeError, ValueError):
-        return f"{case}: return two ratios, one for each formula; this was {answer!r}."
-    if len(said) != len(right):
-        return f"{case}: return two ratios, one for each formula; this was {len(said)}."
-    if _near(said, right):
-        return None
-    shown = f"{case}: you say {' and '.join(f'{ratio:.3g}' for ratio in said)}."
-    if _near(said, tuple(1 / ratio for ratio in right)):
-        return Diagnosis(
-            f"{shown} That is the shard's over the whole's.", ("Divide the whole's factor by the shard's.",)
-        )
-    if _near(said, right[::-1]):
-        return Diagnosis(f"{shown} The two have changed places.", (f"First {next(iter(FORMULAS))}.",))
-    if _near(said, too_small(shape, 1 - dim, tp)):
-        return Diagnosis(f"{shown} That is the other cut.", ("dim 1 is the columns, n; dim 0 the rows, m.",))
-    wrong = next(
-        name for name, mine, due in zip(FORMULAS, said, right, strict=True) if not _near([mine], [due])
-    )
-    shard = shard_shape(shape, dim, tp)
-    return f"{shown} {wrong} is not right: the shard is {_say(shard)}, the whole {_say(shape)}."
 
 
 def _near(one: Any, other: Any) -> bool:
@@ -133,7 +116,6 @@ SPOILERS = {
     "smaller": [r"\bsmaller\s+\S+\s+4\b"],
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
-"""Patterns that would give a prediction away before the cells tagged ``answer``."""
 NEAR = 0.05
 """The largest distance to UVᵀ that passes; float32 needs less than half of it, Newton–Schulz more."""
 
@@ -181,7 +163,6 @@ def check_gather(dp: int, tp: int, backend: str = "gloo") -> Exercise:
         lambda run: first(judge_result(run, *each) for each in run.each()),
         lambda error: " ".join(say_trouble(error, dp, tp).split()),
     )
-
     hints = (
         "dist.all_gather(shards, shard, group=group) fills the list, in the order of the group.",
         "torch.cat(shards, dim=...) puts them side by side along the dimension that was cut.",
@@ -205,8 +186,7 @@ def judge_result(run: GatherRun, rank: int, dim: int, result: Any) -> str | None
             (result.ndim != 2, "Put the shards side by side, without a new dimension."),
         )
         return f"{cut}: the shape is {tuple(result.shape)}, not {SHAPE}. {told}"
-    wrong = first_wrong(result)
-    if wrong is None:
+    if (wrong := on_ranks.first_wrong(result)) is None:
         return None
     row, column, value = wrong
     if value is None:
@@ -247,12 +227,10 @@ def judge_survival(run: SurvivalRun) -> str | Diagnosis | None:
                 whole = " That is the whole update; keep only your own columns."
                 said = f"Rank {rank}: your columns are {mine}, and this is {tuple(result.shape)}."
                 return said + whole if tuple(result.shape) == SHAPE else said
-    for name in JUDGED:
-        for begin in range(0, len(run.results), run.tp):
-            pieces = [found[name][0] for found in run.results[begin : begin + run.tp]]
-            wrong = _judge_update(torch.cat(pieces, dim=1).double(), name, run.sent)
-            if wrong is not None:
-                return wrong
+    for name, begin in itertools.product(JUDGED, range(0, len(run.results), run.tp)):
+        pieces = [found[name][0] for found in run.results[begin : begin + run.tp]]
+        if wrong := _judge_update(torch.cat(pieces, dim=1).double(), name, run.sent):
+            return wrong
     if run.sent <= (enough := budget(run.tp)):
         return None
     said = f"The update is right, but a rank sends {run.sent:,.0f} bytes. The budget is {enough:,.0f}."
@@ -265,8 +243,7 @@ def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
     what = f"The {name} matrix:"
     if not bool(update.isfinite().all()):
         return Diagnosis(f"{what} not all entries are finite.", ("Is there a root of a number below zero?",))
-    result = compare(update, matrices()[name])
-    if result.distance <= NEAR:
+    if (result := compare(update, matrices()[name])).distance <= NEAR:
         return None
     turned = in_directions(update, matrices()[name])
     picture = draw_update(f"Your update of the {name} matrix", result, turned, "shards_alone-mine")
@@ -293,12 +270,11 @@ def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tu
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
     """The notebook's exercises in order: guess, ratio, gather, update from shards, quiz."""
-    on_ranks = check_gather(dp, tp, backend), check_survival(dp, tp, backend)
-    return guess(tp), check_ratio(), *on_ranks, quiz(tp)
+    gathered, survived = check_gather(dp, tp, backend), check_survival(dp, tp, backend)
+    return guess(tp), check_ratio(), gathered, survived, quiz(tp)
 
 
 def quiz(tp: int) -> Exercise:
-    """Three numbers that the notebook measured."""
     result = compare(pieces_alone(gradient(), 1, tp), gradient())
     ring = "On a ring, a rank sends as many shards as it has neighbours: (tp - 1) * shards[0].numel()."
     both = "lesson.too_small((64, 256), 1, tp) gives both; the second is asked for."

@@ -92,16 +92,11 @@ def first_wrong(result: Tensor) -> tuple[int, int, int | None] | None:
     return place // SHAPE[1], place % SHAPE[1], int(value) if inside else None
 
 
-@dataclass(frozen=True, slots=True)
-class GatherSeconds:
-    """Seconds on a rank: for its piece alone, for a gather and the whole matrix, and for only that gather."""
-
-    alone: float
-    gathered: float
-    gather_only: float
+Seconds = tuple[float, float, float]
+"""Seconds on a rank: for its piece alone, for a gather and the whole matrix, and for only that gather."""
 
 
-def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> GatherSeconds:
+def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Seconds:
     """Time Newton–Schulz on this rank's piece, a gather, and both for the whole. All ranks must call."""
     piece, group = my_piece(gradient().float(), 1, rank % tp, tp), tp_group(dp, tp)
     dist.barrier()
@@ -112,16 +107,14 @@ def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Gat
         arrived = time.perf_counter()
         zeropower_via_newtonschulz(whole)
         both.append((time.perf_counter() - begin, arrived - begin))
-    return GatherSeconds(alone, *min(both))
+    return (alone, *min(both))
 
 
-def say_cost(costs: Sequence[GatherSeconds], tp: int) -> str:
+def say_cost(costs: Sequence[Seconds], tp: int) -> str:
     """What a rank sends, and what the slowest rank took, in words."""
     piece = SHAPE[0] * SHAPE[1] // tp
     sent = (tp - 1) * piece
-    alone, gathered, only = (
-        max(getattr(cost, name) for cost in costs) * 1e3 for name in GatherSeconds.__slots__
-    )
+    alone, gathered, only = (max(seconds) * 1e3 for seconds in zip(*costs, strict=True))
     return (
         f"entries a rank holds                 {piece:10,}\n"
         f"entries it sends in the gather       {sent:10,}   ({sent * 4:,} bytes in float32)\n"
@@ -141,24 +134,17 @@ _REFUSED = (
 )
 
 
-@dataclass(slots=True)
-class SentBytes:
-    """Bytes that this rank has sent, counted as on a ring."""
-
-    count: float = 0.0
-
-
 @contextmanager
-def counting() -> Iterator[SentBytes]:
-    """Count what this process sends inside."""
-    sent = SentBytes()
+def counting() -> Iterator[list[float]]:
+    """Note the bytes that this process sends inside, call by call, counted as on a ring."""
+    sent: list[float] = []
 
     def count(original: Callable[..., Any], *given: Any, group: Any = None, **named: Any) -> Any:
         name, ranks = original.__name__, dist.get_world_size(group)
         place, times = {"all_reduce": (0, 2 * (ranks - 1) / ranks), "all_gather": (1, ranks - 1)}[name]
         if len(given) <= place:
             raise ValueError(f"give dist.{name} its tensors without their names, then group=group")
-        sent.count += given[place].nbytes * times
+        sent.append(given[place].nbytes * times)
         return original(*given, group=group, **named)
 
     def refuse(original: Callable[..., Any], *given: Any, **named: Any) -> None:
@@ -195,10 +181,8 @@ def say_budget(tp: int) -> str:
 
 def run_survival(function: Update, dp: int, tp: int, backend: str = "gloo") -> SurvivalRun:
     """Run ``function(shard, tp group)`` on real ranks, for each judged matrix in float32, cut by columns."""
-    results = launch(
-        play_survival, dp * tp, args=(function, dp, tp), backend=backend, output="quiet", timeout=10.0
-    )
-    return SurvivalRun(tp, tuple(results))
+    asked: dict[str, Any] = {"args": (function, dp, tp), "backend": backend, "output": "quiet"}
+    return SurvivalRun(tp, tuple(launch(play_survival, dp * tp, **asked, timeout=10.0)))
 
 
 def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tuple[Any, float]]:
@@ -207,7 +191,7 @@ def play_survival(rank: int, function: Update, dp: int, tp: int) -> dict[str, tu
     for name in JUDGED:
         shard = my_piece(matrices()[name].float(), 1, rank % tp, tp)
         with counting() as sent:
-            found[name] = function(shard, group), sent.count
+            found[name] = function(shard, group), sum(sent, 0.0)
     return found
 
 

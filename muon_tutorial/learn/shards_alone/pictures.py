@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...plan.layout import Shard, shard_box
 from ..pictures.colours import CARD, QUIET, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
 from .cuts import DIMS, SHAPE, patches
 from .exercises import judge_result
 from .on_ranks import GatherRun, first_wrong
@@ -27,9 +27,8 @@ def picture_of_cuts(tp: int) -> Picture:
         for place in range(tp):
             box = shard_box(SHAPE, Shard(dim), place, tp)
             _draw_run(axes, (*box.offset, *box.shape), place, 400 / SHAPE[1], (left, 66))
-        said.append(
-            f"A {SHAPE[0]} × {SHAPE[1]} matrix cut by {name}: each of {tp} ranks holds {box.shape[dim]}."
-        )
+        holds = f"each of {tp} ranks holds {box.shape[dim]}"
+        said.append(f"A {SHAPE[0]} × {SHAPE[1]} matrix cut by {name}: {holds}.")
     return finish(figure, "shards_alone-cuts", " ".join(said))
 
 
@@ -52,7 +51,7 @@ def picture_of_gathered(run: GatherRun, name: str = "shards_alone-gathered") -> 
         what = _say_result(result)
         said.append(f"{title}: {what}.")
         left = _write_title(axes, title, what, number)
-        _draw_result(axes, result, dim, (run.tp, rank // run.tp * run.tp), (left, 66))
+        _draw_result(axes, result, dim, run.tp, rank // run.tp * run.tp, (left, 66))
     return finish(figure, name, " ".join(said))
 
 
@@ -72,11 +71,8 @@ def _say_result(result: Any) -> str:
     return f"{shape}, wrong from row {wrong[0]}, column {wrong[1]}" if wrong else f"{shape}, all in place"
 
 
-def _draw_result(
-    axes: Axes, result: Any, dim: int, line: tuple[int, int], corner: tuple[float, float]
-) -> None:
-    """A result's entries, coloured by source rank; ``line`` is tp and the first rank of the group."""
-    tp, first = line
+def _draw_result(axes: Axes, result: Any, dim: int, tp: int, first: int, corner: Point) -> None:
+    """A result's entries, coloured by source rank; ``first`` is the first rank of the tp group."""
     if not isinstance(result, Tensor) or result.ndim != 2:
         return
     rows, columns = result.shape
@@ -88,15 +84,12 @@ def _draw_result(
     places = torch.where(strange, -1, index // (SHAPE[dim] // tp))
     for place, *box in patches(places.tolist()):
         _draw_run(axes, box, first + int(place) if place >= 0 else None, scale, corner)
-    wrong = first_wrong(result) if (rows, columns) == SHAPE else None
-    if wrong is not None:
+    if (rows, columns) == SHAPE and (wrong := first_wrong(result)) is not None:
         x, y = corner[0] + wrong[1] * scale, corner[1] + wrong[0] * scale
         axes.plot(x, y, "x", color=WRONG, markersize=11, markeredgewidth=3, clip_on=False, zorder=9)
 
 
-def _draw_run(
-    axes: Axes, box: Sequence[int], rank: int | None, scale: float, corner: tuple[float, float]
-) -> None:
+def _draw_run(axes: Axes, box: Sequence[int], rank: int | None, scale: float, corner: Point) -> None:
     row, column, height, width = box
     x, y = corner[0] + column * scale, corner[1] + row * scale
     fill = CARD if rank is None else rank_colour(rank)

@@ -10,16 +10,7 @@ from typing import Any
 from ... import Coordinate, Grid
 from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks
-from .on_ranks import (
-    PATIENCE,
-    AnswerRun,
-    Groups,
-    groups_along,
-    play_answers,
-    read_groups,
-    say_ranks,
-    sorted_or_none,
-)
+from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks, sorted_or_none
 from .pictures import picture_of_groups
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (1, 4), (4, 1), (3, 3), (5, 2), (1, 1), (2, 7))
@@ -32,7 +23,6 @@ MANY_AXES = (
 )
 """Grids with different numbers of axes; ranks are consecutive along the last axis."""
 SPOILERS = {"arrives": [r"arrives\W+error", r"is not part of group"], "returned": [r"returned\W+\[0, 3\]"]}
-"""Patterns that would give the notebook's predictions away."""
 
 
 def predict(dp: int, tp: int) -> Exercise:
@@ -56,12 +46,10 @@ def predict(dp: int, tp: int) -> Exercise:
 def _judge_members(axis: str, said: Sequence[int], at: Coordinate) -> str | None:
     """What is wrong with a group of the rank at ``at``."""
     right, name = at.group(axis), f"{axis} group {list(said)}"
-    for rank in said:
-        if rank not in at.grid.ranks:
-            return f"{name}: there is no rank {rank}; ranks go from 0 to {at.grid.world_size - 1}."
-    stranger = next((rank for rank in said if rank not in right), None)
-    if stranger is not None:
-        other, found = "tp" if axis == "dp" else "dp", at.grid.at(stranger)
+    if unknown := [rank for rank in said if rank not in at.grid.ranks]:
+        return f"{name}: there is no rank {unknown[0]}; ranks go from 0 to {at.grid.world_size - 1}."
+    if strangers := [rank for rank in said if rank not in right]:
+        other, found = "tp" if axis == "dp" else "dp", at.grid.at(strangers[0])
         return f"{name}: {found} and {at} differ in {other}; in a {axis} group only {axis} does."
     if len(set(said)) < len(said):
         return f"{name}: a rank is in it twice."
@@ -112,9 +100,8 @@ def _judge_axis(axis: str, listed: Sequence[Sequence[int]], grid: Grid) -> str |
     for group in listed:
         if not group:
             return f"a {axis} group is empty."
-        twice = next((rank for rank in group if rank in seen), None)
-        if twice is not None:
-            return f"rank {twice} is in two {axis} groups, {list(seen[twice])} and {list(group)}."
+        if twice := [rank for rank in group if rank in seen]:
+            return f"rank {twice[0]} is in two {axis} groups, {list(seen[twice[0]])} and {list(group)}."
         if wrong := _judge_members(axis, group, grid.at(group[0] if group[0] in grid.ranks else 0)):
             return wrong
         seen.update(dict.fromkeys(group, group))
@@ -179,7 +166,7 @@ def axes_exercise() -> Exercise:
             for along in itertools.combinations(sizes, count):
                 told = f"On {grid}, along {list(along)}: {{}}"
                 made = value_of(function, dict(sizes), list(along), told=told)
-                if wrong := _judge_along(made, groups_along(sizes, along), grid, along):
+                if wrong := _judge_along(made, grid, along):
                     return told.format(wrong)
         return None
 
@@ -191,24 +178,20 @@ def axes_exercise() -> Exercise:
     return Exercise(judge, hints, "Any grid, along any axes.", Par("lines", 4, lines_of))
 
 
-def _judge_along(
-    made: object, right: Sequence[Sequence[int]], grid: Grid, along: Sequence[str]
-) -> str | None:
+def _judge_along(made: object, grid: Grid, along: Sequence[str]) -> str | None:
+    right = dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)
     if (said := read_groups(made)) is None:
         return "return a list of lists of ranks, such as [[0, 1], [2, 3]]."
-    if {tuple(sorted(each)) for each in said} == {tuple(sorted(each)) for each in right}:
-        twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
-        return "a group, or a rank in it, stands there twice." if twice else None
-    strange = next((each for each in said if sorted(each) not in [sorted(other) for other in right]), None)
-    if strange is None:
-        missing = next(each for each in right if sorted(each) not in [sorted(other) for other in said])
-        return f"no group {list(missing)}."
-    rank = next((rank for rank in strange if rank in grid.ranks), 0)
-    return f"{strange} is no group. Rank {rank}'s is {list(grid.at(rank).group(*along))}."
+    if strange := [each for each in said if sorted(each) not in [sorted(other) for other in right]]:
+        rank = next((rank for rank in strange[0] if rank in grid.ranks), 0)
+        return f"{strange[0]} is no group. Rank {rank}'s is {list(grid.at(rank).group(*along))}."
+    if missing := [each for each in right if sorted(each) not in [sorted(other) for other in said]]:
+        return f"no group {list(missing[0])}."
+    twice = len(said) != len(right) or any(len(set(each)) < len(each) for each in said)
+    return "a group, or a rank in it, stands there twice." if twice else None
 
 
 def quiz(dp: int, tp: int) -> Exercise:
-    """Numbers that the notebook measured."""
     last = Grid.of(dp=dp, tp=tp).at(dp * tp - 1)
     return numbers(
         ("groups", dp + tp, "Ask sum(map(len, groups(dp, tp)))."),
@@ -219,5 +202,5 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
     """The notebook's exercises in order: predict, groups, answers, axes, quiz."""
-    on_ranks = answers_exercise(dp, tp, backend)
-    return predict(dp, tp), groups_exercise(dp, tp), on_ranks, axes_exercise(), quiz(dp, tp)
+    answered = answers_exercise(dp, tp, backend)
+    return predict(dp, tp), groups_exercise(dp, tp), answered, axes_exercise(), quiz(dp, tp)

@@ -109,8 +109,7 @@ def play_answers(
 
 def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Listed) -> AnswerReport:
     """One rank's part. A wait that times out is reported; any other error is raised."""
-    made: list[tuple[int, ...]] = []
-    gathers: list[str] = []
+    made, gathers = list[tuple[int, ...]](), list[str]()
 
     def note(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
         if original.__name__ in _HEARING:
@@ -142,10 +141,8 @@ def say_answers(answers: Sequence[Listed]) -> str:
 
 def say_arrivals(found: Sequence[int | str]) -> str:
     """What each rank got from a broadcast, or its error, without memory addresses."""
-    lines = [
-        f"rank {rank}: {got if isinstance(got, str) else f'got {got}'}" for rank, got in enumerate(found)
-    ]
-    return "\n".join(re.sub(r" <.*?>", "", line) for line in lines)
+    said = (got if isinstance(got, str) else f"got {got}" for got in found)
+    return "\n".join(re.sub(r" <.*?>", "", f"rank {rank}: {each}") for rank, each in enumerate(said))
 
 
 def error_or_value(found: int | str) -> int | str:
@@ -155,11 +152,8 @@ def error_or_value(found: int | str) -> int | str:
 
 def say_calls(found: Sequence[Sequence[int] | str]) -> str:
     """Each rank after its two calls: the ranks that it then knows of, or the call in which it timed out."""
-    lines = [
-        f"rank {rank}: {f'timed out in {each}' if isinstance(each, str) else f'returned {list(each)}'}"
-        for rank, each in enumerate(found)
-    ]
-    return "\n".join(lines)
+    said = (f"timed out in {e}" if isinstance(e, str) else f"returned {list(e)}" for e in found)
+    return "\n".join(f"rank {rank}: {each}" for rank, each in enumerate(said))
 
 
 def agree(wanted: Listed) -> None:

@@ -48,28 +48,23 @@ class GridFrame:
 
     @property
     def bottom(self) -> float:
-        """The lower edge of the last row."""
         return self.top + self.grid.size("dp") * self.high
 
 
-def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int], width: float = 3.0) -> None:
+def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int]) -> None:
     """An outline around the cells of a group, which lie in one row or in one column."""
     inset = 3.0 if axis == "tp" else 7.0
     (left, top), (right, bottom) = frame.cell(ranks[0]), frame.cell(ranks[-1])
     size = right - left + frame.wide - 2 * inset, bottom - top + frame.high - 2 * inset
     corner = (left + inset, top + inset)
     patch = FancyBboxPatch(corner, *size, boxstyle="round,pad=0,rounding_size=8", fill=False, zorder=6)
-    patch.set(edgecolor=_EDGE[axis], linewidth=width, linestyle=_DASHES[axis])
+    patch.set(edgecolor=_EDGE[axis], linewidth=3.0, linestyle=_DASHES[axis])
     axes.add_patch(patch)
-
-
-# One rank and its groups.
 
 
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """A rank's coordinates and groups, with one button per rank."""
     grid = Grid.of(dp=dp, tp=tp)
-
     draw = functools.cache(functools.partial(draw_rank, grid))
     return show(draw, draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
 
@@ -82,7 +77,16 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
     centred(axes, frame.left - 18, frame.top, "along dp →", rotation=-90, va="top", color=DP_GROUP)
     at, tp = grid.at(rank), grid.size("tp")
     for other in grid.ranks:
-        _draw_rank_cell(axes, frame, other, other == rank)
+        (x, y), spot = frame.cell(other), frame.grid.at(other)
+        inset, fill = 11.0, rank_colour(other) if other == rank else EMPTY
+        size = frame.wide - 2 * inset, frame.high - 2 * inset
+        rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
+        middle = (x + frame.wide / 2, y + frame.high / 2)
+        if frame.wide > 90:
+            centred(axes, middle[0], middle[1] - 12, f"rank {other}", 12, weight="bold")
+            centred(axes, middle[0], middle[1] + 11, f"dp {spot['dp']}, tp {spot['tp']}")
+        else:
+            centred(axes, *middle, str(other), weight="bold")
     for axis in ("tp", "dp"):
         _outline(axes, frame, axis, at.group(axis))
     arithmetic = [
@@ -106,19 +110,6 @@ def draw_rank(grid: Grid, rank: int) -> Picture:
     return finish(figure, f"grid-rank-{rank}", said)
 
 
-def _draw_rank_cell(axes: Axes, frame: GridFrame, rank: int, pressed: bool) -> None:
-    (x, y), at = frame.cell(rank), frame.grid.at(rank)
-    inset, fill = 11.0, rank_colour(rank) if pressed else EMPTY
-    size = frame.wide - 2 * inset, frame.high - 2 * inset
-    rectangle(axes, x + inset, y + inset, *size, fill, linewidth=1.0)
-    middle = (x + frame.wide / 2, y + frame.high / 2)
-    if frame.wide > 90:
-        centred(axes, middle[0], middle[1] - 12, f"rank {rank}", 12, weight="bold")
-        centred(axes, middle[0], middle[1] + 11, f"dp {at['dp']}, tp {at['tp']}")
-    else:
-        centred(axes, *middle, str(rank), weight="bold")
-
-
 def _short(ranks: Sequence[int]) -> str:
     """The ranks of a group; for a long one, the first two and the last.
 
@@ -127,9 +118,6 @@ def _short(ranks: Sequence[int]) -> str:
     """
     listed = list(ranks) if len(ranks) < 6 else [ranks[0], f"{ranks[1]}, … {ranks[-1]}"]
     return ", ".join(map(str, listed))
-
-
-# Groups that a function returns.
 
 
 def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
@@ -143,28 +131,21 @@ def picture_of_groups(made: object, dp: int, tp: int) -> Picture:
         frame = GridFrame(grid, _MARGIN + 432 * number, half.top, half.wide, half.high)
         listed = read_groups(part) or []
         write(axes, frame.left, 24, f"{axis}_groups, as you made them", 12, weight="bold", color=_EDGE[axis])
-        _draw_made(axes, frame, axis, listed)
+        for rank in frame.grid.ranks:
+            (x, y), mine = frame.cell(rank), [number for number, ranks in enumerate(listed) if rank in ranks]
+            alone = len(mine) == 1
+            fill, hatch = (rank_colour(rank), None) if alone else (EMPTY, "xx")
+            rectangle(axes, x + 8, y + 8, frame.wide - 16, frame.high - 16, fill, hatch=hatch)
+            told = f"group {mine[0]}" if alone else "in several" if mine else "in none"
+            label = f"rank {rank}\n{told}" if frame.wide > 90 else str(rank)
+            box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2}
+            centred(axes, x + frame.wide / 2, y + frame.high / 2, label, zorder=8, bbox=box)
+        for ranks in listed:
+            spots = [frame.cell(rank) for rank in ranks if rank in frame.grid.ranks]
+            across, down = [x + frame.wide / 2 for x, _ in spots], [y + frame.high / 2 for _, y in spots]
+            axes.plot(across, down, color=_EDGE[axis], linestyle=_DASHES[axis], linewidth=4, zorder=5)
         said.append(f"{axis}_groups: {'; '.join(say_ranks(group) for group in listed) or 'none'}.")
     return finish(figure, "grid-groups", " ".join(said))
-
-
-def _draw_made(axes: Axes, frame: GridFrame, axis: str, listed: Sequence[Sequence[int]]) -> None:
-    for rank in frame.grid.ranks:
-        (x, y), mine = frame.cell(rank), [number for number, ranks in enumerate(listed) if rank in ranks]
-        alone = len(mine) == 1
-        fill, hatch = (rank_colour(rank), None) if alone else (EMPTY, "xx")
-        rectangle(axes, x + 8, y + 8, frame.wide - 16, frame.high - 16, fill, hatch=hatch)
-        told = f"group {mine[0]}" if alone else "in several" if mine else "in none"
-        label = f"rank {rank}\n{told}" if frame.wide > 90 else str(rank)
-        box = {"facecolor": fill, "edgecolor": "none", "pad": 1.2}
-        centred(axes, x + frame.wide / 2, y + frame.high / 2, label, zorder=8, bbox=box)
-    for ranks in listed:
-        spots = [frame.cell(rank) for rank in ranks if rank in frame.grid.ranks]
-        across, down = [x + frame.wide / 2 for x, _ in spots], [y + frame.high / 2 for _, y in spots]
-        axes.plot(across, down, color=_EDGE[axis], linestyle=_DASHES[axis], linewidth=4, zorder=5)
-
-
-# After two calls, each rank has heard of all ranks.
 
 
 def hero() -> Picture:
@@ -221,9 +202,9 @@ def draw_moment(grid: Grid, order: Axis, skips: int, moment: int) -> Picture:
     frame = GridFrame.fitting(grid, (_MARGIN, 72.0), _WIDTH - 2 * _MARGIN, (168, 116))
     width = min(_WIDTH, max(560, 2 * _MARGIN + grid.size("tp") * frame.wide))
     figure, axes = blank(round(width), round(frame.bottom + 20))
-    title, colour = _title(grid, now, moment), _EDGE[now.axis] if now.axis else INK
+    title, colour = _title(now, moment), _EDGE[now.axis] if now.axis else INK
     write(axes, _MARGIN, 24, title, 12.5, weight="bold", color=colour)
-    state = _state(grid, now, order, skips, moment)
+    state = _state(grid, now, skips, moment)
     write(axes, _MARGIN, 50, state, 11.5, color=WRONG if now.waits else QUIET)
     _draw_hearing(axes, frame, now)
     known = (", ".join(map(str, sorted(each))) for each in now.heard)
@@ -233,7 +214,7 @@ def draw_moment(grid: Grid, order: Axis, skips: int, moment: int) -> Picture:
     return finish(figure, f"grid-calls-{order}-{skips}-{moment}", alt)
 
 
-def _title(grid: Grid, now: CallMoment, moment: int) -> str:
+def _title(now: CallMoment, moment: int) -> str:
     if now.axis is None:
         return "Nobody has called. Each rank knows itself."
     line = "row" if now.axis == "tp" else "column"
@@ -242,7 +223,7 @@ def _title(grid: Grid, now: CallMoment, moment: int) -> str:
     return f"{done}: every {now.axis} group, each a {line}."
 
 
-def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) -> str:
+def _state(grid: Grid, now: CallMoment, skips: int, moment: int) -> str:
     is_skipping = skips != NOBODY and moment in (1, 2)
     skipped = f"Rank {skips} goes straight on to its next call. " if is_skipping else ""
     if moment == LAST and skips != NOBODY and now.waits:
@@ -250,14 +231,12 @@ def _state(grid: Grid, now: CallMoment, first: Axis, skips: int, moment: int) ->
         return f"{say_ranks(returned).capitalize()} returned, and noticed nothing. The rest wait."
     if moment == LAST:
         return "Each rank has heard of all ranks."
-    waiting = f"Waiting: {say_ranks(sorted(now.waits))}." if now.waits else ""
-    return f"{skipped}{waiting}"
+    return f"{skipped}Waiting: {say_ranks(sorted(now.waits))}." if now.waits else skipped
 
 
 def play_calls(dp: int, tp: int, live: bool = True) -> Shell | Picture:
     """Both calls of every rank as a film: choose which comes first, and which rank skips it."""
     grid = Grid.of(dp=dp, tp=tp)
-
     order = choice("order", {"rows first": "tp", "columns first": "dp"}, width=120)
     skips = choice("skips", {"nobody": NOBODY, **{f"rank {rank}": rank for rank in grid.ranks}})
     still = draw_moment(grid, "tp", NOBODY, LAST)

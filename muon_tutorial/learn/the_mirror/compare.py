@@ -82,7 +82,20 @@ def first_difference(step: StepOfBucket, dp: int, tp: int, seed: int) -> StepDif
 
 def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
     """The marks for everything one rank held and asked for, up to its first wrong message."""
-    yield from _held_marks(rank, right, mine)
+    should_hold, held = right.jobs[rank].diarist.contents, mine.jobs[rank].diarist.contents
+    for name, (phase, moment) in product(should_hold, _SILENT.items()):
+        if not should_hold[name][moment]:
+            continue
+        if held[name][moment] == should_hold[name][moment]:
+            yield Mark(rank, phase, "same")
+        elif held[name][moment]:
+            yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.", True)
+        elif mine.broke:
+            yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[moment]} of {name}.", True)
+    if mine.reports and len(mine.of_rank(rank)) == len(right.of_rank(rank)):
+        new, wanted = mine.reports[rank].after, right.reports[rank].after
+        if not all(torch.equal(wanted[name], new[name]) for name in MATRICES):
+            yield Mark(rank, 7, "wrong", f"rank {rank}: its new weights are not those of the step.")
     came = mine.of_rank(rank)
     for number, due in enumerate(right.of_rank(rank)):
         phase = PHASES.index(due.label.phase) + 1
@@ -100,35 +113,14 @@ def _marks_of(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
 
 
 def _wrong(rank: int, due: Collective, came: Collective) -> str:
-    """How a message differs from the right one: rank, matrix and interval."""
     if str(due) != str(came):
         return f"rank {rank} asks for {came}. The correct request: {due}."
     one, other, subject = due.send, came.send, came.label.subject
     if one is None or other is None or torch.equal(one, other):
         return ""
     places = (one != other).nonzero().flatten()
-    return (
-        f"rank {rank} sends wrong entries{f' of {subject}' if subject else ''}: the first at "
-        f"{int(places[0])}, the last at {int(places[-1])} of {one.numel()}."
-    )
-
-
-def _held_marks(rank: int, right: SteppedRun, mine: SteppedRun) -> Iterator[Mark]:
-    """The marks for what a rank holds after phases that send nothing, and for its weights at the end."""
-    due, came = right.jobs[rank].diarist.contents, mine.jobs[rank].diarist.contents
-    for name, (phase, moment) in product(due, _SILENT.items()):
-        if not due[name][moment]:
-            continue
-        if came[name][moment] == due[name][moment]:
-            yield Mark(rank, phase, "same")
-        elif came[name][moment]:
-            yield Mark(rank, phase, "wrong", f"rank {rank}: {MOMENTS[moment]} of {name} is not right.", True)
-        elif mine.broke:
-            yield Mark(rank, phase, "missing", f"rank {rank} never has {MOMENTS[moment]} of {name}.", True)
-    if mine.reports and len(mine.of_rank(rank)) == len(right.of_rank(rank)):
-        new, wanted = mine.reports[rank].after, right.reports[rank].after
-        if not all(torch.equal(wanted[name], new[name]) for name in MATRICES):
-            yield Mark(rank, 7, "wrong", f"rank {rank}: its new weights are not those of the step.")
+    where = f"the first at {int(places[0])}, the last at {int(places[-1])} of {one.numel()}."
+    return f"rank {rank} sends wrong entries{f' of {subject}' if subject else ''}: {where}"
 
 
 def whole_gradients(plan: Plan, reports: Sequence[Report]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import Coordinate, Grid, Hop, LocalWorld, Owned, Plan, Replicate, Route, Shard
-from ...engine.collective import Label, Walk
+from ...engine.collective import Collective, Label, Walk
 from ...engine.travel import travel
 from ...plan.bucket import DistMeta
 from ...plan.layout import Placement
@@ -21,6 +21,7 @@ from ..exercises.judge import (
     MistakeError,
     OpenAnswerError,
     Par,
+    first,
     lines_of,
     numbers,
     value_of,
@@ -39,7 +40,6 @@ SPOILERS = {
     "silent": [r"\[4, 5, 6\]"],
     "updates": [r"\{'up': 0, 'o': 0, 'down': 2\}"],
 }
-"""Patterns that would give the notebook's predictions away."""
 
 LOST_LINE = """for group in groups:                 # before phase 2
     params = group["params"]
@@ -87,20 +87,16 @@ def mirror_exercise(plan: Plan) -> Exercise:
             return f"Phase {lost} only joins what ranks still have: {kept}"
         recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
         right = set(found_mirror(plan)["silent"])
-        if extra := sorted(set(silent) - right):
-            return f"Phase {extra[0]} does send: {say_phase(recording, extra[0])}."
-        if missing := sorted(right - set(silent)):
-            return f"Phase {missing[0]} ({PHASES[missing[0] - 1]}) sends nothing either."
-        return None
+        extra = (f"Phase {p} does send: {say_phase(recording, p)}." for p in sorted(set(silent) - right))
+        quiet = (f"Phase {p} ({PHASES[p - 1]}) sends nothing either." for p in sorted(right - set(silent)))
+        return first((*extra, *quiet))
 
     hints = (
         "After which phase does no rank have any more what it had before, not even all ranks together?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
-    praise = (
-        "On the way out ranks ask each other. On the way back they only drop the rows and columns of others."
-    )
-    return Exercise(judge, hints, praise)
+    back = "On the way back they only drop the rows and columns of others."
+    return Exercise(judge, hints, f"On the way out ranks ask each other. {back}")
 
 
 def way_back_exercise() -> Exercise:
@@ -108,16 +104,17 @@ def way_back_exercise() -> Exercise:
 
     def judge(way_back: Callable[..., Walk]) -> str | None:
         _refuse_blanks(way_back)
-        routes = [_route(Grid.of(dp=dp, tp=tp), end) for dp, tp in GRIDS for end in (Replicate(), Owned(0))]
-        return next(filter(None, (_judge_way_back(way_back, route) for route in routes)), None)
+        ends: tuple[Placement, Placement] = (Replicate(), Owned(0))
+        return first(
+            _judge_way_back(way_back, Grid.of(dp=dp, tp=tp), end) for dp, tp in GRIDS for end in ends
+        )
 
     hints = (
         "Two things turn around: the order of the hops, and each hop itself.",
         "reversed(route.hops) is the order; hop.inverse is the hop the other way.",
     )
-    return Exercise(
-        judge, hints, "The hop that came last goes back first, each the other way.", keeps=("way_back",)
-    )
+    praise = "The hop that came last goes back first, each the other way."
+    return Exercise(judge, hints, praise, keeps=("way_back",))
 
 
 def _refuse_blanks(function: Any) -> None:
@@ -128,15 +125,11 @@ def _refuse_blanks(function: Any) -> None:
         raise OpenAnswerError
 
 
-def _route(grid: Grid, end: Placement) -> tuple[Grid, Route, bool]:
+def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
     """Two hops, over dp and over tp; the second leaves the whole on all ranks, or only on an owner."""
-    rows, columns = 2 * grid.size("dp"), 3 * grid.size("tp")
+    rows, columns, asked = 2 * grid.size("dp"), 3 * grid.size("tp"), list[str]()
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
-    return grid, Route(hops, torch.float32), isinstance(end, Replicate)
-
-
-def _judge_way_back(way_back: Callable[..., Walk], case: tuple[Grid, Route, bool]) -> str | None:
-    (grid, route, silent), asked = case, list[str]()
+    route = Route(hops, torch.float32)
 
     def there_and_back(at: Coordinate) -> Walk:
         mine = torch.arange(6.0).view(2, 3) + 10 * at.rank
@@ -146,10 +139,10 @@ def _judge_way_back(way_back: Callable[..., Walk], case: tuple[Grid, Route, bool
             raise MistakeError("way_back makes no request: take each hop with yield from take(…).")
         return mine, (yield from back)
 
-    world, raised = LocalWorld(grid), ""
-    world.observers.append(
-        lambda request, at: asked.append(request.kind) if request.label.phase == "the way back" else None
-    )
+    def observe(request: Collective, at: Coordinate) -> None:
+        asked.extend([request.kind] if request.label.phase == "the way back" else [])
+
+    world, raised = LocalWorld(grid, observers=[observe]), ""
     try:
         found = world.run([there_and_back(grid.at(rank)) for rank in grid.ranks])
     except MistakeError:
@@ -157,23 +150,21 @@ def _judge_way_back(way_back: Callable[..., Walk], case: tuple[Grid, Route, bool
     except Exception as error:
         where, said = f"dp={grid.size('dp')}, tp={grid.size('tp')}", str(error).splitlines()[0]
         raised = f"On {where} it raised {type(error).__name__}: {said}"
-    if silent and asked:
+    if isinstance(end, Replicate) and asked:
         return f"It asked for {asked[0]}; each rank has all it needs already. Take the hop the other way."
     if set(asked) - {"scatter"}:
         return f"From an owner it asked for {asked[0]}; the opposite of a gather is a scatter."
     if raised:
         return raised
-    return next(filter(None, (_judge_return(grid.at(rank), *pair) for rank, pair in enumerate(found))), None)
+    return first(_judge_return(grid.at(rank), *pair) for rank, pair in enumerate(found))
 
 
 def _judge_return(at: Coordinate, mine: Tensor, came: Any) -> str | None:
     if not isinstance(came, Tensor):
         return f"{at} ended with {came!r}: return x at the end."
     if came.shape != mine.shape:
-        return (
-            f"On {at.grid}, {at} went out with {tuple(mine.shape)} and came back with {tuple(came.shape)}. "
-            "Which hop has to go first?"
-        )
+        went = f"went out with {tuple(mine.shape)} and came back with {tuple(came.shape)}"
+        return f"On {at.grid}, {at} {went}. Which hop has to go first?"
     if not torch.equal(came, mine):
         owner = int(came.flatten()[0]) // 10
         return f"On {at.grid}, {at} came back with entries that rank {owner} brought. Which hop goes first?"
@@ -214,16 +205,14 @@ def _judge_unpacked(came: Any, flat: Tensor, meta: DistMeta, at: Coordinate) -> 
     return None
 
 
+_TWICE = "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute."
 _STEP_HINTS = {
     1: ("Phase 1 begins with job.gradients(bucket), and travels bucket.gradient.",),
     2: ("First the mean goes through job.momentum(bucket, …). What that returns travels bucket.compute.",),
     3: ("Each matrix: unpack(flat, meta), then travel entry.route, with job.label(3, entry).",),
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
-    5: ("Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute.",),
-    6: (
-        "Is each piece written into a flat buffer of zeros, at meta.global_range, flattened?",
-        "Use way_back twice: for each matrix along entry.route, at the end for all along bucket.compute.",
-    ),
+    5: (_TWICE,),
+    6: ("Is each piece written into a flat buffer of zeros, at meta.global_range, flattened?", _TWICE),
     7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
 }
 
@@ -239,17 +228,17 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
         walk.close()
         for grid in dict.fromkeys(((dp, tp), *STEP_GRIDS)):
             difference = first_difference(step, *grid, seed)
-            first = difference.first
-            if first is None and not difference.broke:
+            mark = difference.first
+            if mark is None and not difference.broke:
                 continue
             stopped = f" It stopped with {difference.broke.splitlines()[0]}." if difference.broke else ""
-            if first is None:
+            if mark is None:
                 return Diagnosis(f"On {difference.grid}, all is right, and then:{stopped}", _STEP_HINTS[7])
             from .pictures import draw_difference  # here, because ranks import this file and need no pictures
 
-            phase = f"phase {first.phase} ({PHASES[first.phase - 1]})"
-            said = f"On {difference.grid}, {phase} is the first to differ: {first.what}{stopped}"
-            return Diagnosis(said, _STEP_HINTS[first.phase], draw_difference(difference))
+            phase = f"phase {mark.phase} ({PHASES[mark.phase - 1]})"
+            said = f"On {difference.grid}, {phase} is the first to differ: {mark.what}{stopped}"
+            return Diagnosis(said, _STEP_HINTS[mark.phase], draw_difference(difference))
         return None
 
     praise = "On every grid that was tried, each rank asks for the same as the package's, to the bit."
@@ -257,7 +246,6 @@ def step_exercise(dp: int, tp: int, seed: int) -> Exercise:
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Numbers that the notebook measured."""
     recording = record_here(plan.grid.size("dp"), plan.grid.size("tp"), 0)
     whole = "Put the slider on phase 4 and press the button of o: on how many ranks is it whole?"
     return numbers(
@@ -269,14 +257,8 @@ def quiz(plan: Plan) -> Exercise:
 
 def all_exercises(plan: Plan, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: mirror, shape, way back, the whole step, quiz."""
-    dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
-    return (
-        mirror_exercise(plan),
-        unpack_exercise(),
-        way_back_exercise(),
-        step_exercise(dp, tp, seed),
-        quiz(plan),
-    )
+    step = step_exercise(plan.grid.size("dp"), plan.grid.size("tp"), seed)
+    return mirror_exercise(plan), unpack_exercise(), way_back_exercise(), step, quiz(plan)
 
 
 def error_of(work: Callable[..., Any], *arguments: Any) -> str:

@@ -28,6 +28,7 @@ from .recording import PHASES
 
 Group = tuple[int, ...]
 _WIDTH, _SHOWN = 900, 4
+_OUTLINES = {"dp": DP_GROUP, "tp": TP_GROUP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,39 +189,29 @@ def draw_network(network: Network) -> Picture:
     write(axes, 16, 22, said, 12)
     outline = {rank: each for each in ready for rank in each.group}
     for rank in grid.ranks:
-        at = grid.at(rank)
-        _draw_rank(
-            axes, network, rank, outline.get(rank), (16 + at["tp"] * wide, 44 + at["dp"] * 72, wide - 14)
-        )
-    most = max(1, len(network.order) + sum(1 for _ in ready), *(len(order) for order, _ in kept))
+        _draw_rank(axes, network, rank, outline.get(rank), wide)
+    most = max(1, len(network.order) + len(ready), *(len(order) for order, _ in kept))
     _draw_order(axes, strips, "you", network.order, network.result, most)
     for number, (order, result) in enumerate(kept, 1):
         _draw_order(axes, strips + 56 * number, "ended", order, result, most)
     hashes = {result for _, result in network.ended}
     said += f" So far {len(network.order)} are answered: {_say_order(network.order)}."
     if network.ended:
-        said += (
-            f" {len(network.ended)} runs have ended, in {len(hashes)} result: {', '.join(sorted(hashes))}."
-        )
+        results = f"{len(hashes)} result: {', '.join(sorted(hashes))}"
+        said += f" {len(network.ended)} runs have ended, in {results}."
     return finish(figure, f"network-{len(network.order)}", said)
 
 
 def _say_order(order: Sequence[Answer]) -> str:
-    return (
-        "; ".join(f"phase {each.phase} for ranks {', '.join(map(str, each.group))}" for each in order)
-        or "none"
-    )
+    said = (f"phase {each.phase} for ranks {', '.join(map(str, each.group))}" for each in order)
+    return "; ".join(said) or "none"
 
 
-def _draw_rank(
-    axes: Axes, network: Network, rank: int, ready: Answer | None, at: tuple[float, float, float]
-) -> None:
-    x, y, wide = at
-    asked = network.world.pending.get(rank)
-    edge = INK if ready is None else _outline(ready.axis)
-    rectangle(
-        axes, x, y, wide, 56, rank_colour(rank), edgecolor=edge, linewidth=1.0 if ready is None else 4.0
-    )
+def _draw_rank(axes: Axes, network: Network, rank: int, ready: Answer | None, wide: float) -> None:
+    at, asked = network.world.grid.at(rank), network.world.pending.get(rank)
+    x, y = 16 + at["tp"] * wide, 44 + at["dp"] * 72
+    edge, width = (INK, 1.0) if ready is None else (_OUTLINES[ready.axis], 4.0)
+    rectangle(axes, x, y, wide - 14, 56, rank_colour(rank), edgecolor=edge, linewidth=width)
     write(axes, x + 10, y + 17, f"rank {rank}", 12, weight="bold")
     if asked is None:
         write(axes, x + 10, y + 39, "is through")
@@ -230,17 +221,13 @@ def _draw_rank(
     write(axes, x + 10, y + 39, f"{'ready' if ready else 'waits'} in phase {phase}{of}")
 
 
-def _outline(axis: str) -> str:
-    return DP_GROUP if axis == "dp" else TP_GROUP
-
-
 def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], result: str, most: int) -> None:
     """One run as a strip: a box per message with its phase and ranks, and the hash at the end."""
     write(axes, 16, y + 22, title)
     wide = min(64.0, (_WIDTH - 76 - 150) / most)
     for number, each in enumerate(order):
         x = 76 + number * wide
-        rectangle(axes, x, y, wide - 6, 44, CARD, edgecolor=_outline(each.axis), linewidth=2.0)
+        rectangle(axes, x, y, wide - 6, 44, CARD, edgecolor=_OUTLINES[each.axis], linewidth=2.0)
         centred(axes, x + wide / 2 - 3, y + (14 if wide > 30 else 22), str(each.phase), 12, weight="bold")
         if wide > 30:
             ranks = ",".join(map(str, each.group))
@@ -252,8 +239,9 @@ def _draw_order(axes: Axes, y: float, title: str, order: Sequence[Answer], resul
         write(axes, 90, y + 22, "nothing answered yet", color=QUIET)
 
 
-def draw_orders(dp: int, tp: int, seed: int, runs: int = 6) -> Picture:
+def draw_orders(dp: int, tp: int, seed: int) -> Picture:
     """The still picture: several runs, each answered in another order, and their results."""
+    runs = 6
     network, draw = Network(dp, tp, seed), random.Random(seed)
     for _ in range(runs):
         network.restart()

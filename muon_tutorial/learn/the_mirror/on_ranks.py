@@ -58,10 +58,8 @@ def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)
         gpt.next_byte_loss(model, batch.inputs, batch.targets).backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    return {
-        name: grad for name, (path, _) in MATRICES.items() if (grad := found[f"{path}.weight"]) is not None
-    }
+    found: dict[str, Any] = {name: parameter.grad for name, parameter in model.named_parameters()}
+    return {name: found[f"{path}.weight"] for name, (path, _) in MATRICES.items()}
 
 
 def small_matrices() -> list[Matrix]:

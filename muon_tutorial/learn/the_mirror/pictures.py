@@ -40,35 +40,34 @@ def bytes_sent(recording: Recording, rank: int, phase: int) -> int:
 
     A gather sends its share ranks − 1 times; a reduce_scatter keeps one share.
     """
-    sent = [each for each in recording.diaries[rank].sent if each.phase == phase]
-    ranks = [recording.grid.size(each.axis) for each in sent]
-    return sum(
-        (many - 1) * each.size // (many if each.kind == "reduce_scatter" else 1)
-        for each, many in zip(sent, ranks, strict=True)
-    )
+    total = 0
+    for each in (each for each in recording.diaries[rank].sent if each.phase == phase):
+        ranks = recording.grid.size(each.axis)
+        total += (ranks - 1) * each.size // (ranks if each.kind == "reduce_scatter" else 1)
+    return total
 
 
-def draw_sent(recording: Recording, rank: int = 0) -> Picture:
-    """The bytes that one rank sends in each of the seven phases, as bars, with the mirror's axis."""
-    amounts = [bytes_sent(recording, rank, phase) for phase in range(1, LAST + 1)]
+def draw_sent(recording: Recording) -> Picture:
+    """The bytes that rank 0 sends in each of the seven phases, as bars, with the mirror's axis."""
+    amounts = [bytes_sent(recording, 0, phase) for phase in range(1, LAST + 1)]
     figure, axes = blank(_WIDTH, 268)
-    write(axes, 16, 20, f"Bytes that rank {rank} sends in each phase, on a ring", 12)
+    write(axes, 16, 20, "Bytes that rank 0 sends in each phase, on a ring", 12)
     each, most = (_WIDTH - 40) / LAST, max(1, *amounts)
     for number, amount in enumerate(amounts):
         x, high = 20 + number * each, 130 * amount / most
         if amount:
-            rectangle(axes, x + 14, 190 - high, each - 28, high, rank_colour(rank))
+            rectangle(axes, x + 14, 190 - high, each - 28, high, rank_colour(0))
         said = f"{amount:,}" if amount else "nothing"
         centred(axes, x + each / 2, 190 - high - 13, said)
         name = PHASES[number].replace(" ", "\n", 1)
         centred(axes, x + each / 2, 232, f"{number + 1} {name}", linespacing=1.15)
     axes.plot([20, _WIDTH - 20], [190, 190], color=INK, linewidth=1.0)
     axes.plot([_WIDTH / 2] * 2, [40, 164], color=INK, linewidth=1.2, dashes=(4, 3), zorder=0)
-    words = "; ".join(
-        f"phase {number} ({phase}) {f'{amount:,} bytes' if amount else 'nothing'}"
-        for number, (phase, amount) in enumerate(zip(PHASES, amounts, strict=True), 1)
-    )
-    return finish(figure, f"sent-{rank}", f"What rank {rank} sends on a ring: {words}.")
+    sent = (f"{amount:,} bytes" if amount else "nothing" for amount in amounts)
+    words = [
+        f"phase {n} ({phase}) {said}" for n, (phase, said) in enumerate(zip(PHASES, sent, strict=True), 1)
+    ]
+    return finish(figure, "sent-0", f"What rank 0 sends on a ring: {'; '.join(words)}.")
 
 
 def asks_for(src: Placement, dst: Placement) -> str:
@@ -108,24 +107,21 @@ def draw_hops() -> Picture:
     return finish(figure, "hops", f"What changes of placement of two ranks ask for. {'. '.join(said)}.")
 
 
-def _name(side: Placement) -> str:
-    """A placement as in code, such as ``Shard(0)``."""
-    number = side.dim if isinstance(side, Shard) else side.rank if isinstance(side, Owned) else ""
-    return f"{type(side).__name__}({number})"
-
-
 def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
     for rank in (0, 1):
-        left = x + rank * 156
+        left, box = x + rank * 156, shard_box((2, 1), side, rank, 2)
         write(axes, left, y + 22, f"rank {rank}", color=QUIET)
         rectangle(axes, left + 58, y, 84, 44, EMPTY, linewidth=0.8)
-        box = shard_box((2, 1), side, rank, 2)
         if box.numel:
-            top, high = y + 22 * box.offset[0], 22 * box.shape[0]
-            half = isinstance(side, Partial)
-            rectangle(axes, left + 58, top, 84, high, rank_colour(rank) if half else MARKED, linewidth=0.8)
-            word = "summand" if half else "half" if box.numel == 1 else "whole"
-            centred(axes, left + 100, top + high / 2, word)
+            word, fill = "half" if box.numel == 1 else "whole", MARKED
+            word, fill = ("summand", rank_colour(rank)) if isinstance(side, Partial) else (word, fill)
+            frame = (left + 58, y + 22 * box.offset[0], 84, 22 * box.shape[0])
+            tile(axes, frame, fill, word, linewidth=0.8)
+
+
+def _name(side: Placement) -> str:
+    number = side.dim if isinstance(side, Shard) else side.rank if isinstance(side, Owned) else ""
+    return f"{type(side).__name__}({number})"
 
 
 def draw_difference(difference: StepDifference) -> Picture:

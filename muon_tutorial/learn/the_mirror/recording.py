@@ -96,7 +96,6 @@ class Recording:
 
     @property
     def grid(self) -> Grid:
-        """The grid that it ran on."""
         return Grid.of(dp=self.dp, tp=self.tp)
 
     def workers(self, matrix: str) -> list[int]:
@@ -147,7 +146,6 @@ class Diarist:
             self.note(moment, shard.entry.matrix.name, flat[slice(*shard.in_buffer)])
 
     def diary(self) -> Diary:
-        """The diary of all notes."""
         return Diary(self.at.rank, self.tiles, self.contents, self.sent)
 
     def trace(self) -> Walk:
@@ -203,7 +201,6 @@ class Diarist:
 
 
 def entries_of(plan: Plan) -> Iterable[BucketEntry]:
-    """The matrices of all buckets."""
     return (entry for bucket in plan.buckets for entry in bucket.entries)
 
 
@@ -221,7 +218,6 @@ def assemble(source: str, plan: Plan, diaries: Sequence[Diary]) -> Recording:
 
 
 def dumps(recording: Recording) -> str:
-    """The recording as JSON."""
     return json.dumps(asdict(recording), separators=(",", ":"))
 
 
@@ -229,8 +225,8 @@ def loads(text: str) -> Recording:
     """The recording in a JSON text: the inverse of ``dumps``."""
     found = json.loads(text)
     for diary in found["diaries"]:
-        for name, moments in diary["tiles"].items():
-            diary["tiles"][name] = [[tuple(tile) for tile in moment] for moment in moments]
+        tiles = diary["tiles"].items()
+        diary["tiles"] = {n: [[tuple(tile) for tile in moment] for moment in moments] for n, moments in tiles}
         diary["sent"] = [Sent(**sent) for sent in diary["sent"]]
     shapes = {name: tuple(sides) for name, sides in found["shapes"].items()}
     diaries = tuple(Diary(**diary) for diary in found["diaries"])

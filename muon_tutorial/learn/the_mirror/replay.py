@@ -28,7 +28,16 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
     high = max(30.0, min(84.0, 300 / recording.dp))
     bottom, half = _TOP + recording.dp * (high + 26), _WIDTH / 2
     figure, axes = blank(_WIDTH, round(bottom + 8))
-    _draw_path(axes, moment)
+    step = (_WIDTH - 2 * 60) / LAST
+    places = [(60 + step * number, 62 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
+    for number, (start, stop) in enumerate(pairwise(places), 1):
+        arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
+        at_x, at_y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 12
+        centred(axes, at_x, at_y, _phase_name(number), va="top", linespacing=1.15)
+    for number, spot in enumerate(places):
+        colour = INK if number == moment else CARD
+        size = 11 if number in (moment, LAST - moment) else 5
+        axes.plot(*spot, "o", markersize=size, markerfacecolor=colour, color=INK)
     for place, shown in enumerate(sorted((moment, LAST - moment))):
         left = _MARGIN + place * half
         title = ("now: " if shown == moment else "its mirror: ") + MOMENTS[shown]
@@ -54,22 +63,7 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
     return finish(figure, f"replay-{matrix}-{moment}", " ".join(said))
 
 
-def _draw_path(axes: Axes, moment: int) -> None:
-    """The seven phases as a way up and down, with the current moment and its mirror image marked."""
-    step = (_WIDTH - 2 * 60) / LAST
-    places = [(60 + step * number, 62 - 14 * min(number, LAST - number)) for number in range(LAST + 1)]
-    for number, (start, stop) in enumerate(pairwise(places), 1):
-        arrow(axes, start, stop, mutation_scale=11, linewidth=2.6 if number == moment else 1.0)
-        x, y = (start[0] + stop[0]) / 2, max(start[1], stop[1]) + 12
-        centred(axes, x, y, _phase_name(number), va="top", linespacing=1.15)
-    for number, place in enumerate(places):
-        colour = INK if number == moment else CARD
-        size = 11 if number in (moment, LAST - moment) else 5
-        axes.plot(*place, "o", markersize=size, markerfacecolor=colour, color=INK)
-
-
 def _phase_name(number: int) -> str:
-    """A phase with its number, in two short lines."""
     phase = PHASES[number - 1]
     return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
 
@@ -92,9 +86,9 @@ def _draw_tiles(
             centred(axes, *middle, str(name), bbox=box)
 
 
-def film(recording: Recording, matrix: str = "") -> Picture:
+def film(recording: Recording) -> Picture:
     """All moments of the step side by side, one row per rank, with the mirror's axis in the middle."""
-    matrix, ranks = matrix or recording.busiest(), len(recording.diaries)
+    matrix, ranks = recording.busiest(), len(recording.diaries)
     high = max(22.0, min(58.0, 380 / ranks))
     each, left, top = (_WIDTH - 74) / (LAST + 1), 72.0, 110.0
     bottom, axis = top + ranks * (high + 10), left + AXIS * each - 6
@@ -136,11 +130,12 @@ def _say_moment(recording: Recording, matrix: str, moment: int) -> str:
 def explore(recording: Recording, live: bool = True, moment: int | None = None) -> Shell | Picture:
     """What all ranks hold, with a slider for the phase, beginning at ``moment``, and a button per matrix."""
 
-    def draw(phase: int, matrix: str) -> Picture:
-        return render(recording, phase, matrix)
-
     start = recording.busiest()
     names = {start: start, **{name: name for name in recording.shapes}}
     still = film(recording) if moment is None else render(recording, moment)
     phase = slider("phase", last=LAST, start=moment)
+
+    def draw(phase: int, matrix: str) -> Picture:
+        return render(recording, phase, matrix)
+
     return show(draw, still, live, phase=phase, matrix=choice("matrix", names))

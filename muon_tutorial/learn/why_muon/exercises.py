@@ -23,7 +23,6 @@ SPOILERS = {
     "caught": (r"catches up at step \d+",),
     "half": (r"The loudest \d+ of \d+ carry half",),
 }
-"""Patterns that would give this lesson's predictions away."""
 
 SHAPES = ((4, 6), (6, 4), (5, 5))
 LR, DECAY, CALLS = 0.02, 0.1, 3
@@ -70,14 +69,12 @@ def write_update() -> Exercise:
 
 def _update_of(function: SVDUpdate, G: Tensor, buffer: Tensor) -> Tensor:
     told = f"{{}} Here G is {say_size(G)}."
-    given = G.clone()
-    value = value_of(function, given, buffer, told=told)
+    value = value_of(function, given := G.clone(), buffer, told=told)
     if value is None:
         raise MistakeError("The function returns nothing. Is there a return?")
     if not torch.equal(given, G):
-        raise MistakeError(
-            "The function has changed G itself. lerp makes a new matrix; lerp_ is for the buffer."
-        )
+        changed = "lerp makes a new matrix; lerp_ is for the buffer."
+        raise MistakeError(f"The function has changed G itself. {changed}")
     if not isinstance(value, Tensor):
         raise MistakeError(f"The function must return a matrix; it returned {type(value).__name__}.")
     if value.shape != G.shape:
@@ -165,14 +162,11 @@ def _slipped(**slips: Any) -> WholeStep:
     return step
 
 
+_SCALED = "Weight decay is scaled by the size factor. It takes the plain lr."
 _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
     ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
     ("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
-    (
-        "Weight decay is scaled by the size factor. It takes the plain lr.",
-        "W.mul_(1 - lr * weight_decay)",
-        _slipped(decay="adjusted"),
-    ),
+    (_SCALED, "W.mul_(1 - lr * weight_decay)", _slipped(decay="adjusted")),
     (
         "Weight decay went through the gradient. It is decoupled: it shrinks W and touches nothing else.",
         "Leave G as it is, and multiply W by 1 - lr * weight_decay.",
@@ -244,20 +238,15 @@ def _judge_step(mine: _Pair, right: _Pair, before: _Pair, G: Tensor, number: int
         if is_this and not torch.allclose(other, wanted, atol=1e-6):
             return Diagnosis(what, (hint,))
     if torch.allclose(my_buffer, buffer * MOMENTUM + G, atol=1e-5):
-        return Diagnosis(
-            "The buffer is a sum of gradients. Newton–Schulz does not care how long its input is, so W comes "
-            "out nearly the same; torch keeps the average all the same.",
-            ("buffer.lerp_(G, 1 - momentum)",),
-        )
+        why = "Newton–Schulz does not care how long its input is, so W comes out nearly the same"
+        what = f"The buffer is a sum of gradients. {why}; torch keeps the average all the same."
+        return Diagnosis(what, ("buffer.lerp_(G, 1 - momentum)",))
     off = (my_W - wanted).abs().max().item()
-    far = (my_buffer - its).abs().max().item()
     if off < 0.03 * LR:
-        which, most = ("W", off) if off else ("the buffer", far)
-        return Diagnosis(
-            f"Right except for the last bits: {which} is off by at most {most:.0e}. Other operations round "
-            "in other places.",
-            ("lerp_ and lerp for the averages, alpha= for the last line.",),
-        )
+        which, most = ("W", off) if off else ("the buffer", (my_buffer - its).abs().max().item())
+        bits = f"{which} is off by at most {most:.0e}. Other operations round in other places."
+        hint = "lerp_ and lerp for the averages, alpha= for the last line."
+        return Diagnosis(f"Right except for the last bits: {bits}", (hint,))
     return f"In step {number} of a {say_size(W)} matrix, W is off by up to {off:.2g}."
 
 
@@ -306,7 +295,6 @@ def _tables() -> list[Tensor]:
 
 
 def quiz(run: TrainedGPT, G: Tensor) -> Exercise:
-    """Four numbers that the notebook measured."""
     S = torch.linalg.svdvals(G)
     _, rest = split_parameters(run.model)
     each = "Each direction adds 1. Try torch.linalg.svdvals(orthogonalize(G)).sum(), or count them."

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from matplotlib.axes import Axes
 from torch import Tensor
 
 from ..inputs.small_gpt import GPT_SHAPE, TrainedGPT
@@ -28,8 +27,9 @@ _RELATIVE = "loudness, of the loudest"
 _NAMES = {10: "newline", 32: "space"}
 
 
-def hero(loud: float = 1.5, quiet: float = 0.25) -> Picture:
+def hero() -> Picture:
     """The circle of all inputs of length 1, mapped by two updates: to an ellipse, and to a circle."""
+    loud, quiet = 1.5, 0.25
     turn_in, turn_out = _rotation(0.5), _rotation(0.85)
     update = turn_out @ torch.diag(torch.tensor([loud, quiet], dtype=torch.float64)) @ turn_in.T
     figure = card(660, 244)
@@ -39,7 +39,20 @@ def hero(loud: float = 1.5, quiet: float = 0.25) -> Picture:
         "moved by Muon": svd_muon(update),
     }
     for number, (title, matrix) in enumerate(panels.items()):
-        _draw_circle(figure.add_axes((0.005 + 0.333 * number, 0.01, 0.325, 0.86)), title, matrix, turn_in)
+        axes = figure.add_axes((0.005 + 0.333 * number, 0.01, 0.325, 0.86))
+        angles = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
+        x, y = (matrix @ torch.stack((angles.cos(), angles.sin()))).tolist()
+        axes.set(xlim=(-1.9, 1.9), ylim=(-1.3, 1.85), aspect="equal")
+        axes.axis("off")
+        axes.set_title(title, fontsize=13, fontweight="bold", color=INK)
+        axes.fill(x, y, facecolor=MARKED, edgecolor=INK, linewidth=1.4)
+        for width, label, column in ((3.2, "loud", 0), (1.8, "quiet", 1)):
+            right, up = (matrix @ turn_in[:, column]).tolist()
+            look = {"arrowstyle": "-|>", "color": INK, "linewidth": width}
+            axes.annotate("", (right, up), (0, 0), arrowprops=look)
+            length = math.hypot(right, up)
+            beyond = 1 + 0.36 / length
+            centred(axes, right * beyond, up * beyond, f"{label}\n{length:.2g}", 12)
     alt = (
         "All inputs of length 1 form a circle, with a loud and a quiet direction marked. A gradient makes an "
         f"ellipse of it: {loud} long in the loud direction, {quiet} in the quiet one. Muon's update sends "
@@ -51,23 +64,6 @@ def hero(loud: float = 1.5, quiet: float = 0.25) -> Picture:
 def _rotation(angle: float) -> Tensor:
     c, s = math.cos(angle), math.sin(angle)
     return torch.tensor([[c, -s], [s, c]], dtype=torch.float64)
-
-
-def _draw_circle(axes: Axes, title: str, matrix: Tensor, directions: Tensor) -> None:
-    angles = torch.linspace(0, 2 * math.pi, 181, dtype=torch.float64)
-    x, y = (matrix @ torch.stack((angles.cos(), angles.sin()))).tolist()
-    axes.set(xlim=(-1.9, 1.9), ylim=(-1.3, 1.85), aspect="equal")
-    axes.axis("off")
-    axes.set_title(title, fontsize=13, fontweight="bold", color=INK)
-    axes.fill(x, y, facecolor=MARKED, edgecolor=INK, linewidth=1.4)
-    for width, label, column in ((3.2, "loud", 0), (1.8, "quiet", 1)):
-        right, up = (matrix @ directions[:, column]).tolist()
-        axes.annotate(
-            "", (right, up), (0, 0), arrowprops={"arrowstyle": "-|>", "color": INK, "linewidth": width}
-        )
-        length = math.hypot(right, up)
-        beyond = 1 + 0.36 / length
-        centred(axes, right * beyond, up * beyond, f"{label}\n{length:.2g}", 12)
 
 
 def picture_of_gradient(G: Tensor) -> Picture:
@@ -98,30 +94,23 @@ def explore(run: TrainedGPT, orthogonalize: Orthogonalize, live: bool = True) ->
         name = f"blocks.{layer}.{KINDS[matrix]}.weight"
         return draw_spectra([(name, spectra_of(run, name, orthogonalize))], "why_muon-updates", _RELATIVE)
 
-    matrix = choice("matrix", {kind: kind for kind in ("up", "down", *"qkvo")})
-    layer = slider("layer", last=GPT_SHAPE.layers - 1, start=GPT_SHAPE.layers - 1)
-    return show(draw, picture_of_all_updates(run, orthogonalize), live, matrix=matrix, layer=layer)
-
-
-def picture_of_all_updates(run: TrainedGPT, orthogonalize: Orthogonalize) -> Picture:
-    """The spectra of the updates of two matrices of the last layer, side by side."""
     last = GPT_SHAPE.layers - 1
+    matrix, layer = choice("matrix", ("up", "down", *"qkvo")), slider("layer", last=last, start=last)
     names = {f"{KINDS[kind]}, layer {last}": f"blocks.{last}.{KINDS[kind]}.weight" for kind in ("up", "q")}
     panels = [(title, spectra_of(run, name, orthogonalize)) for title, name in names.items()]
-    return draw_spectra(panels, "why_muon-all-updates", _RELATIVE)
+    still = draw_spectra(panels, "why_muon-all-updates", _RELATIVE)
+    return show(draw, still, live, matrix=matrix, layer=layer)
 
 
 def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     """How far the loss falls for each optimizer at the same loudness, as a multiple of SGD's promise."""
     unit = drops["SGD"].promised
     figure = card(640, 300)
-    axes = style(
-        figure.add_axes((0.25, 0.19, 0.72, 0.68)), "How far the loss falls, at the same loudness", "", ""
-    )
+    title = "How far the loss falls, at the same loudness"
+    axes = style(figure.add_axes((0.25, 0.19, 0.72, 0.68)), title, "", "")
     places = range(len(drops), 0, -1)
-    promised, measured = (
-        [getattr(drop, kind) / unit for drop in drops.values()] for kind in ("promised", "measured")
-    )
+    promised = [drop.promised / unit for drop in drops.values()]
+    measured = [drop.measured / unit for drop in drops.values()]
     told = ("promised by the gradient", promised, 0.19, EMPTY), ("measured", measured, -0.19, INK)
     for label, lengths, up, fill in told:
         axes.barh([p + up for p in places], lengths, 0.34, color=fill, edgecolor=INK, label=label)
@@ -129,13 +118,9 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     axes.set_xlabel("times what SGD promises", fontsize=11, color=QUIET)
     axes.set_xlim(0, max(*promised, *measured) * 1.08)
     legend(axes, "upper right")
-    said = [
-        f"{who}: promised {p:.2f}, measured {m:.2f}"
-        for who, p, m in zip(drops, promised, measured, strict=True)
-    ]
-    return finish(
-        figure, "why_muon-drops", f"How far the loss falls, in units of SGD's promise. {'; '.join(said)}."
-    )
+    fell = zip(drops, promised, measured, strict=True)
+    said = "; ".join(f"{who}: promised {p:.2f}, measured {m:.2f}" for who, p, m in fell)
+    return finish(figure, "why_muon-drops", f"How far the loss falls, in units of SGD's promise. {said}.")
 
 
 def picture_of_rows(rows: RowChanges) -> Picture:
@@ -147,10 +132,8 @@ def picture_of_rows(rows: RowChanges) -> Picture:
     for who, changes in rows.changes.items():
         said.append(f"{who}: median {changes.median():.0%}, at most {changes.max():.0%}")
         if who != "SGD":  # the same zeros as Adam's
-            look = LOOKS.get(who, LOOKS["Muon, exact"])[0]
-            axes.plot(
-                rows.counts.tolist(), changes.tolist(), "o", color=look, markersize=7, alpha=0.75, label=who
-            )
+            look = {"color": LOOKS.get(who, LOOKS["Muon, exact"])[0], "markersize": 7, "alpha": 0.75}
+            axes.plot(rows.counts.tolist(), changes.tolist(), "o", label=who, **look)
     axes.set(xscale="log", ylim=(-0.03, 0.63), xlim=(0.8, 200))
     axes.set_xticks([1, 10, 100], ["1", "10", "100"])
     axes.set_yticks([0, 0.2, 0.4, 0.6], ["0 %", "20 %", "40 %", "60 %"])
@@ -174,11 +157,11 @@ def draw_race(race: Race, moment: int) -> Picture:
     figure = card(660, 400)
     step = moment * race.every
     axes = style(figure.add_axes((0.1, 0.135, 0.76, 0.75)), f"Step {step}", "step", "")
-    every = [curve.losses for who in RACERS for curve in _runs(race, who)]
+    runs = {who: [race.best(who, seed).losses for seed in SEEDS] for who in RACERS}
+    every = [losses for of_who in runs.values() for losses in of_who]
     axes.set(xlim=(0, race.steps), ylim=(min(map(min, every)) - 0.1, min(4.0, max(map(max, every)) + 0.1)))
-    for who in RACERS:
-        for seed, curve in enumerate(_runs(race, who)):
-            losses = curve.losses[: moment + 1]
+    for who, of_who in runs.items():
+        for seed, losses in enumerate(each[: moment + 1] for each in of_who):
             width, alpha = (0.9, 0.6) if seed else (2.6, 1.0)
             steps = [number * race.every for number in range(len(losses))]
             axes.plot(steps, losses, color=LINES[who], linewidth=width, alpha=alpha)
@@ -191,10 +174,6 @@ def draw_race(race: Race, moment: int) -> Picture:
     centred(axes, 0.02, 0.5, "loss on held-out text", rotation=90, color=QUIET, va="center",
           transform=figure.transFigure)  # fmt: skip
     return finish(figure, "why_muon-race", say_race(race, moment))
-
-
-def _runs(race: Race, who: str) -> list:
-    return [race.best(who, seed) for seed in SEEDS]
 
 
 def say_race(race: Race, moment: int) -> str:
@@ -217,9 +196,8 @@ def say_extra_lanes(race: Race) -> str:
     rows += [f"{who.removeprefix('Muon, '):>22}  {race.best(who).last:.3f}" for who in MUON_TOO]
     others = [race.best("Muon", seed).last for seed in SEEDS[1:]]
     spread = ", ".join(f"{loss:.3f}" for loss in others)
-    return "\n".join(
-        [f"{'Muon steps':>22}  last loss", *rows, f"(hidden matrices alone, other seeds: {spread})"]
-    )
+    head, note = f"{'Muon steps':>22}  last loss", f"(hidden matrices alone, other seeds: {spread})"
+    return "\n".join([head, *rows, note])
 
 
 def picture_of_tuning(race: Race) -> Picture:
@@ -239,6 +217,5 @@ def picture_of_tuning(race: Race) -> Picture:
     axes.set_xticks([0.001, 0.01, 0.1, 1], ["0.001", "0.01", "0.1", "1"])
     axes.minorticks_off()
     figure.tight_layout()
-    return finish(
-        figure, "why_muon-tuning", f"The learning rates tried for the hidden matrices. {'; '.join(said)}."
-    )
+    words = f"The learning rates tried for the hidden matrices. {'; '.join(said)}."
+    return finish(figure, "why_muon-tuning", words)

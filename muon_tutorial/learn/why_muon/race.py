@@ -91,10 +91,8 @@ class Race:
         return reached * self.every
 
     def __str__(self) -> str:
-        return (
-            f"recorded with Python {self.python} and torch {self.torch}, {self.steps} steps, "
-            f"loss on held-out text"
-        )
+        with_what = f"Python {self.python} and torch {self.torch}"
+        return f"recorded with {with_what}, {self.steps} steps, loss on held-out text"
 
 
 @functools.cache
@@ -138,16 +136,12 @@ def run_lane(course: Course, who: str, rate: float, rest_rate: float, steps: int
 
 
 def _optimizers(model: GPT, who: str, rate: float, rest_rate: float) -> list[torch.optim.Optimizer]:
-    """The lane's optimizer for the hidden matrices, and AdamW for the rest."""
     lane = {*split_parameters(model).hidden_names, MUON_TOO.get(who)}
     named = dict(model.named_parameters())
     hidden = [named[name] for name in named if name in lane]
     rest = [named[name] for name in named if name not in lane]
-    makers: dict[str, Any] = {
-        "SGD": functools.partial(torch.optim.SGD, momentum=0.95, nesterov=True),
-        "AdamW": torch.optim.AdamW,
-    }
-    make = makers.get(who, torch.optim.Muon)
+    sgd = functools.partial(torch.optim.SGD, momentum=0.95, nesterov=True)
+    make: Any = {"SGD": sgd, "AdamW": torch.optim.AdamW}.get(who, torch.optim.Muon)
     return [make(hidden, lr=rate), torch.optim.AdamW(rest, lr=rest_rate)]
 
 
@@ -164,8 +158,9 @@ def _judge(model: GPT, course: Course) -> float:
     return sum(losses) / len(losses)
 
 
-def train_with(step: MuonStep | None, steps: int, seed: int, rate: float = 0.02) -> list[float]:
+def train_with(step: MuonStep | None, steps: int, seed: int) -> list[float]:
     """The losses of a short training with ``step`` for the hidden matrices; None stands for torch's Muon."""
+    rate = 0.02
     with measure.one_thread():
         text, model = load_text(None, GPT_SHAPE.context), build_gpt(GPT_SHAPE, seed)
         optimizer, rest = _optimizers(model, "Muon", rate, SHORT_REST_RATE)

@@ -22,7 +22,7 @@ EXAMPLE = "blocks.1.mlp.up.weight"
 EMBEDDING = "embedding.weight"
 KINDS = {name: f"attention.{name}" for name in "qkvo"} | {"up": "mlp.up", "down": "mlp.down"}
 LOUDNESS = 1e-3
-MOMENTUM = 0.95
+MOMENTUM, DECAY = 0.95, 0.1
 Orthogonalize = Callable[[Tensor], Tensor]
 SVDUpdate = Callable[[Tensor, Tensor], Tensor]
 """Returns the update from a gradient and a momentum buffer, and updates the buffer in place."""
@@ -61,10 +61,10 @@ def svd_muon(G: Tensor) -> Tensor:
     return U @ Vt
 
 
-def svd_update(G: Tensor, buffer: Tensor, momentum: float = MOMENTUM) -> Tensor:
+def svd_update(G: Tensor, buffer: Tensor) -> Tensor:
     """The exercise's reference: Muon's update by SVD after Nesterov momentum; ``buffer`` changes in place."""
-    buffer.lerp_(G, 1 - momentum)
-    return svd_muon(G.lerp(buffer, momentum))
+    buffer.lerp_(G, 1 - MOMENTUM)
+    return svd_muon(G.lerp(buffer, MOMENTUM))
 
 
 def without_momentum(update: SVDUpdate) -> Orthogonalize:
@@ -72,22 +72,21 @@ def without_momentum(update: SVDUpdate) -> Orthogonalize:
     return lambda G: update(G, torch.zeros_like(G))
 
 
-def muon_step(
-    W: Tensor, G: Tensor, buffer: Tensor, lr: float, momentum: float = MOMENTUM, weight_decay: float = 0.1
-) -> None:
+def muon_step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
     """The exercise's reference: Muon's whole update of a matrix, in place, as in ``torch.optim.Muon``."""
-    buffer.lerp_(G, 1 - momentum)
-    ahead = G.lerp(buffer, momentum)
+    buffer.lerp_(G, 1 - MOMENTUM)
+    ahead = G.lerp(buffer, MOMENTUM)
     update = zeropower_via_newtonschulz(ahead)
     factor = max(1, W.shape[0] / W.shape[1]) ** 0.5
-    W.mul_(1 - lr * weight_decay)
+    W.mul_(1 - lr * DECAY)
     W.add_(update, alpha=-lr * factor)
 
 
-def say_stages(run: TrainedGPT, name: str = EXAMPLE, lr: float = 0.02, weight_decay: float = 0.1) -> str:
+def say_stages(run: TrainedGPT) -> str:
     """One matrix after each line of the update: its loudest and quietest direction, and its RMS."""
-    W, G = dict(run.model.named_parameters())[name].detach(), run.gradients[name]
-    buffer = run.momenta[name].lerp(G, 1 - MOMENTUM)
+    lr = 0.02
+    W, G = dict(run.model.named_parameters())[EXAMPLE].detach(), run.gradients[EXAMPLE]
+    buffer = run.momenta[EXAMPLE].lerp(G, 1 - MOMENTUM)
     ahead = G.lerp(buffer, MOMENTUM)
     update = zeropower_via_newtonschulz(ahead).float()
     factor = max(1, W.shape[0] / W.shape[1]) ** 0.5
@@ -97,7 +96,7 @@ def say_stages(run: TrainedGPT, name: str = EXAMPLE, lr: float = 0.02, weight_de
         "Nesterov": ahead,
         "orthogonalize": update,
         "× size factor × lr": lr * factor * update,
-        "weight decay": lr * weight_decay * W,
+        "weight decay": lr * DECAY * W,
     }
     rows = [f"{'':>18}  {'loudest':>9}  {'quietest':>9}  {'RMS entry':>9}"]
     for stage, matrix in stages.items():

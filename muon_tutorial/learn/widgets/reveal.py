@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,8 @@ class ComparedPrediction:
         return all(self.predicted.get(name, ...) is ... for name in self.found)
 
     def _repr_html_(self) -> str:
-        rows = "".join(self._row(name) for name in self.found)
+        cells = ("".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows())
+        rows = "".join(f"<tr>{row}</tr>" for row in cells)
         table = f"<table><tr><th></th><th>you said</th><th>the run gave</th><th></th></tr>{rows}</table>"
         shown = table + (self.picture.html if self.picture else "")
         if not self.is_open:
@@ -37,19 +38,16 @@ class ComparedPrediction:
         said = "You have not predicted yet. Show what the run gave"
         return f"<details><summary>{said}</summary>{shown}</details>"
 
-    def _row(self, name: str) -> str:
-        cells = (name, *self._sides(name))
-        return f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
-
-    def _sides(self, name: str) -> tuple[str, str, str]:
-        mine, found = self.predicted.get(name, ...), self.found[name]
-        if mine is ...:
-            return "–", str(found), ""
-        return str(mine), str(found), "as you said" if is_same(mine, found) else "not as you said"
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """For each thing: its name, what was predicted, what the run gave, and whether they agree."""
+        for name, found in self.found.items():
+            mine = self.predicted.get(name, ...)
+            verdict = "as you said" if is_same(mine, found) else "not as you said"
+            yield name, *(("–", str(found), "") if mine is ... else (str(mine), str(found), verdict))
 
     def __repr__(self) -> str:
         rows = [f"{name}: you said {mine}, the run gave {found}. {verdict}".strip()
-                for name in self.found for mine, found, verdict in [self._sides(name)]]  # fmt: skip
+                for name, mine, found, verdict in self._rows()]  # fmt: skip
         drawn = [textwrap.fill(self.picture.alt, 100)] if self.picture else []
         return "\n".join([*rows, *drawn])
 

@@ -119,9 +119,9 @@ def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 
     )
 
 
-def rank_choice(count: int, label: str = "rank") -> Any:
+def rank_choice(count: int) -> Any:
     """A button for each rank."""
-    return choice(label, {f"rank {rank}": rank for rank in range(count)})
+    return choice("rank", {f"rank {rank}": rank for rank in range(count)})
 
 
 EDGES = {"tp": f"3px solid {TP_GROUP}", "dp": f"3px dashed {DP_GROUP}"}
@@ -142,13 +142,11 @@ class RankButtons(ipywidgets.GridBox):
 
     def __init__(self, dp: int, tp: int) -> None:
         self.places = Grid.of(dp=dp, tp=tp)
-        size = {"width": "76px", "height": "36px"}
-        buttons = [
-            ipywidgets.Button(description=f"rank {rank}", layout=ipywidgets.Layout(**size))
-            for rank in self.places.ranks
-        ]
-        for rank, button in enumerate(buttons):
-            button.on_click(partial(self._press, rank))
+        buttons = []
+        for rank in self.places.ranks:
+            size = ipywidgets.Layout(width="76px", height="36px")
+            buttons.append(ipywidgets.Button(description=f"rank {rank}", layout=size))
+            buttons[-1].on_click(partial(self._press, rank))
         layout = ipywidgets.Layout(grid_template_columns=f"repeat({tp}, 80px)", margin="4px 0 4px 94px")
         super().__init__(buttons, layout=layout)
         self._light()

@@ -8,22 +8,12 @@ from typing import Any
 
 from ... import DistMeta, Plan
 from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why
+from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
-from .ranges import (
-    BUCKETS,
-    SHAPES,
-    AllRanges,
-    LocalRange,
-    all_ranges,
-    keepers,
-    padding_of,
-    plan_of,
-    split_matrices,
-)
+from .ranges import BUCKETS, SHAPES, AllRanges, LocalRange, keepers, padding_of, plan_of, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
-
 
 SPOILERS = {
     "straddle": [r"\['A', 'B', 'C', 'E', 'F'\]", r"Bucket 0 of 370 entries"],
@@ -31,7 +21,6 @@ SPOILERS = {
     "everything": [r"everything\W+\w*\W+882\b", r"\b882\b"],
     "straddling": [r"straddling\W+\w*\W+404\b", r"\b404\b"],
 }
-"""Patterns that would give the notebook's predictions away."""
 
 
 def split_exercise(plan: Plan) -> Exercise:
@@ -104,9 +93,8 @@ def range_exercise() -> Exercise:
         "Slice number place begins at place * length in the bucket, and ends length later.",
         "Two intervals share what lies between the larger of their starts and the smaller of their ends.",
     )
-    return Exercise(
-        judge, hints, "The same as plan.dist_meta, on every grid that was tried.", keeps=("local_range",)
-    )
+    praise = "The same as plan.dist_meta, on every grid that was tried."
+    return Exercise(judge, hints, praise, keeps=("local_range",))
 
 
 def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | None:
@@ -155,7 +143,7 @@ def plan_exercise() -> Exercise:
 
 def _judge_ranges(said: Any, sizes: Sequence[int], dp: int, most: int) -> str | Diagnosis | None:
     case = f"sizes {list(sizes)}, dp = {dp}, at most {most} entries: "
-    right = all_ranges(sizes, dp, most)
+    right = ranges.all_ranges(sizes, dp, most)
     if not isinstance(said, Sequence) or len(said) != dp:
         return f"{case}give a list of {dp} lists, one a rank."
     for rank, mine in enumerate(said):
@@ -202,7 +190,6 @@ def _lines_of(function: AllRanges) -> int:
 
 
 def quiz(plan: Plan) -> Exercise:
-    """Numbers that the notebook measured."""
     at = plan.grid.at(0)
     kept = sum(held.numel for bucket in plan.buckets for held in bucket.stored_shards(at))
     buckets = len(plan_of(plan.grid.size("dp"), plan.grid.size("tp"), BUCKETS[0]).buckets)

@@ -28,7 +28,6 @@ class BucketCost:
     buckets: int
     collectives: int
     padding: int
-    kept: int
     sent: int
     seconds: float
 
@@ -59,7 +58,6 @@ def _measure_bucket(world: LiveWorld, size: int, seed: int, steps: int) -> Bucke
         len(plan.buckets),
         sum(row.collectives for row in rows),
         padding_of(plan),
-        sum(state["momentum_buffer"].numel() for state in muon.state.values()),
         sum(row.ring for row in rows),
         measure.median_seconds(muon.step, steps),
     )

@@ -1,8 +1,7 @@
 """Pictures of lesson 05: rulers, one entry, straddling matrices, and a rank's memory in a step.
 
-Three rulers over the same entries show matrices, buckets and slices.
-
-A fill shows which rank keeps an entry. Grey is padding, or not held.
+Three rulers over the same entries show matrices, buckets and slices. A fill shows which rank keeps an entry.
+Grey is padding, or not held.
 """
 
 from __future__ import annotations
@@ -20,21 +19,9 @@ from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from ..pictures.picture import Picture, blank, card, centred, finish, rectangle, write
 from ..pictures.spectra import style
 from ..widgets.shell import Shell, choice, play, show, slider
+from . import ranges
 from .on_ranks import BucketCost, bytes_of
-from .ranges import (
-    BUCKETS,
-    CUTS,
-    SHAPES,
-    EntryPlace,
-    kept_of,
-    length_of,
-    locate,
-    padding_of,
-    plan_of,
-    slice_length,
-    split_matrices,
-    starts_of,
-)
+from .ranges import BUCKETS, CUTS, SHAPES, EntryPlace, kept_of, length_of, plan_of, slice_length, starts_of
 
 DATA_PARALLEL = range(1, 7)
 STOPS = 12
@@ -54,16 +41,24 @@ def draw_rulers(plan: Plan, name: str = "") -> Picture:
     write(axes, 12, 22, _headline(plan), 12)
     _draw_rulers(axes, plan, 48)
     dp, first = plan.grid.size("dp"), length_of(plan, plan.buckets[0])
-    return finish(figure, name or f"rulers-{dp}-{len(plan.buckets)}-{first}", say_rulers(plan))
+    said = [_headline(plan) + "."]
+    for bucket in plan.buckets:
+        length = length_of(plan, bucket)
+        metas = bucket.dist_meta(plan.grid.at(0))
+        names = [f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas]
+        said.append(f"Bucket {bucket.index} of {length} entries holds {', '.join(names)}.")
+        step = length // plan.grid.size("dp")
+        slices = [f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)]
+        said.append(f"Its slices by dp position: {'; '.join(slices)}.")
+    return finish(figure, name or f"rulers-{dp}-{len(plan.buckets)}-{first}", " ".join(said))
 
 
 def _headline(plan: Plan) -> str:
-    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), padding_of(plan)
+    count, dp, padding = len(plan.buckets), plan.grid.size("dp"), ranges.padding_of(plan)
     return f"{count} bucket{'s' * (count > 1)} · dp {dp} · {padding} entries of padding (grey)"
 
 
 def _scale(plan: Plan) -> float:
-    """Pixels per entry."""
     return (_WIDTH - _LEFT - _RIGHT) / sum(length_of(plan, bucket) for bucket in plan.buckets)
 
 
@@ -109,20 +104,6 @@ def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: 
     if label:
         box = {"facecolor": fill, "edgecolor": "none", "pad": 1.5}
         centred(axes, left + width / 2, top + _HIGH / 2, label, zorder=8, bbox=box)
-
-
-def say_rulers(plan: Plan) -> str:
-    """The three rulers, in words."""
-    said = [_headline(plan) + "."]
-    for bucket in plan.buckets:
-        length = length_of(plan, bucket)
-        metas = bucket.dist_meta(plan.grid.at(0))
-        names = [f"{meta.name} from {meta.global_range[0]} to {meta.global_range[1]}" for meta in metas]
-        said.append(f"Bucket {bucket.index} of {length} entries holds {', '.join(names)}.")
-        step = length // plan.grid.size("dp")
-        slices = [f"{place}: {place * step} to {(place + 1) * step}" for place in range(length // step)]
-        said.append(f"Its slices by dp position: {'; '.join(slices)}.")
-    return " ".join(said)
 
 
 def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
@@ -198,7 +179,8 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
     def draw(matrix: str, entry: int) -> Picture:
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)
         rows, columns = meta.shape
-        return draw_entry(plan, locate(plan, matrix, *divmod(entry * (rows * columns - 1) // STOPS, columns)))
+        place = divmod(entry * (rows * columns - 1) // STOPS, columns)
+        return draw_entry(plan, ranges.locate(plan, matrix, *place))
 
     metas = [meta.name for meta in plan.dist_meta(plan.grid.at(0)) if meta.shape[0] * meta.shape[1] > STOPS]
     names = choice("matrix", metas)
@@ -209,7 +191,7 @@ def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
 
 def draw_straddling(plan: Plan) -> Picture:
     """Each matrix that a slice boundary cuts: the entries that each of its ranks has and sends."""
-    names = split_matrices(plan)
+    names = ranges.split_matrices(plan)
     title = "straddling matrices: the entries that each rank keeps, and how many it sends"
     shown = title if names else "no matrix straddles a boundary"
     figure, axes = blank(_WIDTH, 52 + 46 * max(1, len(names)), shown, 12, 22)
@@ -227,9 +209,8 @@ def draw_straddling(plan: Plan) -> Picture:
         sends = [f"rank {rank} sends {others * size}" for rank, size in kept.items()]
         shown = " · ".join(sends) if others < 3 else f"each sends its part to {others} others"
         write(axes, x + 14, top + 16, shown)
-        said.append(
-            f"Of {name}, {', '.join(f'rank {r} keeps {s} and sends {others * s}' for r, s in kept.items())}."
-        )
+        keeps = ", ".join(f"rank {r} keeps {s} and sends {others * s}" for r, s in kept.items())
+        said.append(f"Of {name}, {keeps}.")
     return finish(figure, f"zero1_buffer-straddling-{plan.grid.size('dp')}", " ".join([title, *said]))
 
 
@@ -326,14 +307,14 @@ def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
     title = "each rank's slices, matrix by matrix: yours above, the plan's below"
     figure, axes = blank(_WIDTH, 50 + 68 * len(right), title, 12, 22)
     lengths: dict[int, int] = {}
-    for number, _, (_, stop) in (each for ranges in right for each in ranges):
+    for number, _, (_, stop) in (each for of_rank in right for each in of_rank):
         lengths[number] = max(lengths.get(number, 0), stop)
     scale = 740 / max(sum(lengths.values()), 1)
     starts = {number: sum(list(lengths.values())[:place]) for place, number in enumerate(lengths)}
-    for rank, ranges in enumerate(right):
+    for rank, due in enumerate(right):
         top = 44 + 68 * rank
         write(axes, 12, top + 26, f"rank {rank}")
-        for row, shown in enumerate((yours[rank] if rank < len(yours) else (), ranges)):
+        for row, shown in enumerate((yours[rank] if rank < len(yours) else (), due)):
             for index, (number, _, (start, stop)) in enumerate(shown):
                 first, last = (min(max(edge, 0), lengths.get(number, 0)) for edge in (start, stop))
                 if first < last:
@@ -342,5 +323,5 @@ def draw_memories(yours: Sequence[Ranges], right: Sequence[Ranges]) -> Picture:
                     rectangle(axes, x, top + 28 * row, wide, 24, rank_colour(rank) if row else CARD)
                     if wide > 16:
                         centred(axes, x + wide / 2, top + 28 * row + 12, chr(65 + index % 26))
-    said = "; ".join(f"rank {rank}: {list(ranges)}" for rank, ranges in enumerate(yours))
+    said = "; ".join(f"rank {rank}: {list(mine)}" for rank, mine in enumerate(yours))
     return finish(figure, "zero1_buffer-memories", f"Yours: {said}. The plan's is drawn below yours.")

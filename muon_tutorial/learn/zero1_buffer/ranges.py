@@ -29,9 +29,8 @@ def plan_of(
     dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all", cut: Cut = "bucket"
 ) -> Plan:
     """The plan of the seven matrices; a bucket holds at most ``bucket`` entries, or one larger matrix."""
-    matrices = [
-        Matrix(index, name, shape, (("tp", Shard(0)),)) for index, (name, shape) in enumerate(SHAPES.items())
-    ]
+    cut_rows = (("tp", Shard(0)),)
+    matrices = [Matrix(i, name, shape, cut_rows) for i, (name, shape) in enumerate(SHAPES.items())]
     return zero1(matrices, Grid.of(dp=dp, tp=tp), cut=cut, round_bytes=bucket * ITEM, gather=gather)
 
 
@@ -64,11 +63,9 @@ class EntryPlace:
     offset: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.matrix}[{self.row}, {self.column}] is entry {self.entry} of {self.matrix}, "
-            f"entry {self.in_bucket} of bucket {self.bucket}: "
-            f"rank {self.rank} keeps it, at {self.offset} of its slice."
-        )
+        where = f"entry {self.entry} of {self.matrix}, entry {self.in_bucket} of bucket {self.bucket}"
+        keeper = f"rank {self.rank} keeps it, at {self.offset} of its slice."
+        return f"{self.matrix}[{self.row}, {self.column}] is {where}: {keeper}"
 
 
 def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
