@@ -33,7 +33,6 @@ from .errors import (
     TutorialError,
     UsageError,
 )
-from .launching.agent import run_agent
 from .launching.command import (
     BAD_INPUT,
     FAILED,
@@ -44,6 +43,7 @@ from .launching.command import (
     say,
 )
 from .launching.signals import exit_by
+from .launching.start_torchrun import run_agent
 from .launching.torchrun import (
     TorchrunEnvironment,
     agent_name,

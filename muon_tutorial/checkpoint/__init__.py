@@ -34,10 +34,10 @@ either, even after ``ready_gradients()``: save after ``step()``.
 errors name the damage; nothing in a file is executed; all ranks learn within the timeout which rank failed,
 and why.
 
-``rank_contents`` finds out what a rank holds and where it lies, and ``piece_files`` writes and reads it.
-``compare_ranks`` compares ranks. ``manifest`` and ``plain_data`` define the content of files, and ``folders``
-moves them into place. Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these,
-and ``manager`` keeps the newest checkpoints.
+``rank_contents`` finds out what a rank holds and where it lies, and ``piece_files`` compares, writes and
+reads it. ``manifest`` and ``plain_data`` define the content of files, and ``folders`` moves them into place.
+Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these, and ``manager`` keeps the
+newest checkpoints.
 """
 
 from __future__ import annotations

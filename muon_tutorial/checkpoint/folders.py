@@ -215,7 +215,6 @@ def _is_empty_folder(path: Path) -> bool:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Exchange two paths in one step."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

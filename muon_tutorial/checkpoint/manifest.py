@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import CheckpointError
-from .json_records import from_json, to_json
+from .plain_data import from_json, to_json
 from .rank_contents import ADAMW_STATE
 
 NAME = "manifest.json"
@@ -103,7 +103,15 @@ def from_bytes(data: bytes) -> Manifest:
         content = json.loads(body)
         if content["format"] != FORMAT:
             raise CheckpointError(f"it has the format {content['format']}; this version reads {FORMAT}")
-        return _manifest_from_json(content)
+        files = {
+            _file_name(name): SavedFile(_count(file["bytes"]), str(file["sha256"]))
+            for name, file in content["files"].items()
+        }
+        tensors = {
+            str(key): _tensor_from_json(str(key), tensor, files) for key, tensor in content["tensors"].items()
+        }
+        groups = {str(name): _record_from_json(record) for name, record in content["groups"].items()}
+        return Manifest(str(content["save_id"]), files, tensors, groups)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -123,18 +131,6 @@ def _tensor_to_json(tensor: SavedTensor) -> dict[str, Any]:
         for box in tensor.boxes
     ]
     return {"shape": tensor.shape, "dtype": str(tensor.dtype).removeprefix("torch."), "boxes": boxes}
-
-
-def _manifest_from_json(content: Mapping[str, Any]) -> Manifest:
-    files = {
-        _file_name(name): SavedFile(_count(file["bytes"]), str(file["sha256"]))
-        for name, file in content["files"].items()
-    }
-    tensors = {
-        str(key): _tensor_from_json(str(key), tensor, files) for key, tensor in content["tensors"].items()
-    }
-    groups = {str(name): _record_from_json(record) for name, record in content["groups"].items()}
-    return Manifest(str(content["save_id"]), files, tensors, groups)
 
 
 def _file_name(name: str) -> str:

@@ -22,7 +22,7 @@ from ..errors import CheckpointError, TutorialError
 from ..launching.phase import report_phase
 from ..launching.timeouts import group_timeout
 from ..worlds.live import gather_objects
-from .json_records import pack, unpack
+from .plain_data import pack, unpack
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -116,7 +116,7 @@ class Meeting:
         verdict = _ANSWERED
         if error is not None:  # this package's own errors concern all ranks; any other is rank 0's own
             whose = "" if isinstance(error, TutorialError) else f"rank {self.rank}: "
-            verdict = _refused(whose + self._line(error))
+            verdict = _REFUSED + f"{whose}{self._line(error)}".encode()
         self.store.set(f"{stage}/verdict", verdict)
         return error
 
@@ -130,12 +130,13 @@ class Meeting:
             self._give_up(stage, self._absent(stage))
         verdict: bytes = self.store.get(key)
         if verdict == _CLAIMED:
-            return _refused(f"rank 0, which decides last, {self._too_late(stage)}; it may still do so")
+            late = f"rank 0, which decides last, {self._too_late(stage)}; it may still do so"
+            return _REFUSED + late.encode()
         return verdict
 
     def _give_up(self, stage: str, complaint: str) -> None:
         """Refuse for all ranks, unless there is a verdict already."""
-        self.store.compare_set(f"{stage}/verdict", "", _refused(complaint))
+        self.store.compare_set(f"{stage}/verdict", "", _REFUSED + complaint.encode())
 
     def _absent(self, stage: str) -> str:
         absent = [str(rank) for rank in range(self.size) if not self.store.check([f"{stage}/{rank}"])]
@@ -206,7 +207,3 @@ def _poll(is_there: Callable[[], bool], deadline: float) -> bool:
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
     return True
-
-
-def _refused(complaint: str) -> bytes:
-    return _REFUSED + complaint.encode()

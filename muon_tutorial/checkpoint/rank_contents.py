@@ -124,7 +124,13 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     at = next((step.at for step in steps), Grid((), ()).at(0))
     named = [*_named(model.named_parameters(), model, rename)]
     buffers = [*_named(_buffers(model), model, rename)]
-    _refuse_one_name_for_two([*named, *buffers])
+    first: dict[str, Tensor] = {}
+    for name, tensor in (*named, *buffers):
+        if first.setdefault(name, tensor) is not tensor:
+            raise CheckpointError(
+                f"two tensors of the model would both be saved as {name}: "
+                "rename= must give them different names"
+            )
     names = {param: name for name, param in named}
     places = {param: both for step in steps for param, *both in _planned_places(step)}
     places |= {
@@ -133,16 +139,6 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
     tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers}
     return RankContents(tensors, set(dict(buffers)), list(_stepped_parameters(parts, names, places)))
-
-
-def _refuse_one_name_for_two(named: Iterable[tuple[str, Tensor]]) -> None:
-    first: dict[str, Tensor] = {}
-    for name, tensor in named:
-        if first.setdefault(name, tensor) is not tensor:
-            raise CheckpointError(
-                f"two tensors of the model would both be saved as {name}: "
-                "rename= must give them different names"
-            )
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:

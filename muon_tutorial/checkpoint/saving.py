@@ -18,15 +18,18 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..step.parameter_state import local_part
 from . import folders, manifest
-from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting import Meeting, call_meeting, one_line
 from .piece_files import (
     Place,
+    SaveSummary,
     TensorInPieces,
+    TensorOutline,
     Written,
+    check_alike,
     divide,
     metadata_for_other_tools,
+    outline,
     saved_tensors,
     write_pieces,
 )
@@ -215,7 +218,13 @@ class _FirstRank:
         self.write(".metadata", metadata_for_other_tools(job.meeting.id, tensors))
         for each in filter(None, written):
             self._files[each.file] = manifest.SavedFile(each.size, each.sha256)
-        _check_sizes(self._draft, self._files)
+        for name, file in self._files.items():
+            path = self._draft / name
+            if not path.is_file() or path.stat().st_size != file.size:
+                raise CheckpointError(
+                    f"rank 0 does not find the {file.size} bytes of {name} that were written to "
+                    f"{self._draft}: the ranks must share the file system of a checkpoint"
+                )
         groups = {name: its for each in self._summaries for name, its in each.groups.items()}
         data = manifest.to_bytes(manifest.Manifest(job.meeting.id, self._files, tensors, groups))
         manifest.from_bytes(data)  # refuses what could not be loaded: pieces that do not make up a tensor
@@ -233,14 +242,3 @@ def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
     """This rank's pieces of a tensor, in a checkpoint's form; they share its storage."""
     local = local_part(tensor)
     return TensorInPieces(place.shape, local.dtype, place.pieces(local))
-
-
-def _check_sizes(draft: Path, files: Mapping[str, manifest.SavedFile]) -> None:
-    """Refuse to complete a draft if rank 0 does not see what the other ranks wrote."""
-    for name, file in files.items():
-        path = draft / name
-        if not path.is_file() or path.stat().st_size != file.size:
-            raise CheckpointError(
-                f"rank 0 does not find the {file.size} bytes of {name} that were written to {draft}: the "
-                "ranks must share the file system of a checkpoint"
-            )

@@ -9,6 +9,5 @@ A host is the code around the optimizer: a training loop, or a library such as L
 ``current_steps``       the current steps, rebuilt when a host has changed what they were made for
 ``compare_replicas``    ranks compare their copies before the first step and at intervals
 ``gradient_hooks``      marks gradients that are not averaged yet, and can send them during backward
-``grad_scaler``         under ``GradScaler`` all ranks skip a step, or none
 ``momentum_slice``      marks a rank's slice of the momentum in a saved state, which is not a replica
 """

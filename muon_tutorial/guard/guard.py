@@ -34,7 +34,7 @@ from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..parameters.describe_matrices import FLATTENED
 from ..parameters.mesh_parameters import same_tensors
-from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, compare_fingerprints
+from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changes import Changed, SeenGradients, check_flattened
@@ -42,7 +42,6 @@ from .check_groups import check_settings
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
-from .grad_scaler import skip_overflow
 from .gradient_hooks import GradientHooks
 
 if TYPE_CHECKING:
@@ -395,8 +394,9 @@ class Guard:
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. Its gradients
-        are unscaled here if the loop has not done so. All ranks must call.
+        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. As it says that
+        it can skip by itself, the scaler sets ``found_inf`` on it and, if the gradients are not unscaled yet,
+        ``grad_scale``: then they are unscaled here. All ranks must call.
 
         Raises:
             GradientError: only some ranks found infinity, or may have: gradients are each rank's own, and
@@ -410,7 +410,21 @@ class Guard:
                 "overlap_grad_reduce sends gradients before GradScaler unscales them: leave one of them out "
                 "(bf16 needs no scaler)"
             )
-        return skip_overflow(self.current_steps(optimizer), scaled, found_inf)
+        steps, scale = self.current_steps(optimizer), getattr(scaled, "grad_scale", None)
+        if scale is not None and any(mesh.step.averages for mesh in steps):
+            raise GradientError(
+                "these gradients are each rank's own, and may overflow on one rank alone: scale with "
+                "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and call its "
+                "unscale_(optimizer) before step, so that all ranks skip together"
+            )
+        # A list, so that every mesh is asked.
+        answers = [mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps]
+        if not any(answers) and scale is not None:
+            inverse = scale.double().reciprocal().float()  # as in GradScaler
+            for param in params_of(scaled):
+                if param.grad is not None:
+                    param.grad.mul_(inverse.to(param.grad.device))
+        return any(answers)
 
     def warn_of_slices(self) -> None:
         """Warn, once, if this rank would save a slice that no other rank has."""

@@ -28,7 +28,8 @@ def begin_command() -> None:
     schedulers ask a job to save, do not end it.
     """
     end_on_interrupt()
-    for name, heed in {"SIGTERM": _ended_by, "SIGUSR1": _unheeded, "SIGUSR2": _unheeded}.items():
+    for name in ("SIGTERM", "SIGUSR1", "SIGUSR2"):
+        heed = _ended_by if name == "SIGTERM" else lambda number, frame: None  # nothing to save yet
         if hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL:
             signal.signal(signal.Signals[name], heed)
     try:
@@ -101,12 +102,15 @@ def fill_standard_descriptors() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
+def flush_output() -> None:
+    """Flush standard output and error, even if one of them is closed or broken."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
 def _ended_by(number: int, frame: FrameType | None) -> NoReturn:
     _end(said_of(signal.Signals(number).name), 128 + number)
-
-
-def _unheeded(number: int, frame: FrameType | None) -> None:
-    """Do nothing: there is nothing to save yet."""
 
 
 def _end(line: str, code: int) -> NoReturn:

@@ -45,7 +45,7 @@ def end_without_parent(number=0, frame=None):  # also in the midst of an import,
             sys.exit(1)
 signal.signal(signal.SIGCONT, end_without_parent)
 if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/parent_watch says why SIGCONT
+    ctypes.CDLL(None).prctl(1, signal.SIGCONT)  # PR_SET_PDEATHSIG: launching/peers says why SIGCONT
 end_without_parent()
 from muon_tutorial.launching.fork_server import serve
 from muon_tutorial import *  # the optimizer, once for all ranks
@@ -149,24 +149,19 @@ def warm_server() -> ForkServer:
         return server
 
 
-def _asked_server(ends: list[RankEnds], files: RunFiles) -> tuple[ForkServer, socket.socket]:
-    """Ask a server for ranks, a new one if the first has ended; return the server and its line."""
-    server = warm_server()
-    try:
-        return server, server.ask_for(ends, files)
-    except ConnectionError:
-        server.last_error_line()  # waits until it has ended, so that a new one is started
-        server = warm_server()
-        return server, server.ask_for(ends, files)
-
-
 class ForkedRanks:
     """The rank processes of one launch, forked by the server; this process is not their parent."""
 
     def __init__(self, files: RunFiles, ends: list[RankEnds]) -> None:
         self._pids: dict[int, int] = {}  # rank → process id, for processes that run
         self._is_lost = False
-        self._server, self._line = _asked_server(ends, files)
+        self._server = warm_server()
+        try:
+            self._line = self._server.ask_for(ends, files)
+        except ConnectionError:
+            self._server.last_error_line()  # waits until it has ended, so that a new one is started
+            self._server = warm_server()
+            self._line = self._server.ask_for(ends, files)
         self._server.wake()
         self.waitables = [self._line]  # what becomes readable when there is news
 
@@ -203,13 +198,9 @@ class ForkedRanks:
             return None
         except ConnectionError:
             packet = b""
-        if not packet:
-            self._lose_server()
-        return pickle.loads(packet)
-
-    def _lose_server(self) -> NoReturn:
-        """End the ranks without the server's help, and raise an error that says how the server ended."""
-        self._is_lost = True
+        if packet:
+            return pickle.loads(packet)
+        self._is_lost = True  # so the ranks are ended without its help
         for pid in self._pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -299,7 +290,6 @@ class _Server:
             os.close(descriptor)
 
     def _become_rank(self, rank: int, ends: list[int], files: tuple[int, ...]) -> NoReturn:
-        """Leave the server behind and be a rank."""
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -335,9 +325,7 @@ class _Server:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
                 if pid == 0:
                     return
-                for family in self._families:
-                    if pid not in family.alive:
-                        continue
+                for family in (family for family in self._families if pid in family.alive):
                     if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                         family.tell(pid, is_stopped=os.WIFSTOPPED(status))
                     else:
@@ -347,7 +335,6 @@ class _Server:
 
 def serve(control: int) -> NoReturn:
     """Serve the launching process at the other end of `control`, until it ends or closes that end."""
-    gc.disable()
     gc.freeze()
     _Server(socket.socket(fileno=control)).run()
     sys.exit()

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import pickle
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,12 @@ from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
 from .messages import LaunchSpec, MessageSocket, RankEnds
-from .output import RankOutput, print_line
 from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
-from .signals import handled_here
+from .signals import SENT
 from .spawn import SpawnedRanks
 from .timeouts import check_timeout
-from .watch import RankWatcher, WatchedRank
+from .watch import RankOutput, RankWatcher, WatchedRank, print_line
 
 Method = Literal["fork", "spawn"]
 FITTING: Method = "fork" if sys.platform == "linux" else "spawn"
@@ -75,47 +75,13 @@ def launch(
     fill_standard_descriptors()
     outputs = [RankOutput(rank, _shown(output), max_lines) for rank in range(world_size)]
     try:
-        with _enough_descriptors(world_size):
-            spec = pickle.dumps(_spec(fn, world_size, args, kwargs or {}, backend, timeout, threads))
-            with (
-                run_files(spec, world_size) as files,
-                _started_ranks(files, outputs, method, timeout) as watcher,
-            ):
-                return _outcome(watcher, limit)
-    except LaunchError as error:
-        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
-
-
-def _spec(
-    fn: Callable[..., Any],
-    world_size: int,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    backend: str,
-    timeout: float,
-    threads: int,
-) -> LaunchSpec:
-    """Return what every rank must know: the call, and this process's surroundings."""
-    return LaunchSpec(
-        world_size=world_size,
-        backend=backend,
-        timeout=timeout,
-        threads=threads,
-        call=pack(fn, args, kwargs),
-        sources=cell_sources(),
-        environ=rank_environment(threads),
-        folder=_working_folder(),
-        import_path=[os.path.abspath(entry) for entry in sys.path],
-        argv=list(sys.argv),
-        handled=handled_here(),
-    )
-
-
-@contextlib.contextmanager
-def _enough_descriptors(world_size: int) -> Iterator[None]:
-    """If a launch may not open the files and sockets that it needs, raise an error with the remedy."""
-    try:
-        yield
+        call = pack(fn, args, kwargs or {})
+        spec = pickle.dumps(_spec(call, world_size, backend, timeout, threads))
+        with (
+            run_files(spec, world_size) as files,
+            _started_ranks(files, outputs, method, timeout) as watcher,
+        ):
+            return _outcome(watcher, limit)
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
@@ -123,6 +89,31 @@ def _enough_descriptors(world_size: int) -> Iterator[None]:
             f"{world_size} ranks need more files open at once than this process may have ({error.strerror}); "
             "raise the limit with ulimit -n 1024"
         ) from None
+    except LaunchError as error:
+        raise error.with_traceback(None) from None  # the frames in between tell a reader nothing
+
+
+def _spec(call: bytes, world_size: int, backend: str, timeout: float, threads: int) -> LaunchSpec:
+    """Return what every rank must know: the call, and this process's surroundings."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:
+        raise UsageError(
+            "the working directory no longer exists; change to another one, then launch"
+        ) from None
+    return LaunchSpec(
+        world_size=world_size,
+        backend=backend,
+        timeout=timeout,
+        threads=threads,
+        call=call,
+        sources=cell_sources(),
+        environ=rank_environment(threads),
+        folder=folder,
+        import_path=[os.path.abspath(entry) for entry in sys.path],
+        argv=list(sys.argv),
+        handled=tuple(number for number in SENT if signal.getsignal(number) != signal.SIG_DFL),
+    )
 
 
 @contextlib.contextmanager
@@ -200,15 +191,6 @@ def _check_options(args: object, kwargs: object, threads: object, max_lines: obj
 
 def _is_count(value: object, least: int = 1) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise UsageError(
-            "the working directory no longer exists; change to another one, then launch"
-        ) from None
 
 
 def _shown(output: Output) -> Callable[[int, str], None]:

@@ -1,22 +1,32 @@
-"""The processes of the other ranks on this machine: finds which of them have ended or are stopped.
+"""The processes around a rank on this machine: which other ranks have ended or are stopped, and its parent.
 
-Reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
+``Peers`` reads the kernel's process table (Linux). On other systems a stopped rank looks like a running one.
+
+A thread waits for the parent's end, whatever the main thread is doing. The kernel's parent-death signal must
+not be one that ends the process, because it already comes when the *thread* that started the process ends.
+SIGCONT does no harm, and lets a stopped process go on, so that its thread sees that the parent has ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import select
 import signal
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NoReturn
 
 State = Literal["has ended", "is stopped (SIGSTOP)"]
 
 _PATIENCE = 0.5  # seconds until a process that died is seen as dead: its connections close first
 _TICK = 0.02  # seconds
+_PARENT_TICK = 0.1  # seconds between looks at the parent
+_PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +67,26 @@ def _state(pid: int) -> State | None:
     if letter in (b"Z", b"X"):
         return "has ended"
     return "is stopped (SIGSTOP)" if letter == b"T" else None
+
+
+def end_with_parent(says: str) -> None:
+    """End this process, with the line `says` on standard error, when its current parent ends.
+
+    On Linux this also works if the process is stopped at that moment.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+    parent = os.getppid()
+    threading.Thread(target=_outlive, args=(parent, says), name="parent watch", daemon=True).start()
+
+
+def _outlive(parent: int, says: str) -> NoReturn:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_TICK)
+    with contextlib.suppress(OSError):
+        ready = select.poll()
+        ready.register(2, select.POLLOUT)
+        if ready.poll(0):  # else standard error is a full pipe that nothing reads
+            os.write(2, f"{says}\n".encode())
+    os._exit(1)

@@ -1,4 +1,4 @@
-"""Keeps a note of what each rank is about to do; it can be read even if the rank was killed or stopped.
+"""Tells where a rank is: what it is about to do, even if it was killed or stopped, and at which line.
 
 Every rank of a launch has a slot in shared memory. It writes a short label there before a request, and the
 launching process reads the slots if something fails. A rank that torchrun started has a slot of its own.
@@ -7,9 +7,20 @@ Other processes write nothing.
 
 from __future__ import annotations
 
+import linecache
 import mmap
+import os
+import sysconfig
+from collections.abc import Iterable
+from types import FrameType
+
+import torch
 
 SLOT = 256  # bytes of label per rank
+_TORCH = os.path.dirname(torch.__file__)
+_LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, os.path.dirname(__file__))
+_COMMUNICATION = os.path.join(_TORCH, "distributed")
+_LIVE_WORLD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worlds", "live.py")
 
 # This process's slot, if it is a rank. One per process, not per thread, hence not a context variable.
 _own_slot: memoryview | None = None
@@ -52,3 +63,26 @@ def read_phases(path: str, world_size: int) -> list[str]:
 
 def _read(slot: bytes) -> str:
     return slot.rstrip(b"\0").decode(errors="ignore")
+
+
+def own_line(stack: Iterable[tuple[FrameType, int]]) -> str:
+    """Return file, line and text of the first frame of a stack that is not a library's; ``""`` if none is.
+
+    `stack` has the innermost frame first, as ``traceback.walk_stack`` yields it.
+    """
+    for frame, number in stack:
+        code = frame.f_code
+        if not code.co_filename.startswith(_LIBRARIES):
+            source = linecache.getline(code.co_filename, number).strip()
+            place = f'File "{code.co_filename}", line {number}, in {code.co_name}'
+            return f"{place}: {source}" if source else place
+    return ""
+
+
+def is_communicating(stack: Iterable[tuple[FrameType, int]]) -> bool:
+    """Return whether a stack passes through torch.distributed, or through a live world's ``wait``."""
+    return any(
+        code.co_filename.startswith(_COMMUNICATION)
+        or (code.co_filename == _LIVE_WORLD and code.co_name == "wait")
+        for code in (frame.f_code for frame, _ in stack)
+    )

@@ -25,10 +25,10 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
+from .command import flush_output
 from .echo import is_echo
-from .location import is_communicating, own_line
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
-from .phase import report_phase, take_slot
+from .phase import is_communicating, own_line, report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
 from .signals import ignore_only
@@ -50,19 +50,18 @@ def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
         outcome = _run(rank, files)
     except BaseException as error:
         outcome = _raised(error, time.monotonic())
-    _flush()
+    flush_output()
     if os.getpid() != own_process:  # the function forked, and this is the child: only the rank reports
         os._exit(isinstance(outcome, RankRaised))
     messages.send(outcome)
     may_leave.wait()
     if dist.is_initialized():
         dist.destroy_process_group()
-    _flush()
+    flush_output()
     os._exit(isinstance(outcome, RankRaised))
 
 
 def _run(rank: int, files: RunFiles) -> bytes:
-    """Run the function, and return its pickled value."""
     keep_freed_memory()
     take_slot(files.phases, rank)
     report_phase("starting up")
@@ -121,21 +120,12 @@ def _raised(error: BaseException, when: float) -> RankRaised:
     while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _OWN_FOLDER:
         frames = frames.tb_next
     error.__traceback__ = frames
-    return RankRaised(
-        when,
-        "".join(traceback.format_exception_only(type(error), error)).strip(),
-        "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip(),
-        is_echo(error),
-        _packed_error(error),
-    )
-
-
-def _packed_error(error: BaseException) -> bytes | None:
-    """Return the exception pickled, or None if it cannot be."""
-    try:
-        return dumps(error.with_traceback(None))
-    except BaseException:  # whatever the exception's class does
-        return None
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    report = "".join(traceback.format_exception(error)).rstrip()
+    original = None
+    with contextlib.suppress(BaseException):  # whatever the exception's class does
+        original = dumps(error.with_traceback(None))
+    return RankRaised(when, summary, report, is_echo(error), original)
 
 
 def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:
@@ -165,9 +155,3 @@ def _redirect_output(output: socket.socket) -> None:
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
     faulthandler.enable(file=2)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()

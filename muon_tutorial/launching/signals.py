@@ -33,11 +33,6 @@ def held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def handled_here() -> tuple[int, ...]:
-    """Return the signals that this process handles or ignores. Any thread may ask."""
-    return tuple(number for number in SENT if signal.getsignal(number) != signal.SIG_DFL)
-
-
 def ignore_only(numbers: Iterable[int]) -> None:
     """Ignore these signals, and let the others of ``SENT`` end this process."""
     for number in SENT:

@@ -1,10 +1,14 @@
 """Starts torchrun from a process that is not a rank, and waits for it; lets a rank die as if it was killed.
 
-Knows torchrun's command line, and nothing about the script.
+Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
+torchrun``, which can also restart ranks on several machines. torchrun itself ends a job that gets a signal
+with a traceback and exit code 1, dies of SIGUSR1, and cannot restart ranks on several machines unless an
+environment variable is set before it starts.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,10 +18,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LaunchError
+from .command import BAD_INPUT, FAILED, said_of, say
+from .echo import in_one_line
 from .environment import rank_environment
 
 _PATIENCE = 15.0  # seconds for torchrun to end its ranks
 _SHOWN = 2000  # characters of torchrun's output that an error quotes
+
+OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
@@ -47,24 +56,18 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
     ) as process:
         try:
             printed, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            _end(process)
-            raise LaunchError(f"torchrun did not end within {limit:g} s") from None
-        except BaseException:
-            _end(process)
+        except BaseException as error:
+            process.terminate()  # then it ends its ranks
+            try:
+                process.communicate(timeout=_PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()  # ranks that joined it end with it
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise LaunchError(f"torchrun did not end within {limit:g} s") from None
             raise
     if process.returncode:
         raise LaunchError(f"torchrun ended with exit code {process.returncode}:\n{printed[-_SHOWN:]}")
     return printed
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """End torchrun, which ends its ranks; kill it if it does not end (ranks that joined it end with it)."""
-    process.terminate()
-    try:
-        process.communicate(timeout=_PATIENCE)
-    except subprocess.TimeoutExpired:
-        process.kill()
 
 
 def die_at_once() -> NoReturn:
@@ -72,3 +75,52 @@ def die_at_once() -> NoReturn:
     if sys.platform != "win32":
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(137)
+
+
+def run_agent(words: Sequence[str]) -> int:
+    """Run torchrun with these arguments; return its exit code: 128 + N if signal N ended it or its ranks."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
+
+    def interrupt(number: int, frame: object) -> None:
+        raise SignalException(signal.Signals(number).name, signal.SIGTERM)  # which its ranks get
+
+    options = run.parse_args(list(words))
+    if options.nnodes not in ("1", "1:1"):
+        os.environ.setdefault(OWN_STORE, "1")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, lambda number, _: _pass_on(number))
+    handled = getattr(options, "signals_to_handle", "")
+    if "SIGINT" in handled:  # it makes ranks that are still starting print tracebacks
+        options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        run.run(options)
+        return 0
+    except SignalException as ended:
+        sent = signal.SIGINT if str(ended) == "SIGINT" else ended.sigval
+        return say(f"{said_of(sent.name)}; its ranks on this machine have ended", 128 + sent)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        code = failure.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = f"error: rank {rank} {how}; it was the first to fail"
+        return say(said, 128 - code if code < 0 else code or FAILED)
+    except RendezvousClosedError:
+        return say("error: another agent has ended the job, so this one cannot start its ranks", FAILED)
+    except RendezvousConnectionError:
+        return say("error: the agent at --rdzv-endpoint does not answer", FAILED)
+    except Exception as error:  # whatever torch raises, such as for a wrong option
+        said = f"error: torchrun's agent ended: {type(error).__name__}: {in_one_line(str(error))}"
+        return say(said, BAD_INPUT if isinstance(error, ValueError) else FAILED)
+
+
+def _pass_on(number: int) -> None:
+    """Send a signal to the ranks: the children that lead process groups of their own."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getpgid(pid) == pid:
+                    os.kill(pid, number)

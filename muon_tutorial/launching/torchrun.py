@@ -25,13 +25,12 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
-from .agent import OWN_STORE
+from .command import flush_output
 from .echo import in_one_line, is_echo, says_gone
 from .environment import TORCHRUN_NEEDS, loopback_variables
-from .location import own_line
-from .parent_watch import end_with_parent
-from .peers import Peers
-from .phase import keep_slot, own_phase
+from .peers import Peers, end_with_parent
+from .phase import keep_slot, own_line, own_phase
+from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits so that torchrun finds the broken rank before those that only noticed. If a
@@ -150,7 +149,13 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if rank == 0 and not _on_one_machine() and restarts and os.environ.get(OWN_STORE) != "1":
         print(RESTARTS_FAIL, file=sys.stderr, flush=True)
-    device = _take_gpu(local_rank) if backend == "nccl" else "cpu"
+    if backend == "nccl":
+        if local_rank >= torch.cuda.device_count():
+            raise UsageError(
+                f"NCCL needs a GPU for each local rank: local rank {local_rank} wants cuda:{local_rank}, "
+                f"there are {torch.cuda.device_count()}; start fewer ranks, or use --backend gloo"
+            )
+        torch.cuda.set_device(local_rank)
     if _on_one_machine():
         for name, value in loopback_variables().items():
             os.environ.setdefault(name, value)
@@ -159,8 +164,13 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
     with _meeting(rank, world_size):
         store = _store_of_attempt(patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=patience)
-        peers = _meet(store, rank, world_size)
-    joined = TorchrunEnvironment(rank, local_rank, world_size, device, peers)
+        pids: dict[int, int] = {}
+        if _on_one_machine():
+            store.set(f"process {rank}", str(os.getpid()))
+            others = (other for other in range(world_size) if other != rank)
+            pids = {other: int(store.get(f"process {other}")) for other in others}
+    device = f"cuda:{local_rank}" if backend == "nccl" else "cpu"
+    joined = TorchrunEnvironment(rank, local_rank, world_size, device, Peers(pids))
     keep_slot()
     _shorten_lost_ranks(joined)
     atexit.register(leave_torchrun)
@@ -175,9 +185,7 @@ def leave_torchrun() -> None:
     Gloo would wait for it for the whole timeout again, so the process ends here, with exit code 1.
     """
     if _has_missed_rank:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                stream.flush()
+        flush_output()
         os._exit(1)
     gc.collect()
     if dist.is_initialized():
@@ -185,7 +193,6 @@ def leave_torchrun() -> None:
 
 
 def _seat() -> tuple[int, int, int]:
-    """Return the rank, the local rank and the number of ranks, from the environment."""
     texts = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")}
     fit = all(text.isdecimal() and len(text) < 10 for text in texts.values())
     rank, local_rank, size, port = map(int, texts.values()) if fit else (0, 0, 0, 0)
@@ -206,16 +213,6 @@ def _meeting(rank: int, world_size: int) -> Iterator[None]:
     except RuntimeError as error:
         reason = in_one_line(str(error).partition("\n")[0])
         raise LaunchError(f"rank {rank} of {world_size} did not meet the others: {reason}") from None
-
-
-def _take_gpu(local_rank: int) -> str:
-    if local_rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"NCCL needs a GPU for each local rank: local rank {local_rank} wants cuda:{local_rank}, "
-            f"there are {torch.cuda.device_count()}; start fewer ranks, or use --backend gloo"
-        )
-    torch.cuda.set_device(local_rank)
-    return f"cuda:{local_rank}"
 
 
 def _on_one_machine() -> bool:
@@ -246,15 +243,6 @@ def _check_agent_listens() -> None:
         raise LaunchError(f"torchrun's agent ended before rank {os.environ['RANK']} joined it") from None
     except OSError:
         return  # this proves nothing; torch tries for longer
-
-
-def _meet(store: dist.Store, rank: int, world_size: int) -> Peers:
-    """Return the other ranks' processes if all ranks are on this machine."""
-    if not _on_one_machine():
-        return Peers({})
-    store.set(f"process {rank}", str(os.getpid()))
-    others = (other for other in range(world_size) if other != rank)
-    return Peers({other: int(store.get(f"process {other}")) for other in others})
 
 
 def _shorten_lost_ranks(joined: TorchrunEnvironment) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from ..worlds.live import LiveWorld, gather_objects
 from .fused_weights import parts_word
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
+from .parameter_split import Verdict as Target
 from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
@@ -111,16 +112,6 @@ class AuditReport:
         rules = frozenset.intersection(*(it.verdict.rules for it in self.findings)) if self.findings else ()
         said = [f"The updates are scaled by the rule {' or '.join(sorted(rules))}."] if rules else []
         return "\n".join([*lines, *said, *self.miscounted, self.line])
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Target:
-    """A parameter that Muon should step, and how it holds matrices."""
-
-    name: str
-    param: Tensor
-    parts: Parts
-    transposed: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -235,7 +226,7 @@ class Audit:
                 held.tensors.setdefault("momentum_before", _followed(self._held[name]))
         self._held, self._before, self.steps = self._before, {}, self.steps + 1
 
-    def _targets(self) -> list[_Target]:
+    def _targets(self) -> list[Target]:
         """The parameters to look at: the first few of each kind."""
         targets = list(_hidden(self.optimizer, self.model))
         if not targets:
@@ -243,7 +234,7 @@ class Audit:
                 "no parameter to audit: pass the model, as in audit(optimizer, model), so that "
                 "split_parameters(model) can find the matrices that Muon should step"
             )
-        kinds: dict[Any, list[_Target]] = {}
+        kinds: dict[Any, list[Target]] = {}
         for it in targets:
             kinds.setdefault((it.param.shape, it.parts), []).append(it)
         chosen, room = set[str](), ELEMENTS
@@ -255,7 +246,7 @@ class Audit:
         self.left_out = len(targets) - len(chosen)
         return [it for it in targets if it.name in chosen]
 
-    def _follow(self, targets: Iterable[_Target]) -> None:
+    def _follow(self, targets: Iterable[Target]) -> None:
         """Record what each backward adds to the gradients of these parameters."""
         for it in targets:
             if it.param not in self._marks and it.param.requires_grad:
@@ -311,7 +302,7 @@ def _bare(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[_Target]:
+def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[Target]:
     """The parameters that Muon should step, according to the pair, the model, or the groups."""
     if isinstance(optimizer, MuonWithAdamW) and optimizer.verdicts:
         verdicts = tuple(optimizer.verdicts_now())
@@ -323,9 +314,9 @@ def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterat
         for number, group in enumerate(optimizer.param_groups):
             if group.get("use_muon", "ns_steps" in group):
                 for name, param in named_params(group, number):
-                    yield _Target(name, param, *group_parts(group))
+                    yield Target(name, cast(nn.Parameter, param), "Muon", "", *group_parts(group))
         return
-    yield from (_Target(it.name, it.param, it.parts, it.transposed) for it in verdicts if it.who == "Muon")
+    yield from (it for it in verdicts if it.who == "Muon")
 
 
 def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
@@ -336,7 +327,7 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
 _Place = tuple[MomentumShard, PlanStep]
 
 
-def _holding(it: _Target, group: Mapping[str, Any], place: _Place | None) -> _Held:
+def _holding(it: Target, group: Mapping[str, Any], place: _Place | None) -> _Held:
     """Where this rank's parts lie in a parameter and in its momentum."""
     said = {key: value for key, value in group.items() if not key.startswith("param")}
     said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
@@ -432,7 +423,7 @@ def _found(name: str, held: Sequence[_Held]) -> Finding:
         by_box.setdefault(it.boxes, []).append(it)
     copies = [copy for copy in zip(*by_box.values(), strict=False) if all(it.micro for it in copy)]
     micro = [
-        [_joined(first.shape, [(it.boxes, it.micro[i]) for it in copy]) for i in range(len(copy[0].micro))]
+        [joined(first.shape, [(it.boxes, it.micro[i]) for it in copy]) for i in range(len(copy[0].micro))]
         for copy in copies
     ]
     whole: dict[str, Any] = {key: _whole(key, held[:1] if first.is_whole else held) for key in first.tensors}
@@ -450,12 +441,13 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
     """A tensor put together from all ranks' parts. Gradients are averaged here if the step averages them."""
     momentum = key.startswith(("momentum", "second"))
     pieces = [(it.momentum_boxes if momentum else it.boxes, it.tensors[key]) for it in held]
-    return _joined(held[0].shape, pieces, mean=key == "gradient" and held[0].averages)
+    return joined(held[0].shape, pieces, mean=key == "gradient" and held[0].averages)
 
 
-def _joined(
+def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
+    """A whole tensor, fp32, on the CPU; of several pieces with an element the last counts, or their mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

@@ -154,10 +154,9 @@ def _agreed_choices(
     if dist.get_rank(group) == 0:
         try:
             mine = choose(shapes, source, device)
-        except TutorialError as error:
-            mine = error
         except Exception as error:  # the others wait for an answer
-            mine = UsageError(f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}')
+            said = f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}'
+            mine = error if isinstance(error, TutorialError) else UsageError(said)
     found = gather_objects(mine, group)[0]
     if isinstance(found, TutorialError):
         raise found

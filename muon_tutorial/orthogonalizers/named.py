@@ -8,14 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from ..newton_schulz import (
-    CANS,
-    DEFAULT_STEPS,
-    KELLER_JORDAN,
-    POLAR_EXPRESS,
-    YOU_JIACHENG,
-    with_safety,
-)
+from ..newton_schulz import CANS, DEFAULT_STEPS, KELLER_JORDAN, POLAR_EXPRESS, YOU_JIACHENG, with_safety
 from .recipe import Polynomial, Recipe
 from .squares import Squares
 
@@ -129,19 +122,6 @@ BOUNDS: Mapping[str, Bounds] = {
     "three_steps": Bounds(0.165, 0.295, 0.110, 0.17, 0.87, 1.25),
 }
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
-
-======================  ========  =========  ======  =====  ===========  =======
-name                    Gaussian  power law  rank 8  cliff  nearly zero  largest
-======================  ========  =========  ======  =====  ===========  =======
-stock, float32, gram       0.225      0.295   0.070   0.48         0.96     1.21
-you_jiacheng               0.095      0.270   0.015   0.47         0.96     1.15
-polar_express              0.120      0.115   0.060   0.26         0.91     1.14
-cans                       0.110      0.105   0.105   0.25         0.91     1.12
-turbo                      0.135      0.580   0.120   0.43         0.14     1.15
-minimax                    0.120      0.270   0.075   0.13         0.86     1.15
-minimax_bf16               0.110      0.270   0.050   0.12         0.86     1.13
-three_steps                0.165      0.295   0.110   0.17         0.87     1.25
-======================  ========  =========  ======  =====  ===========  =======
 
 The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number: if singular values differ much,
 its result is close to the orthogonal factor of another matrix. A nearly zero matrix, of norm below ``eps``,

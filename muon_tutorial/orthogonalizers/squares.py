@@ -103,10 +103,7 @@ def _without_zeros(polynomial: Coefficients) -> Coefficients:
 
 
 def evaluate_squares(squares: Squares, A: Tensor, spare: Tensor) -> tuple[Tensor, Tensor]:
-    """Evaluate at ``A``, fp32 and symmetric, [.., n, n]; both buffers are written to.
-
-    Returns the one that holds the value, and the other.
-    """
+    """The same as ``evaluate``, for a polynomial that is written as squares."""
     before, now = spare, A
     _add_to_diagonal(now, squares.shift)
     for c, b, t in squares.rounds:

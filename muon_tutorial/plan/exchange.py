@@ -292,9 +292,9 @@ class Exchange:
             kept=tuple(part.cargo for part in kept),
             kept_as=tuple(part.cargo for part in kept_as),
             kept_at=tuple(known.get(part.key) for part in kept),
-            sends=_listed({place: _elements(parts) for place, parts in out.items()}, positions),
+            sends=_listed({place: sum(it.numel for it in parts) for place, parts in out.items()}, positions),
             starts=_listed(starts, positions),
-            receives=_listed({place: _elements(parts) for place, parts in into.items()}, positions),
+            receives=_listed({place: sum(it.numel for it in its) for place, its in into.items()}, positions),
             length=self.dst.length(self.entries, at),
         )
 
@@ -375,10 +375,6 @@ def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
     for position, number in numbers.items():
         listed[position] = number
     return tuple(listed)
-
-
-def _elements(parts: Iterable[_Part]) -> int:
-    return sum(part.numel for part in parts)
 
 
 @lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes

@@ -538,8 +538,9 @@ def _summed(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _route(grid, "dp", Replicate(), Partial(), whole.size, WIRE)
+    stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
     phases = ("keep", "updates all_reduce")
-    return _averaged_bucket(entries, whole, whole, compute, phases)
+    return Bucket(("dp",), entries, whole, whole, whole, stay, compute, back, phases=phases)
 
 
 def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
@@ -556,21 +557,9 @@ def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Buck
     whole = VirtualBuffer(segment if alone else dp * segment)
     worked = SlicedBuffer("dp", whole.size, owner=owners[0] if alone else None)
     compute = _route(grid, "dp", Replicate(), worked.cut, whole.size, WIRE)
+    stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
     phases = ("keep", "update broadcast" if alone else "updates all_gather")
-    return _averaged_bucket(tuple(entries), whole, worked, compute, phases)
-
-
-def _averaged_bucket(
-    entries: tuple[BucketEntry, ...],
-    whole: VirtualBuffer,
-    worked: Layout,
-    compute: Route,
-    phases: tuple[str, str],
-) -> Bucket:
-    """A bucket of which every rank keeps everything, so that only updates travel."""
-    first = entries[0].matrix
-    stay = Route((), first.grad_dtype), compute, Route((), first.dtype)
-    return Bucket(("dp",), entries, whole, whole, worked, *stay, phases=phases)
+    return Bucket(("dp",), tuple(entries), whole, whole, worked, stay, compute, back, phases=phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -712,15 +701,16 @@ def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
 
 
 def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
-    """A bucket whose virtual buffer is ordered by dp position, and cut between positions.
+    """A bucket whose virtual buffer is ordered by dp position, and cut between positions, if several own it.
 
     ``owners`` are dp positions, or ranks if ``tp`` ranks at each position share its matrices.
     """
     first, places = run[0].matrix, [owner // tp for owner in owners]
-    slices = _slices_of([entry.size for entry in run], places, grid.size("dp"))
-    ends = dict.fromkeys(places, 0)
-    if slices.sizes is not None:
-        ends = dict(enumerate(accumulate(slices.sizes, initial=0)))
+    filled = _filled([entry.size for entry in run], places, grid.size("dp"))
+    slices, ends = SlicedBuffer("dp", sum(filled), owner=places[0]), {places[0]: 0}
+    if len(set(places)) > 1:
+        slices = SlicedBuffer("dp", sum(filled), tuple(filled))
+        ends = dict(enumerate(accumulate(filled, initial=0)))
     entries = []
     for entry, owner, place in zip(run, owners, places, strict=True):
         route = entry.route if tp == 1 else Route((), WIRE)
@@ -744,14 +734,6 @@ def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp:
         summands=grid.size("dp"),
         phases=("keep", "keep") if tp == 1 else ("tp gather to owners", "tp scatter from owners"),
     )
-
-
-def _slices_of(sizes: Sequence[int], places: Sequence[int], positions: int) -> SlicedBuffer:
-    """One slice per position, as long as its matrices, or a single owner's buffer if one owns everything."""
-    if len(set(places)) == 1:
-        return SlicedBuffer("dp", sum(sizes), owner=places[0])
-    filled = _filled(sizes, places, positions)
-    return SlicedBuffer("dp", sum(filled), tuple(filled))
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list[int]:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from ..engine.collective import Label
 from ..engine.travel import all_reduce
 from ..guard.guard import params_of, the_plan_step
-from ..optimizer.audit import Audit, audit
+from ..optimizer.audit import Audit, audit, joined
 from ..optimizer.muon import Muon
 from ..optimizer.muon_with_adamw import MuonWithAdamW
 from ..optimizer.update_verdict import STILL
@@ -69,7 +69,7 @@ class Snapshot:
     def sums(cls, world: LiveWorld, optimizer: MuonWithAdamW) -> list[Sums]:
         """The exact gradient sums. All ranks must call it, before gradients are readied."""
         return [
-            Sums(_sum_over_dp(world, param, grad), _sum_over_dp(world, param, grad.abs()))
+            Sums(*(_whole(param, sum_over(world, "dp", its)) for its in (grad, grad.abs())))
             for param in params_of(optimizer)
             for grad in [_gradient(param).double()]
         ]
@@ -83,7 +83,9 @@ class Snapshot:
             gradient_error(grad, exact, world.grid.size("dp"))
             for grad, exact in zip([*reduced, *others], sums, strict=True)
         ]
-        lone, cut = _lone_muon(world, optimizer.muon, reduced), _stays_cut(optimizer.muon)
+        lone = _lone_muon(world, optimizer.muon, reduced)
+        buckets = the_plan_step(optimizer.muon.steps).plan.buckets
+        cut = sorted({it.matrix.param for its in buckets for it in its.entries if it.gram is not None})
         before = {place: params_of(lone)[place].detach().clone() for place in cut}
         gram = {place: _gram_form(lone, place) for place in cut}
         adamw = copy.deepcopy(optimizer.adamw)  # parameters and state, but no gradients
@@ -134,10 +136,6 @@ def gradient_error(reduced: Tensor, exact: Sums, summands: int) -> float:
     return float((error / bound).max())
 
 
-def _sum_over_dp(world: LiveWorld, param: Tensor, local: Tensor) -> Tensor:
-    return _whole(param, sum_over(world, "dp", local))
-
-
 def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.optim.Muon:
     parameters = [nn.Parameter(full.clone()) for full in _full_parameters(muon)]
     remaining = iter(parameters)
@@ -151,12 +149,6 @@ def _lone_muon(world: LiveWorld, muon: Muon, reduced: list[Tensor]) -> torch.opt
         parameter.grad = gradient.clone()
         lone.state[parameter]["momentum_buffer"] = momentum.clone()
     return lone
-
-
-def _stays_cut(muon: Muon) -> list[int]:
-    """The indices of the parameters that strategy ``gram`` leaves cut."""
-    entries = (entry for bucket in the_plan_step(muon.steps).plan.buckets for entry in bucket.entries)
-    return sorted({entry.matrix.param for entry in entries if entry.gram is not None})
 
 
 def _gram_form(lone: torch.optim.Muon, place: int) -> Muon:
@@ -180,7 +172,6 @@ def _reduced_gradients(world: LiveWorld, muon: Muon) -> list[Tensor]:
 
 
 def _momenta(world: LiveWorld, muon: Muon) -> list[Tensor]:
-    """The whole momentum of each matrix."""
     params = params_of(muon)
 
     def kept(bucket: Bucket, held: StoredShard) -> Tensor:
@@ -205,13 +196,8 @@ def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard
 
 def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
     """A whole matrix from the pieces of all ranks; if several hold an element, the first rank's counts."""
-    boxes = matrix_boxes(held, world.at)
-    parts = elements.cpu().split([box.numel for box in boxes])
-    mine = [(box, part.view(box.shape).clone()) for box, part in zip(boxes, parts, strict=True)]
-    whole = torch.zeros(held.entry.matrix.sides)
-    for box, part in (piece for pieces in reversed(gather_objects(mine)) for piece in pieces):
-        whole[box.slices] = part
-    return whole.to(elements.device)
+    pieces = gather_objects((matrix_boxes(held, world.at), elements.cpu().clone()))
+    return joined(held.entry.matrix.sides, reversed(pieces)).to(elements.device)
 
 
 def _whole(param: Tensor, local: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import UsageError
 from ..launching.launch import launch
 from ..plan.strategies import find_builder
 from .checkpoints import Saving, StoppedRun
 from .loop import train_rank
-from .progress import showing_progress
 from .records import RunResult, StepRecord
 from .run_folder import METRICS, RunFolder
 from .settings import TrainSettings
@@ -31,6 +31,7 @@ from .text import load_text
 
 RECORD = "@step "
 SPARE_LINES = 200
+PLAIN_LINES = 10
 FIELDS = {field.name for field in fields(StepRecord)}
 
 
@@ -84,9 +85,12 @@ def run_launched(
 
 
 def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -> RunResult | StoppedRun:
-    """Run one rank of ``run_launched``."""
+    def tell(record: StepRecord) -> None:
+        sys.stdout.write(RECORD + json.dumps(asdict(record)) + "\n")
+        sys.stdout.flush()
+
     with passing_signals_on(saving) if saving is not None else nullcontext():
-        return train_rank(rank, settings, print_record, saving)
+        return train_rank(rank, settings, tell, saving)
 
 
 def run_seated(
@@ -144,12 +148,6 @@ def describe_result(result: RunResult, beside: OneProcessRun | None) -> dict[str
     return data
 
 
-def print_record(record: StepRecord) -> None:
-    """Send a step's record from rank 0 to the launching process."""
-    sys.stdout.write(RECORD + json.dumps(asdict(record)) + "\n")
-    sys.stdout.flush()
-
-
 @contextmanager
 def _recording(
     settings: TrainSettings, folder: RunFolder, console: Console, name: str
@@ -163,6 +161,36 @@ def _recording(
             show(step)
 
         yield record
+
+
+@contextmanager
+def showing_progress(console: Console, title: str, steps: int) -> Iterator[Callable[[StepRecord], None]]:
+    """Yield a function that shows one more step of ``steps``: a bar on a terminal, plain lines elsewhere."""
+    if not console.is_terminal:
+        yield _plain_lines(console, title, steps)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(title, total=steps, loss="  –  ")
+        yield lambda record: progress.update(task, completed=record.step + 1, loss=f"{record.loss:.3f}")
+
+
+def _plain_lines(console: Console, title: str, steps: int) -> Callable[[StepRecord], None]:
+    every = max(1, steps // PLAIN_LINES)
+
+    def show(record: StepRecord) -> None:
+        done = record.step + 1
+        if done == 1 or done == steps or done % every == 0:
+            line = f"{title}: step {done}/{steps}, loss {record.loss:.3f}, {record.seconds:.2f} s"
+            console.print(line, highlight=False)
+
+    return show
 
 
 def _plain(result: RunResult) -> dict[str, Any]:

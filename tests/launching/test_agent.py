@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from muon_tutorial.launching.agent import run_agent
+from muon_tutorial.launching.start_torchrun import run_agent
 
 
 @pytest.mark.parametrize(

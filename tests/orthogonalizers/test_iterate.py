@@ -24,13 +24,13 @@ from muon_tutorial.orthogonalizers.iterate import (
     orthogonalize_all,
     run_length,
 )
-from muon_tutorial.orthogonalizers.kernels import onednn_is_faster
 from muon_tutorial.orthogonalizers.named import BOUNDS, RECIPES
 from muon_tutorial.orthogonalizers.products import (
     LEAST_SYMMETRIC,
     block_width,
     full_float32,
     multiply,
+    onednn_is_faster,
     symmetric_share,
 )
 from muon_tutorial.orthogonalizers.recipe import Recipe, flops

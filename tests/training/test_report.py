@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from muon_tutorial.training.job import OneProcessRun, describe_result
+from muon_tutorial.training.job import OneProcessRun, describe_result, showing_progress
 from muon_tutorial.training.loss_picture import loss_figure
-from muon_tutorial.training.progress import showing_progress
 from muon_tutorial.training.records import CheckVerdict, PhaseTraffic, RunResult, StepRecord, TextFacts
 from muon_tutorial.training.report import describe_verdict, size, summary_table, traffic_table
 from muon_tutorial.training.settings import TrainSettings
