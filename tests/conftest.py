@@ -65,8 +65,6 @@ LONGEST = (
     "learn/test_every_widget.py",
     "test_cli.py",
     "configs/test_table.py",
-    "timing/test_planner.py",
-    "training/test_restarts.py",
     "training/test_resume.py",
 )
 """Files that take minutes. One process runs a whole file, so the others would wait for it at the end."""

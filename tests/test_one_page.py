@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ast
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import Grid, LiveWorld, build_mesh, launch
 from muon_tutorial.plan.layout import Shard
 from scripts.one_page import DistributedMuon
 
+from .exhaustive import left_out
 from .oracle import UNEVEN, Case, Stock, assert_own_parts, give_gradients, one_rank, own_params
 
 PAGE = Path(__file__).resolve().parents[1] / "scripts" / "one_page.py"
@@ -91,21 +94,30 @@ def test_every_rank_has_the_bits_of_zero1_and_of_one_process(
     assert_own_parts([averaged for _, _, averaged in found], full[-1], case, grid)
 
 
+def run_page(rank: int, *options: str) -> None:
+    """Run the page as torchrun would, except that ranks have met already."""
+    os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="4")
+    dist.init_process_group = dist.destroy_process_group = lambda *_, **__: None  # type: ignore
+    sys.argv = [str(PAGE), *options]
+    runpy.run_path(str(PAGE), run_name="__main__")
+
+
 @pytest.mark.live
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test_under_torchrun_it_trains_and_finds_torchs_own_weights(grid: Grid) -> None:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+@pytest.mark.parametrize(
+    ("grid", "starter"), [(GRIDS[1], "launch"), *(left_out(grid, "torchrun") for grid in GRIDS)], ids=str
+)
+def test_it_trains_and_finds_torchs_own_weights(grid: Grid, starter: str) -> None:
     options = ["--dp", str(grid.size("dp")), "--tp", str(grid.size("tp"))]
-    run = subprocess.run(
-        [*start, str(PAGE), *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning"},
-    )
-    assert run.returncode == 0, run.stderr
-    lines = run.stdout.splitlines()
+    lines: list[str] = []
+    if starter == "launch":
+        launch(run_page, 4, args=tuple(options), output=lambda _, line: lines.append(line))
+    else:
+        start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+        environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning"}
+        run = subprocess.run([*start, str(PAGE), *options], capture_output=True, text=True, env=environ)
+        assert run.returncode == 0, run.stderr
+        lines += run.stdout.splitlines()
     assert all(line.endswith("all weights equal those of torch.optim.Muon, bit by bit") for line in lines)
     losses = [float(line.split("loss ")[1].split(";")[0]) for line in lines]
     assert len(losses) == 4

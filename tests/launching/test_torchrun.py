@@ -33,12 +33,14 @@ SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
 def started(fault: str, timeout: float, *options: str) -> Iterator[subprocess.Popen[str]]:
     """Yield a torchrun with two ranks, one of which breaks."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
+    # With torch's checks, a rank would wait for a stopped one for a minute, whatever its own patience.
+    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
     with subprocess.Popen(
         [*start, SCRIPT, fault, str(timeout)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env=os.environ | environ,
     ) as agent:
         try:
             yield agent

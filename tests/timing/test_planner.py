@@ -20,12 +20,13 @@ from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.exchange import Exchange, Parcels
-from muon_tutorial.plan.strategies import Builder, layerwise, owner
+from muon_tutorial.plan.strategies import layerwise, owner
+from muon_tutorial.timing import calibrate as calibration
 from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.calibrate import calibrate
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link
-from muon_tutorial.timing.models import find_model, public_names
+from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.recommend import (
     Dtypes,
     ModelPlan,
@@ -127,13 +128,19 @@ def test_a_loopback_half_as_fast_is_one_that_was_calibrated_so(name: str, duplex
 
 
 def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> None:
-    grid, slow = Grid.of(dp=4), replace(H100, inside=Link(1e6, 0.0))
-    due = float(formulas.zero1_adamw(4, 4 * 10**6, 4, 2)) / 1e6
-    assert estimate_adamw([10**6] * 4, grid, slow).seconds == pytest.approx(due, rel=0.01)
-    by_gloo = estimate_adamw([10**6] * 4, grid, replace(LAPTOP, cores=None)).seconds
-    assert by_gloo > 4 * 10**6 * LAPTOP.byte * (
-        2 * 0.75 * 4 + 0.75 * 2
-    )  # Gloo's reduce_scatter: an all_reduce
+    lengths, one_link = [10**6] * 4, replace(H100, inside=Link(1e6, 0.0), between=None)
+    hybrid = 4 * (formulas.rho(4) * 4 * 10**6 * 4 + 2 * formulas.rho(2) * 10**6 * 4)
+    plain = estimate_adamw(lengths, Grid.of(dp=4), one_link, sharded=False)
+    for found, due in (
+        (estimate_adamw(lengths, Grid.of(dp=4), one_link), formulas.zero1_adamw(4, 4 * 10**6, 4, 2)),
+        (estimate_adamw(lengths, Grid.of(dp=2, dp_shard=4), one_link), hybrid),  # FSDP2, and DDP
+        (plain, formulas.ddp_adamw(4, 4 * 10**6, 4)),
+    ):
+        assert found.seconds == pytest.approx(float(due) / 1e6, rel=0.01)
+    assert plain.seconds_at(2.0) == pytest.approx(plain.seconds / 2, rel=0.01)
+    by_gloo = estimate_adamw(lengths, Grid.of(dp=4), replace(LAPTOP, cores=None)).seconds
+    # Gloo's reduce_scatter: an all_reduce
+    assert by_gloo > 4 * 10**6 * LAPTOP.byte * (2 * 0.75 * 4 + 0.75 * 2)
 
 
 def test_adamws_estimate_is_taken_apart_as_muons_is() -> None:
@@ -221,7 +228,7 @@ def test_what_does_not_fit_is_said_and_not_recommended() -> None:
     found = planned("llama-3.1-8b", "dp=64,pp=8", round_bytes=200_000_000)
     assert found.best is not None
     assert found.memory(found.best) <= 80e9
-    nothing = planned("llama-3.1-405b", "dp=8")
+    nothing = planned("llama-3.1-70b", "dp=8")
     assert nothing.best is None
     assert say(nothing)[0].startswith("Nothing fits into 80 GB per rank")
 
@@ -257,7 +264,10 @@ def test_parameters_cut_by_fsdp2_are_planned_for_with_owners_alone() -> None:
         assert one.momentum == elements * 2 / 8
         assert one.phases["gradient reduce_scatter, by FSDP2"] == elements * 4 * 7 / 8
         assert one.phases["gradient all_reduce, by FSDP2"] == elements / 8 * 4 * 2 * 3 / 4
+        assert one.fsdp >= elements // 12 * 4  # FSDP2's own buffer, of a layer
+        assert one.memory == one.held + one.momentum + max(one.peak, one.fsdp)
     assert within.runs >= 2 * crossing.runs  # every replica does all the work
+    assert any("full_tensor() of all matrices at once" in line for line in say(found))
 
 
 def test_more_shards_never_take_more_memory() -> None:
@@ -285,16 +295,6 @@ def test_nothing_of_owner_per_replica_travels_between_replicas() -> None:
             assert longer > 1.05 * by_fsdp2 / 1e6
 
 
-def test_adamw_under_fsdp2_and_ddp_sends_what_is_known_of_them() -> None:
-    slow = replace(H100, inside=Link(1e6, 0.0), between=None)
-    hybrid = estimate_adamw([10**5] * 4, Grid.of(dp=2, dp_shard=4), slow)
-    due = 4 * (formulas.rho(4) * 4 * 10**5 * 4 + 2 * formulas.rho(2) * 10**5 * 4)
-    assert hybrid.seconds == pytest.approx(float(due) / 1e6, rel=0.01)
-    plain = estimate_adamw([10**6], Grid.of(dp=4), slow, sharded=False)
-    assert plain.seconds == pytest.approx(float(formulas.ddp_adamw(4, 10**6, 4)) / 1e6, rel=0.01)
-    assert plain.seconds_at(2.0) == pytest.approx(plain.seconds / 2, rel=0.01)
-
-
 def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> None:
     found = planned("mixtral-8x7b", "dp=2,dp_shard=8,ep=4,pp=16")
     dense = 2 * (4096 * 4096 * 2 + 4096 * 1024 * 2)  # two layers' attention
@@ -315,13 +315,6 @@ def test_a_batch_says_what_part_of_a_step_the_optimizer_is() -> None:
     assert mixed.active * 8 - mixed.hidden * 2 == (8 - 2) * 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2)
     unknown = replace(planned("gpt2", "dp=2", tokens=9), shape=replace(mixed, experts_met=None))
     assert any("It is unknown how many experts" in line for line in say(unknown))
-
-
-@pytest.mark.parametrize("model", [name for name in public_names() if find_model(name).experts])
-def test_every_public_mixture_says_how_many_experts_a_token_meets(model: str) -> None:
-    shape = find_model(model)
-    assert shape.experts_met is not None
-    assert 1 <= shape.experts_met < shape.experts
 
 
 BAD = {
@@ -378,12 +371,21 @@ def test_every_machine_that_comes_along_says_where_its_numbers_are_from(name: st
     assert all(machine.sources.values())
 
 
+def rough_rates(rank: int) -> calibration.ComputeRates:
+    """A core's rates by a few operations on little data, which takes a second."""
+    calibration.COLD, calibration.SWEPT, calibration.SWEEPS = 1_000_000, 1_000_000, 10
+    calibration._seconds.__defaults__ = (0.005,)
+    calibration.measure_products.__defaults__ = ((16, 64),)
+    return calibration.compute_rates(rank)
+
+
 @pytest.mark.live
 @pytest.mark.timeout(600)
 def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The bounds are loose and the timeouts long, since other tests run at the same time."""
+    """The timeouts are long, since other tests run at the same time."""
+    monkeypatch.setattr(calibration, "compute_rates", rough_rates)
     monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", partial(calibrate, limit=300.0))
     out = tmp_path / "machine.json"
     assert main(["calibrate", "--out", str(out)]) == 0
@@ -393,15 +395,10 @@ def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
     )
     assert machine.byte > 0
     assert machine.operation > 0
-    builder: Builder = STRATEGIES["zero1"]
-    assert estimate("zero1", builder, matrices(1), Grid.of(dp=2), machine).seconds > 0
+    assert estimate("zero1", STRATEGIES["zero1"], matrices(1), Grid.of(dp=2), machine).seconds > 0
     assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
-
-
-def test_a_machine_is_not_measured_for_a_file_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # nothing is measured in vain
+    capsys.readouterr()
     assert main(["calibrate", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"
 
@@ -478,17 +475,6 @@ def test_bytes_are_split_by_link() -> None:
     )
 
 
-def test_fsdps_own_buffer_stands_beside_muons() -> None:
-    found = planned("gpt2", "dp=2,dp_shard=8")
-    layer = found.shape.hidden // 12 * 4
-    for one in found.estimates:
-        assert one.fsdp >= layer
-        assert one.memory == one.held + one.momentum + max(one.peak, one.fsdp)
-    whole = found.shape.hidden * 2
-    assert any("full_tensor() of all matrices at once" in line for line in say(found))
-    assert whole == sum(matrix.numel for matrix in found.parts[0].matrices) * 2
-
-
 def test_shares_are_of_all_ranks_in_every_row() -> None:
     rows = {one.strategy: one for one in planned("llama-3.1-8b", "dp=4,tp=4,pp=8").estimates}
     assert rows["replicated"].shares == pytest.approx(16)
@@ -511,29 +497,6 @@ def test_what_does_not_fit_names_the_axes_that_would_help() -> None:
     )
     assert say(dense)[0].endswith("Take more tp, pp or dp_shard (FSDP2, instead of dp).")
     assert "Take more tp, pp, ep or dp_shard" in say(mixture)[0]
-
-
-def test_gram_wins_long_matrices_on_many_ranks_and_loses_squares() -> None:
-    """Products of both dtypes are equally fast here. Whether it beats the gather depends on the aspect;
-    whether it beats owners, also on tp."""
-    even = replace(LAPTOP, gemm=dict.fromkeys(("float32", "bfloat16"), ((1.0, 100000000000.0),)), cores=64)
-
-    def found(name: str, aspect: int, tp: int) -> step_cost.StepEstimate:
-        cut = (("tp", Shard(1)),)
-        given = [Matrix(i, f"m{i}", (512, 512 * aspect), cut) for i in range(8)]
-        return estimate(name, STRATEGIES[name], given, Grid.of(dp=1, tp=tp), even)
-
-    long, square = ({name: found(name, aspect, 4) for name in STRATEGIES} for aspect in (8, 1))
-    assert long["gram"].sent < long["zero1"].sent / 3
-    assert square["zero1"].sent < square["gram"].sent
-    assert square["zero1"].memory < square["gram"].memory
-    assert long["gram"].newton_schulz < long["zero1"].newton_schulz / 3
-    assert long["gram"].product < long["zero1"].product / 3
-    assert long["gram"].seconds < long["zero1"].seconds
-    assert long["gram"].sent < long["owner"].sent  # an aspect above tp
-    assert square["owner"].sent < square["gram"].sent / 3
-    assert square["owner"].seconds < square["gram"].seconds
-    assert found("owner", 8, 16).sent < found("gram", 8, 16).sent  # and one below it
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -33,6 +32,7 @@ TOY = Machine(
     turn=0.0,
     inside=Link(bandwidth=1000.0, latency=0.0),
 )
+GLOO = replace(TOY, algorithm="gloo")
 Program = Callable[[int], Walk]
 
 
@@ -46,6 +46,12 @@ def compute(products: int = 1) -> None:
 def asked(kind: Kind = "all_reduce", elements: int = 250, axis: str = "dp", phase: str = "sum") -> Collective:
     mine = torch.empty(elements, device=META)
     return Collective(kind, (axis,), mine.dtype, mine, elements, Label(phase))
+
+
+def exchange(sends: Sequence[int], receives: Sequence[int], phase: str = "swap") -> Collective:
+    mine = torch.empty(sum(sends), device=META)
+    about = "all_to_all", ("dp",), mine.dtype, mine, sum(receives), Label(phase)
+    return Collective(*about, sends=tuple(sends), receives=tuple(receives))  # type: ignore[arg-type]
 
 
 def run(program: Program, machine: Machine = TOY, grid: Grid | None = None) -> TimedRun:
@@ -62,10 +68,6 @@ def starting(*requests: Collective) -> Walk:
         yield Wait(ticket)
 
 
-def alone(request: Collective) -> Walk:
-    yield request
-
-
 def late(rank: int) -> Walk:
     compute(rank)
     yield asked()
@@ -78,6 +80,7 @@ def test_who_comes_first_waits_for_who_comes_last() -> None:
     assert [ran.total("product", rank) for rank in (0, 1)] == pytest.approx([0, 2])
     (flight,) = ran.flights
     assert (flight.issued, flight.begin, flight.end) == ({0: 0.0, 1: 2.0}, 2.0, 3.0)
+    assert run(overlapped).total("wait", 0) == 0
 
 
 def overlapped(rank: int) -> Walk:
@@ -91,77 +94,67 @@ def in_turn(rank: int) -> Walk:
     compute()
 
 
-def test_what_is_started_early_travels_while_ranks_compute() -> None:
-    assert run(in_turn).seconds == pytest.approx(3)
-    assert run(overlapped).seconds == pytest.approx(2)
-    assert run(overlapped).total("wait", 0) == 0
-
-
-def test_ranks_share_cores() -> None:
-    shared = replace(TOY, cores=1)
-    assert run(in_turn, shared).seconds == pytest.approx(1 + 4)
-    assert run(late, shared).seconds == pytest.approx(3)  # rank 0 waits without a core
-
-
-def test_sending_takes_a_core_where_no_card_does_it() -> None:
-    """Two ranks on one core: each spends a second for its 1,000 bytes."""
-    shared = replace(TOY, cores=1, byte=1e-3)
-    assert run(in_turn, shared).seconds == pytest.approx(2 + 4)
-    assert run(overlapped, shared).seconds == pytest.approx(2 + 4)  # overlap hides nothing here
-    assert run(overlapped, replace(shared, cores=4)).seconds == pytest.approx(2)
-
-
-def test_a_rank_wakes_up_once_for_all_flights_at_once_and_copies_each() -> None:
-    """All_reduces of two ranks have four messages each; their bytes, 1,000 a rank, are copied one by one."""
-    fast = replace(TOY, cores=1, algorithm="gloo", inside=Link(1e12, 0.0))
-    waking, copying = replace(fast, message=0.25), replace(fast, byte=1e-3)
-    assert run(in_turn, waking).seconds == pytest.approx(2 + 4)
-    assert run(lambda rank: starting(asked(), asked()), waking).seconds == pytest.approx(2)
-    assert run(lambda rank: starting(asked(), asked()), copying).seconds == pytest.approx(4)
-    assert run(lambda rank: starting(asked(), asked()), replace(waking, byte=1e-3)).seconds == pytest.approx(
-        2 + 4
-    )  # one after the other
-
-
-def test_groups_share_a_bus_and_nothing_else() -> None:
-    grid = Grid.of(dp=2, tp=2)
-    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
-    assert run(lambda rank: alone(asked()), TOY, grid).seconds == pytest.approx(1)
-    assert run(lambda rank: alone(asked()), bus, grid).seconds == pytest.approx(
-        4
-    )  # all four ranks send on it
-
-
-def test_an_idle_bus_saves_up_a_burst() -> None:
-    """At first there is no burst: two ranks' 2,000 bytes take two seconds, and two of computing fill it."""
-    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True, burst=500.0))
-
-    def twice(rank: int) -> Walk:
-        yield asked()
-        compute()
-        yield asked()
-        yield asked()
-
-    assert run(in_turn, bus).seconds == pytest.approx(2 + 2)
-    assert run(twice, bus).seconds == pytest.approx(2 + 2 + (2 - 0.5) + 2)
-
-
 def to_one_owner(rank: int) -> Walk:
     """Ranks 1 to 3 send 1,000 bytes each to rank 0."""
     sends = (0 if rank == 0 else 250, 0, 0, 0)
     receives = (0, 250, 250, 250) if rank == 0 else (0, 0, 0, 0)
-    mine = torch.empty(sum(sends), device=META)
-    yield Collective(
-        "all_to_all", ("dp",), mine.dtype, mine, sum(receives), Label("out"), None, sends, receives
-    )
+    yield exchange(sends, receives)
 
 
-def test_a_byte_travels_once_on_a_bus() -> None:
-    """If each rank has its own link, the owner's is busy with all three thousand bytes too."""
-    grid = Grid.of(dp=4)
-    bus = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
-    assert run(to_one_owner, bus, grid).seconds == pytest.approx(3)
-    assert run(to_one_owner, TOY, grid).seconds == pytest.approx(3)
+def with_a_pause(rank: int) -> Walk:
+    yield asked()
+    compute()
+    yield asked()
+    yield asked()
+
+
+def afterwards(rank: int) -> Walk:
+    yield IDLE
+    compute(3)
+
+
+def one(rank: int) -> Walk:
+    return starting(asked())
+
+
+def two(rank: int) -> Walk:
+    return starting(asked(), asked())
+
+
+SHARED = replace(TOY, cores=1)
+SENDING = replace(SHARED, byte=1e-3)
+WAKING = replace(SHARED, algorithm="gloo", inside=Link(1e12, 0.0), message=0.25)
+BUS = replace(TOY, inside=Link(1000.0, 0.0, shared=True))
+SAVING = replace(BUS, inside=replace(BUS.inside, burst=500.0))
+FAR = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
+# All_reduces of two ranks have four messages each under Gloo; 1,000 bytes of each rank travel for a second.
+SECONDS: dict[str, tuple[Program, Machine, dict[str, int], float]] = {
+    "asked for before computing": (in_turn, TOY, {}, 1 + 2),
+    "started before computing": (overlapped, TOY, {}, 2),
+    "two compute on one core": (in_turn, SHARED, {}, 1 + 4),
+    "one waits without a core": (late, SHARED, {}, 3),
+    "sending takes a core": (in_turn, SENDING, {}, 2 + 4),
+    "sending takes the only core, so overlap hides nothing": (overlapped, SENDING, {}, 2 + 4),
+    "sending takes a core of its own": (overlapped, replace(SENDING, cores=4), {}, 2),
+    "a rank wakes up for messages": (in_turn, WAKING, {}, 2 + 4),
+    "a rank wakes up once for two flights": (two, WAKING, {}, 2),
+    "a rank copies each of two flights": (two, replace(WAKING, message=0.0, byte=1e-3), {}, 4),
+    "a rank wakes up, and then copies": (two, replace(WAKING, byte=1e-3), {}, 2 + 4),
+    "groups share no links": (one, TOY, {"dp": 2, "tp": 2}, 1),
+    "four ranks send on a bus": (one, BUS, {"dp": 2, "tp": 2}, 4),
+    "a bus begins without a burst": (in_turn, SAVING, {}, 2 + 2),
+    "an idle bus saves up a burst": (with_a_pause, SAVING, {}, 2 + 2 + (2 - 0.5) + 2),
+    "a byte travels once on a bus": (to_one_owner, BUS, {"dp": 4}, 3),
+    "an owner's link is busy with all that it gets": (to_one_owner, TOY, {"dp": 4}, 3),
+    "between nodes, there and back": (one, FAR, {}, 2 + 2 * 0.25),
+    "the last computation counts": (afterwards, TOY, {}, 6),
+}
+
+
+@pytest.mark.parametrize("case", SECONDS)
+def test_a_step_takes_as_long_as_worked_out_by_hand(case: str) -> None:
+    program, machine, sizes, seconds = SECONDS[case]
+    assert run(program, machine, Grid.of(**(sizes or {"dp": 2}))).seconds == pytest.approx(seconds)
 
 
 def test_a_group_answers_in_order() -> None:
@@ -176,8 +169,7 @@ def test_a_group_answers_in_order() -> None:
 
 
 def exchanged(phase: str) -> Collective:
-    mine, each = torch.empty(500, device=META), (250, 250)
-    return Collective("all_to_all", ("dp",), mine.dtype, mine, 500, Label(phase), None, each, each)
+    return exchange((250, 250), (250, 250), phase)
 
 
 @pytest.mark.parametrize(
@@ -187,11 +179,20 @@ def exchanged(phase: str) -> Collective:
 def test_of_a_group_gloo_carries_two_rings_at_once_and_any_messages_one_after_the_other(
     request_of: Callable[[str], Collective], begins: list[int], ends: list[int]
 ) -> None:
-    gloo = replace(TOY, algorithm="gloo")
-    ran = run(lambda rank: starting(*map(request_of, "abc")), gloo)
-    one = run(lambda rank: alone(request_of("a")), gloo).seconds
+    ran = run(lambda rank: starting(*map(request_of, "abc")), GLOO)
+    one = run(lambda rank: starting(request_of("a")), GLOO).seconds
     assert [flight.begin / one for flight in ran.flights] == pytest.approx(begins)
     assert [(flight.end or 0) / one for flight in ran.flights] == pytest.approx(ends)
+
+
+def test_a_ring_and_messages_share_what_a_rank_sends_and_a_link_may_carry_one_way_at_a_time() -> None:
+    def seconds(*requests: Collective, machine: Machine = GLOO) -> float:
+        return run(lambda rank: starting(*requests), machine).seconds
+
+    ring, messages = asked(elements=2500), exchanged("swap")
+    assert seconds(ring, messages) == pytest.approx(seconds(ring) + seconds(messages))
+    narrow = replace(GLOO, inside=replace(TOY.inside, duplex=False))
+    assert seconds(messages, machine=narrow) == pytest.approx(2 * seconds(messages))
 
 
 def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
@@ -201,37 +202,17 @@ def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
     def program(rank: int) -> Walk:
         if rank == 2:
             compute(2)
-        sends, receives = sizes[rank], tuple(row[rank] for row in sizes)
-        mine = torch.empty(sum(sends), device=META)
-        splits: dict[str, Any] = {"sends": sends, "receives": receives}
-        yield Collective("all_to_all", ("dp",), mine.dtype, mine, sum(receives), Label("swap"), **splits)
+        yield exchange(sizes[rank], [row[rank] for row in sizes])
 
-    gloo = replace(TOY, algorithm="gloo", inside=Link(1000.0, 0.0))
-    ran = run(program, gloo, Grid.of(dp=3))
+    ran = run(program, GLOO, Grid.of(dp=3))
     (flight,) = ran.flights
     lived = predicted_timeline(ran).flights
     assert all(each.begin <= each.end <= each.answered for each in lived)
     assert flight.begin == 4.0
     assert flight.done[2] == pytest.approx(4, abs=1)
     assert flight.done[0] == flight.done[1] == flight.end == pytest.approx(ran.seconds)
-    ring = run(program, replace(gloo, algorithm="ring"), Grid.of(dp=3))
+    ring = run(program, TOY, Grid.of(dp=3))
     assert ran.seconds < ring.seconds - 3.5  # nearly all of it is over when rank 2 asks
-
-
-def test_a_ring_and_messages_share_what_a_rank_sends() -> None:
-    gloo = replace(TOY, algorithm="gloo")
-    both = run(lambda rank: starting(asked(elements=2500), exchanged("swap")), gloo).seconds
-    ring = run(lambda rank: alone(asked(elements=2500)), gloo).seconds
-    assert both == pytest.approx(ring + run(lambda rank: alone(exchanged("swap")), gloo).seconds)
-
-
-def test_a_link_that_is_not_duplex_carries_both_ways_together() -> None:
-    def swap(rank: int) -> Walk:
-        return alone(exchanged("swap"))
-
-    gloo = replace(TOY, algorithm="gloo")
-    both = replace(gloo, inside=replace(TOY.inside, duplex=False))
-    assert run(swap, both).seconds == pytest.approx(2 * run(swap, gloo).seconds)
 
 
 def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
@@ -240,39 +221,21 @@ def test_an_exchange_that_one_rank_never_asks_for_is_found() -> None:
     def program(rank: int) -> Walk:
         if rank < 2:
             sends = (0, 1, 0) if rank == 0 else (1, 0, 0)
-            mine = torch.empty(1, device=META)
-            splits: dict[str, Any] = {"sends": sends, "receives": sends}
-            yield Collective("all_to_all", ("dp",), mine.dtype, mine, 1, Label("swap"), **splits)
+            yield exchange(sends, sends)
         yield IDLE
 
     with pytest.raises(
         DeadlockError, match=r"rank 0 requested all_to_all .*, but others of its group did not"
     ):
-        run(program, replace(TOY, algorithm="gloo"), Grid.of(dp=3))
+        run(program, GLOO, Grid.of(dp=3))
 
 
 def test_splits_of_another_length_are_a_mismatch() -> None:
     def program(rank: int) -> Walk:
-        each = (1,) * (2 + rank)
-        mine = torch.empty(sum(each), device=META)
-        splits: dict[str, Any] = {"sends": each, "receives": each}
-        yield Collective("all_to_all", ("dp",), mine.dtype, mine, sum(each), Label("swap"), **splits)
+        yield exchange((1,) * (2 + rank), (1,) * (2 + rank))
 
     with pytest.raises(MismatchError):
-        run(program, replace(TOY, algorithm="gloo"))
-
-
-def test_links_between_nodes_and_latency() -> None:
-    far = replace(TOY, ranks_per_node=1, between=Link(500.0, 0.25))
-    assert run(lambda rank: alone(asked()), far).seconds == pytest.approx(2 + 2 * 0.25)  # there and back
-
-
-def test_the_last_computation_counts() -> None:
-    def after(rank: int) -> Walk:
-        yield IDLE
-        compute(3)
-
-    assert run(after).ends == pytest.approx([6, 6])
+        run(program, GLOO)
 
 
 def test_what_cannot_go_on_or_be_timed_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Settings refuse what cannot work, and the learning rate has its shape."""
+"""Suggested settings work, and the learning rate has its shape; ``test_cli`` has what is refused."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from muon_tutorial.errors import GridError, UsageError
 from muon_tutorial.training.settings import TrainSettings, lr_share
-
-
-@pytest.mark.parametrize(
-    ("change", "error"), [({"dp": 3}, GridError), ({"steps": 0}, UsageError), ({"seed": -1}, UsageError)]
-)
-def test_settings_that_cannot_work_are_refused(change: dict, error: type[UsageError]) -> None:
-    with pytest.raises(error):
-        replace(TrainSettings(), **change)
 
 
 def test_a_suggested_width_and_batch_work() -> None:
