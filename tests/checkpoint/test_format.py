@@ -28,6 +28,7 @@ from muon_tutorial.worlds.live import build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
 from ..configs.setups import error_of, full
+from .models import assert_same_bits
 
 Pair = tuple[nn.Module, MuonWithAdamW]
 
@@ -79,11 +80,6 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, **settings: Any) ->
     both = pair_of(model, **settings)
     load_checkpoint(folder, model, both)
     return model, both
-
-
-def assert_same_bits(model: nn.Module, other: nn.Module) -> None:
-    for (name, tensor), its in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(tensor, its), name
 
 
 def assert_go_on_alike(pair: Pair, other: Pair, steps: range) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from .checks import (
+    Reference,
     References,
     check_accumulated,
     check_bf16,
@@ -25,8 +26,7 @@ from .checks import (
     marked_lines,
     train,
 )
-from .recipes import ALL, EPOCHS, RECIPES, STEPS, Notes, checkpoint, run, skip_unless_installed
-from .watch.watching import FAULTS
+from .recipes import ALL, EPOCHS, MAX_NORM, RECIPES, STEPS, Notes, skip_unless_installed
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(2400)]
 
@@ -94,70 +94,38 @@ def test_the_table_kept_has_a_good_row_for_every_recipe() -> None:
     assert "NO" not in kept
 
 
-RESUME_FAULTS = (
-    "momentum lost",
-    "first moment lost",
-    "second moment lost",
-    "step count lost",
-    "schedule begun anew",
-)
+def noted(steps: int = EPOCHS * STEPS, norm: float = MAX_NORM, before: float = 1.0) -> Notes:
+    """Notes of a run that every check passes, except for what is asked for."""
+    taken = [{"norm_before_clipping": before, "norm": norm, "lrs": [0.1 * step]} for step in range(steps)]
+    parameters, state = {"w": torch.ones(3)}, {"w": {"momentum_buffer": torch.ones(3)}}
+    return Notes("MuonWithAdamW", 1, {"w": torch.zeros(3)}, taken[-steps:], parameters, state, {})
 
 
-@pytest.fixture(scope="module")
-def straight_ddp(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Notes], Path]:
-    folder = tmp_path_factory.mktemp("ddp") / "straight"
-    return run("ddp", folder), folder
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("fault", RESUME_FAULTS)
-def test_the_check_of_resuming_notices(
-    fault: str, straight_ddp: tuple[list[Notes], Path], tmp_path: Path
-) -> None:
-    straight, folder = straight_ddp
-    resumed = run("ddp", tmp_path / "resumed", "--resume", str(checkpoint(folder)), fault=fault)
+@pytest.mark.parametrize("changed", ["parameters", "state", "steps"])
+def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
+    """One element of a parameter, or of an optimizer's state; and a schedule that began anew."""
+    whole, half = noted(), noted()
+    del half.steps[:STEPS]
+    check_resumed([whole], [half])
+    if changed == "steps":
+        half.steps[:] = whole.steps[:STEPS]
+    else:
+        (half.parameters["w"] if changed == "parameters" else half.state["w"]["momentum_buffer"])[1] = 2.0
     with pytest.raises(AssertionError):
-        check_resumed(straight, resumed)
-
-
-def test_the_check_of_resuming_notices_one_element() -> None:
-    """One element of a parameter, or of an optimizer's state."""
-    for changed in ("parameters", "state"):
-        whole, half = (
-            Notes(
-                "MuonWithAdamW",
-                1,
-                {"w": torch.zeros(3)},
-                [{"lr": 0.1}] * steps,
-                {"w": torch.ones(3)},
-                {"w": {"m": torch.ones(3)}},
-                {},
-            )
-            for steps in (EPOCHS * STEPS, STEPS)
-        )
         check_resumed([whole], [half])
-        (half.parameters["w"] if changed == "parameters" else half.state["w"]["m"])[1] = 2.0
+
+
+def test_the_checks_of_training_notice() -> None:
+    """Nothing clipped, nothing averaged (or micro-batches summed), and other parameters or momentum."""
+    right, reference = noted(), Reference(noted(), 1e-3, 1e-3, 1e-3)
+    away = noted()
+    away.parameters["w"][1], away.state["w"]["momentum_buffer"][1] = 1.1, 1.1
+    for check, wrong in (
+        (check_clipped, noted(norm=1.0)),
+        (check_clipped, noted(before=2.0)),
+        (check_accumulated, noted(before=2.0)),
+        (check_equal, away),
+    ):
+        check([right], reference)
         with pytest.raises(AssertionError):
-            check_resumed([whole], [half])
-
-
-TRAINING_FAULTS = {
-    "nothing clipped": ("ddp", (check_clipped, check_equal)),
-    "nothing clipped inside": ("zero1", (check_equal,)),
-    "nothing averaged": ("ddp", (check_accumulated, check_clipped, check_equal)),
-    "micro-batches summed": ("ddp", (check_accumulated, check_clipped)),
-}
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("fault", TRAINING_FAULTS)
-def test_the_checks_of_training_notice(fault: str, tmp_path: Path, references: References) -> None:
-    name, checks = TRAINING_FAULTS[fault]
-    straight = run(name, tmp_path / "straight", fault=fault)
-    for check in checks:
-        with pytest.raises(AssertionError):
-            check(straight, references[("plain",)])
-
-
-def test_every_fault_is_tried() -> None:
-    assert {*RESUME_FAULTS, *TRAINING_FAULTS} == {*FAULTS}
+            check([wrong], reference)

@@ -62,45 +62,46 @@ def listen(model: Any, optimizer: Any, rank: int, parts: str = "own", steps: int
     return heard
 
 
-def layers_alone(rank: int) -> list[str]:
-    model = network()
+def pair(model: nn.Module, **settings: Any) -> MuonWithAdamW:
+    return MuonWithAdamW.from_model(model, lr=0.02, **settings)
+
+
+def layers_sharded(model: nn.Sequential) -> nn.Sequential:
+    """The model, of which FSDP2 has both linear layers, but not the norm."""
     fully_shard(model[0])
     fully_shard(model[2])
-    return listen(model, MuonWithAdamW.from_model(model, lr=0.02, muon={"compare_every": 2}), rank)
+    return model
 
 
-def ignored(rank: int) -> list[str]:
-    model = network()
-    fully_shard(model, ignored_params={*model[3].parameters()})
-    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+def layers_alone(rank: int) -> list[str]:
+    model = layers_sharded(network())
+    return listen(model, pair(model, muon={"compare_every": 2}), rank)
 
 
 def other_norms(rank: int) -> list[str]:
     model = network()
     nn.init.constant_(next(model[3].parameters()), 1.0 + rank)
-    fully_shard(model[0])
-    fully_shard(model[2])
-    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)[:1]
+    return listen(model, pair(layers_sharded(model)), rank)[:1]
 
 
-def averaged_by_hand(rank: int) -> list[str]:
+def ignored(rank: int, averaged: bool = False) -> list[str]:
     model = network()
     fully_shard(model, ignored_params={*model[3].parameters()})
-    for param in model[3].parameters():
+    for param in model[3].parameters() if averaged else ():
         param.register_post_accumulate_grad_hook(lambda it: dist.all_reduce(it.grad))
-    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+    return listen(model, pair(model), rank)
 
 
 def own_expert(rank: int) -> list[str]:
     model = WithExpert()
     fully_shard(model, ignored_params={*model.expert.parameters()})
-    return listen(model, MuonWithAdamW.from_model(model, lr=0.02), rank)
+    return listen(model, pair(model), rank)
 
 
 def made_between(rank: int) -> list[str]:
     model = network()
     fully_shard(model[0])
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    optimizer = pair(model)
     fully_shard(model[2])
     fully_shard(model)
     return listen(model, optimizer, rank)
@@ -111,17 +112,13 @@ def made_on_meta(rank: int) -> list[str]:
     with torch.device("meta"):
         model = network()
     fully_shard(model)
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02)
+    optimizer = pair(model)
     model.to_empty(device="cpu")
     torch.manual_seed(0)
     for param in model.parameters():
         nn.init.normal_(param, std=0.1)
     seen = audit(optimizer)
     return [*listen(model, optimizer, rank), seen.report().line]
-
-
-def pair(model: nn.Module) -> MuonWithAdamW:
-    return MuonWithAdamW.from_model(model, lr=0.02)
 
 
 def matrices_alone(model: nn.Module) -> Muon:
@@ -187,7 +184,7 @@ CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     ),
     "parameters that FSDP2 ignores": (ignored, (f"the gradient of 3.{NOT_AVERAGED}", "", "")),
     "other first values beside shards": (other_norms, (f"^3.{NOT_AVERAGED}",)),
-    "gradients averaged by hand": (averaged_by_hand, QUIET),
+    "gradients averaged by hand": (lambda rank: ignored(rank, averaged=True), QUIET),
     "an expert whose first gradient is zero": (
         own_expert,
         ("", *["gradient of expert.weight is not .*ep_pg"] * 2),

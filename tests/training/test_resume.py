@@ -67,13 +67,19 @@ def test_a_run_goes_on_from_where_it_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.live
-def test_a_run_that_is_asked_to_stop_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_to_stop_or_out_of_time_saves_after_the_step_it_is_in(
+    tmp_path: Path,
+) -> None:
     saving = Saving(tmp_path)
     saving.stop_file.touch()
     assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "SIGINT")] * 2
     assert saving.whole_step(print) == 1
     saving.stop_file.write_text("SIGHUP")
     assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "SIGHUP")] * 2
+    saving.stop_file.unlink(missing_ok=True)
+    over = Saving(tmp_path / "over", until=0.0)
+    assert run(SETTINGS, over) == [StoppedRun(1, over.checkpoints, "time")] * 2
+    assert over.whole_step(print) == 1
 
 
 @pytest.mark.live
@@ -82,13 +88,6 @@ def test_a_run_that_is_asked_to_save_does_so_and_goes_on(tmp_path: Path) -> None
     saving.save_file.touch()
     assert isinstance(run(SETTINGS, saving)[0], RunResult)
     assert (saving.whole_step(print), saving.save_file.exists()) == (1, False)
-
-
-@pytest.mark.live
-def test_a_run_whose_time_is_over_saves_after_the_step_it_is_in(tmp_path: Path) -> None:
-    saving = Saving(tmp_path, until=0.0)
-    assert run(SETTINGS, saving) == [StoppedRun(1, saving.checkpoints, "time")] * 2
-    assert saving.whole_step(print) == 1
 
 
 def test_the_newest_run_with_a_checkpoint_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

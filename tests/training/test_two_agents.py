@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, alone, final_bits, losses, wait_for_a_step
+from muon_tutorial import cli
+from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, final_bits, losses, wait_for_a_step
+
+from ..launching.launch_traces import free_port
 
 PATIENCE = 150.0
 
@@ -57,11 +59,8 @@ class Agents:
 
 @pytest.fixture
 def agents(tmp_path: Path) -> Iterator[Agents]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with ExitStack() as ended:
-        yield Agents(tmp_path, port, ended)
+        yield Agents(tmp_path, free_port(), ended)
 
 
 def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
@@ -73,7 +72,9 @@ def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
     (victim,) = (it for it in psutil.Process(both[0].pid).children() if SCRIPT in it.cmdline())
     victim.kill()
     assert [agent.wait(PATIENCE) for agent in both] == [0, 0], agents.said()
-    whole = alone(tmp_path, 12)
+    whole = tmp_path / "alone"
+    options = ["--steps", "12", "--save-every", "2", "--out", str(whole)]
+    assert cli.main(["train", *MODEL, "--dp", "2", *options]) == 0
     assert losses(tmp_path / "run") == losses(whole)
     assert final_bits(tmp_path / "run", 12) == final_bits(whole, 12)
 

@@ -2,8 +2,7 @@
 
 Python imports a module of this name in every process that finds it on ``PYTHONPATH``, whichever launcher
 starts it. If ``WATCH_FOLDER`` names a folder, every rank writes its optimizer's inputs at each step, and its
-state after the last, to ``rank-N.pt`` there. ``WATCH_FAULT`` plants one fault, to check that the tests detect
-it.
+state after the last, to ``rank-N.pt`` there.
 """
 
 from __future__ import annotations
@@ -19,4 +18,4 @@ def _runs_a_recipe() -> bool:
 if os.environ.get("WATCH_FOLDER") and _runs_a_recipe():
     import watching
 
-    watching.start(os.environ["WATCH_FOLDER"], os.environ.get("WATCH_FAULT", ""))
+    watching.start(os.environ["WATCH_FOLDER"])

@@ -1,4 +1,4 @@
-"""The notes of a watched process about its optimizer, and the faults that can be planted in it."""
+"""The notes of a watched process about its optimizer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -80,10 +78,8 @@ class Watch:
         return noting
 
 
-def start(folder: str, fault: str) -> None:
-    """Watch this process, with a fault planted if one is named."""
-    if fault:
-        FAULTS[fault]()
+def start(folder: str) -> None:
+    """Watch this process."""
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         _shard_on_cpus()
     watch = Watch(Path(folder))
@@ -114,64 +110,6 @@ def _shard_on_cpus() -> None:
 
 def _replace(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     setattr(owner, name, wrap(getattr(owner, name)))
-
-
-def _forget(key: str) -> Callable[[], None]:
-    """Make loading a state leave zeros instead of one of its entries."""
-
-    def wrap(load: Callable[..., None]) -> Callable[..., None]:
-        def loading(optimizer: MuonWithAdamW, state_dict: dict[str, Any]) -> None:
-            load(optimizer, state_dict)
-            for entry in optimizer.state.values():
-                if key in entry:
-                    entry[key].zero_()
-
-        return loading
-
-    return lambda: _replace(MuonWithAdamW, "load_state_dict", wrap)
-
-
-def _keep_new_schedule() -> None:
-    _replace(LRScheduler, "load_state_dict", lambda _: lambda scheduler, state_dict: None)
-    _replace(
-        torch.optim.lr_scheduler.LambdaLR, "load_state_dict", lambda _: lambda scheduler, state_dict: None
-    )
-
-
-def _clip_nothing() -> None:
-    _replace(torch.nn.utils, "clip_grad_norm_", lambda clip: lambda params, _: clip(params, float("inf")))
-
-
-def _clip_nothing_inside() -> None:
-    _replace(MuonWithAdamW, "ready_gradients", lambda ready: lambda both, _: ready(both, 1e9))
-
-
-def _never_average() -> None:
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def forwarding(module: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
-            module.require_backward_grad_sync = False
-            return forward(module, *args, **kwargs)
-
-        return forwarding
-
-    _replace(DistributedDataParallel, "forward", wrap)
-
-
-def _sum_micro_batches() -> None:
-    _replace(Tensor, "backward", lambda backward: lambda loss: backward(2 * loss))
-
-
-FAULTS: dict[str, Callable[[], None]] = {
-    "momentum lost": _forget("momentum_buffer"),
-    "first moment lost": _forget("exp_avg"),
-    "second moment lost": _forget("exp_avg_sq"),
-    "step count lost": _forget("step"),
-    "schedule begun anew": _keep_new_schedule,
-    "nothing clipped": _clip_nothing,
-    "nothing clipped inside": _clip_nothing_inside,
-    "nothing averaged": _never_average,
-    "micro-batches summed": _sum_micro_batches,
-}
 
 
 def _named(optimizer: Optimizer) -> list[tuple[str, Tensor]]:
