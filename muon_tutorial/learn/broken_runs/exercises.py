@@ -174,8 +174,9 @@ class Clinic:
             self.exercises[name] = Exercise(judge_it, praise=STORIES[name])
         verdict = self.exercises[name].check(repair)
         ran = self.kept.get(f"{name}, repaired")
-        shows = ran is not None and verdict.passed is not None
-        return replace(verdict, picture=draw_ladder(ran)) if shows else verdict
+        if ran is None or verdict.passed is None:
+            return verdict
+        return replace(verdict, picture=draw_ladder(ran))
 
     def _text(self, name: str) -> str:
         if not isinstance(name, str) or name not in PATIENTS:

@@ -89,7 +89,12 @@ def guess_stuck() -> Exercise:
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
-    asked = {"bring": on_ranks.my_piece, "ranks": ranks, "backend": backend, "timeout": timeout}
+    asked: dict[str, Any] = {
+        "bring": on_ranks.my_piece,
+        "ranks": ranks,
+        "backend": backend,
+        "timeout": timeout,
+    }
     play = partial(on_ranks.play_on_ranks, **asked)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
@@ -115,7 +120,12 @@ def _with_ladder(
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The hard exercise: a reduce_scatter on real ranks. Par counts the bytes of the all_reduce it makes."""
-    asked = {"bring": on_ranks.my_pieces, "ranks": ranks, "backend": backend, "timeout": timeout}
+    asked: dict[str, Any] = {
+        "bring": on_ranks.my_pieces,
+        "ranks": ranks,
+        "backend": backend,
+        "timeout": timeout,
+    }
     play = partial(on_ranks.play_on_ranks, **asked)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:

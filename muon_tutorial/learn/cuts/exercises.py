@@ -153,7 +153,7 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
     """The exercise: for any entry of ``up``, which ranks hold its weight, and which keeps its momentum."""
-    grids = dict.fromkeys([(dp, tp), *GRIDS])
+    grids: dict[tuple[int, int], None] = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:
         for sizes, row, column in itertools.product(grids, range(UP[0]), range(UP[1])):

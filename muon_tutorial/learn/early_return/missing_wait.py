@@ -188,6 +188,7 @@ def _proceed(rank: _LateRank) -> None:
             rank.answer = _LateTicket(turn.request, rank.asked)
             rank.asked += 1
             continue
+        assert isinstance(turn, Wait)
         ticket = turn.ticket
         if isinstance(ticket, _LateTicket) and ticket.answer is None:
             rank.waiting = ticket

@@ -173,7 +173,8 @@ def say_speed(G: Tensor, steps: int) -> str:
     """FLOPs of Newton–Schulz for a matrix, and how many per second this machine computes."""
     with measure.one_thread():
         seconds = measure.median_seconds(lambda: zeropower_via_newtonschulz(G.float(), steps), 5)
-    (rows, columns), count = G.shape, flops(*G.shape, steps)
+    rows, columns = G.shape
+    count = flops(rows, columns, steps)
     speed = f"{count / 1e6:.1f} MFLOP in {seconds * 1e3:.2f} ms, {count / seconds / 1e9:.0f} GFLOP/s"
     return f"{rows} × {columns}: {speed}"
 

@@ -412,8 +412,10 @@ def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
     position, ranks = mesh.get_local_rank(), mesh.size()
 
     def held(tensor: Tensor) -> DTensor:
-        mine, whole = rows_at(tensor, position, ranks), {"shape": tensor.shape, "stride": tensor.stride()}
-        return DTensor.from_local(mine, mesh, [Shard(0)], run_check=False, **whole)
+        mine = rows_at(tensor, position, ranks)
+        return DTensor.from_local(
+            mine, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride()
+        )
 
     whole = torch.nn.Parameter(torch.zeros_like(grad))
     param = torch.nn.Parameter(held(torch.zeros_like(grad)))

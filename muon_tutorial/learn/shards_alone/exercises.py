@@ -31,7 +31,8 @@ def size_factors(shape: Shape) -> tuple[float, ...]:
 
 def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
     """The shape of a shard: ``shape`` cut along ``dim`` into equal parts."""
-    return shard_box(shape, Shard(dim), 0, tp).shape
+    rows, columns = shard_box(shape, Shard(dim), 0, tp).shape
+    return rows, columns
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
@@ -70,7 +71,7 @@ def _say(shape: Shape) -> str:
 def check_ratio() -> Exercise:
     """The exercise: how many times too small each factor is, for any shape, cut and tp."""
 
-    def judge(function: object) -> str | Diagnosis | None:
+    def judge(function: Callable[..., Any]) -> str | Diagnosis | None:
         for shape, dim, tp in itertools.product(SHAPES, (1, 0), (2, 4, 8)):
             right = too_small(shape, dim, tp)
             answer = value_of(function, shape, dim, tp)

@@ -132,8 +132,8 @@ def picture_of_rows(rows: RowChanges) -> Picture:
     for who, changes in rows.changes.items():
         said.append(f"{who}: median {changes.median():.0%}, at most {changes.max():.0%}")
         if who != "SGD":  # the same zeros as Adam's
-            look = {"color": LOOKS.get(who, LOOKS["Muon, exact"])[0], "markersize": 7, "alpha": 0.75}
-            axes.plot(rows.counts.tolist(), changes.tolist(), "o", label=who, **look)
+            color, counts = LOOKS.get(who, LOOKS["Muon, exact"])[0], rows.counts.tolist()
+            axes.plot(counts, changes.tolist(), "o", label=who, color=color, markersize=7, alpha=0.75)
     axes.set(xscale="log", ylim=(-0.03, 0.63), xlim=(0.8, 200))
     axes.set_xticks([1, 10, 100], ["1", "10", "100"])
     axes.set_yticks([0, 0.2, 0.4, 0.6], ["0 %", "20 %", "40 %", "60 %"])
