@@ -8,7 +8,7 @@ are checked on all ranks together: if one of them is wrong, every rank raises th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,12 +27,20 @@ from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
 from ..plan.bucket import flat_frame
 from ..plan.strategies import WIRE
-from ..step.agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
+from ..step.agreement import (
+    ALONE,
+    NOTHING_TO_COMPARE,
+    Fingerprint,
+    OwnGradients,
+    Ranks,
+    agree_on_gradients,
+)
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
 from ..step.write_parameters import apply_update
 from ..worlds.live import LiveWorld, gather_objects, sum_counts
+from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
 MISSING = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
@@ -259,87 +267,3 @@ class CallbackStep:
 def _asked(call: Call) -> Walk:
     """A walk that makes one call."""
     return (yield call)
-
-
-def checked_assignments(
-    config: DistributedConfig, params: list[Tensor], state: dict[str, Any]
-) -> dict[int, int]:
-    """Ask ``assign_fn`` and check its answer: every index, ranks in range.
-
-    Raises:
-        ConfigError: says which entry is wrong, or what ``assign_fn`` raised.
-    """
-    try:
-        answer = config.assign_fn(params, state)
-    except TutorialError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"assign_fn raised {type(error).__name__} on rank {global_rank()}: {error}"
-        ) from error
-    if not isinstance(answer, Mapping):
-        raise ConfigError(f"assign_fn must return a dict from parameter index to rank, got {answer!r}")
-    missing = [index for index in range(len(params)) if index not in answer]
-    strange = [index for index in answer if index not in range(len(params))]
-    if missing or strange:
-        raise ConfigError(
-            f"assign_fn must return an entry for each of {len(params)} parameters; "
-            f"missing: {missing or 'none'}, unknown: {strange or 'none'}"
-        )
-    size = dist.get_world_size() if dist.is_initialized() else 1
-    for index, rank in answer.items():
-        if not isinstance(rank, int) or not 0 <= rank < size:
-            raise ConfigError(
-                f"assign_fn gives parameter {index} to rank {rank!r}; ranks are 0 to {size - 1}"
-            )
-    return {index: answer[index] for index in range(len(params))}
-
-
-class BareWork:
-    """Stands for a ``dist.Work`` that a user's function returned."""
-
-    complaint = (
-        "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle "
-        "whose wait() returns it"
-    )
-
-
-def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """What is wrong with an answer of ``gather_fn``, or ``""``. ``where`` says whose answer it is."""
-    if isinstance(answer, BareWork):
-        return f"{where} {answer.complaint}"
-    if global_rank() != owner:
-        complaint = f"{where} must return None on every rank except {owner}, got {_kind(answer)}"
-        return "" if answer is None else complaint
-    if not isinstance(answer, Tensor) or isinstance(answer, DTensor):
-        return f"{where} must return the full plain tensor on its owner, got {_kind(answer)}"
-    if answer.dtype != WIRE:
-        return f"{where} must return the matrix in {WIRE}, as state['wire_dtype'] says, got {answer.dtype}"
-    param, due = state.param, tuple(state.data.shape)
-    if isinstance(param, DTensor) and answer.shape != param.shape:
-        return f"{where} must return shape {tuple(param.shape)}, got {tuple(answer.shape)}"
-    if answer.ndim != len(due) or any(mine > all_ for mine, all_ in zip(due, answer.shape, strict=True)):
-        return f"{where} returned shape {tuple(answer.shape)}, which cannot hold this rank's part, {due}"
-    return ""
-
-
-def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
-    """What is wrong with an answer of ``redistribute_fn``, or ``""``."""
-    if isinstance(answer, BareWork):
-        return f"{where} {answer.complaint}"
-    due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"
-    if not isinstance(answer, Tensor):
-        return f"{where} {due}; got {_kind(answer)}"
-    if isinstance(answer, DTensor):
-        its, param = (answer.device_mesh, answer.placements), state.param
-        if not isinstance(param, DTensor) or its != (param.device_mesh, param.placements):
-            return f"{where} {due}; got a DTensor with placements {answer.placements}"
-    part = local_part(answer)
-    if part.dtype != WIRE:
-        return f"{where} {due}, in {WIRE}, as state['wire_dtype'] says; got {part.dtype}"
-    fits = part.shape == state.data.shape or not (part.numel() or state.data.numel())
-    return "" if fits else f"{where} {due}; got shape {tuple(part.shape)}"
-
-
-def _kind(answer: Any) -> str:
-    return f"a {type(answer).__name__}" if answer is not None else "None"

@@ -2,92 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..engine.collective import Label
-from ..engine.travel import travel
 from ..errors import ConfigError
-from ..parameters.mesh_parameters import ParametersOnMeshes, ReadParameters, global_rank, same_tensors
-from ..plan.assign import longest_first, newton_schulz_cost
-from ..plan.bucket import Bucket
-from ..plan.strategies import owner
-from ..step.parameter_state import local_part
-from ..worlds.live import LiveWorld
-from ..worlds.local import LocalMesh
+from .helper_functions import HelperFunctions
 
 AssignFn = Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
 GatherFn = Callable[[Tensor, int, dict[str, Any]], Any]
 RedistributeFn = Callable[[Tensor | None, int, dict[str, Any]], Any]
-
-
-class HelperFunctions:
-    """The three functions of a helper, and ``on_meshes``, with which the optimizer plans instead.
-
-    What it finds out about the parameters is kept in the ``state`` that it gets, under ``"on_meshes"``.
-    """
-
-    def __init__(self, read: ReadParameters) -> None:
-        self._read = read
-
-    def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return which mesh each parameter lies on and how it is cut there; found once per list of them."""
-        known = state.get("on_meshes")
-        if known is None or not same_tensors(known.params, params):
-            known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))
-        return known
-
-    def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-        """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first.
-
-        The work that ranks have from an earlier mesh counts only if all ranks of this mesh are on that one:
-        other ranks do not know of it, and all must compute the same owners.
-        """
-        loads: list[tuple[frozenset[int], Counter[int]]] = []
-        assignments: dict[int, int] = {}
-        for mesh in self.on_meshes(params, state).meshes:
-            costs = [newton_schulz_cost(matrix.sides) for matrix in mesh.matrices.values()]
-            ranks = mesh.ranks
-            known = [its for members, its in loads if members.issuperset(ranks)]
-            owners = longest_first(costs, [sum(its[rank] for its in known) for rank in ranks])
-            mine: Counter[int] = Counter()
-            for index, cost, position in zip(mesh.matrices, costs, owners, strict=True):
-                assignments[index] = ranks[position]
-                mine[ranks[position]] += cost
-            loads.append((frozenset(ranks), mine))
-        return dict(sorted(assignments.items()))
-
-    def gather(self, momentum_buffer: Tensor, dst_rank: int, state: dict[str, Any]) -> Tensor | None:
-        """The full tensor of one parameter on ``dst_rank``, None elsewhere."""
-        world, bucket = self._one_parameter(dst_rank, state)
-        matrix = bucket.entries[0].matrix
-        flat = local_part(momentum_buffer).reshape(-1).to(bucket.compute.dtype)
-        label = Label(bucket.phases[0], matrix.name)
-        full = world.run(travel(flat, bucket.compute, world.at, label))
-        return full.view(matrix.shape) if global_rank() == dst_rank else None
-
-    def redistribute(self, update: Tensor | None, src_rank: int, state: dict[str, Any]) -> Tensor:
-        """This rank's part of the update of one parameter."""
-        world, bucket = self._one_parameter(src_rank, state)
-        matrix = bucket.entries[0].matrix
-        flat = (torch.empty(0) if update is None else update.reshape(-1)).to(bucket.compute.dtype)
-        label = Label(bucket.phases[1], matrix.name)
-        part = world.run(travel(flat, bucket.compute.inverse, world.at, label))
-        return part.view(matrix.box(world.at).shape)
-
-    def _one_parameter(self, rank: int, state: dict[str, Any]) -> tuple[LiveWorld | LocalMesh, Bucket]:
-        """A bucket of one parameter that ``rank`` owns, and the world in which it lies."""
-        on_meshes = state.get("on_meshes")
-        if on_meshes is None:
-            raise ConfigError("call the helper's assign_fn with the same state before its other functions")
-        mesh, matrix = on_meshes.find(state.get("param_idx"))
-        plan = owner([matrix], mesh.world.grid, assign=[mesh.position_of(rank)])
-        return mesh.world, plan.buckets[0]
 
 
 @dataclass

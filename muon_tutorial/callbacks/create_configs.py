@@ -14,10 +14,11 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ConfigError
-from ..parameters.describe_matrices import TpDim
 from ..parameters.mesh_parameters import MeshParameters, ReadParameters, read_dtensor_meshes
 from ..parameters.process_groups import read_process_groups
-from .config import DistributedConfig, HelperFunctions
+from ..parameters.tensor_parallel import TpDim
+from .config import DistributedConfig
+from .helper_functions import HelperFunctions
 
 # What the names of mesh dimensions mean; each key is the plan's name of the axis.
 ROLES = {
@@ -92,11 +93,7 @@ def create_devicemesh_config(
         raise ConfigError(
             f"the mesh has {device_mesh.ndim} dimensions; mesh_dim_names has {len(names)}: {names}"
         )
-    meanings = {word: role for role, words in ROLES.items() for word in words}
-    if unknown := [name for name in names if name not in meanings]:
-        known = ", ".join(sorted(meanings))
-        raise ConfigError(f"mesh dimension {unknown[0]!r} has no known meaning; known: {known}")
-    roles = [meanings[name] for name in names]
+    roles = [_role(name) for name in names]
     groups = {f"{role}_pg": device_mesh.get_group(dim) for dim, role in enumerate(roles)}
     if len(groups) != len(roles):
         raise ConfigError(f"two of the mesh dimensions {names} mean the same; the meanings are {ROLES}")
@@ -131,3 +128,11 @@ def _config(
         prefetch_count=prefetch_count,
         helper=helper,
     )
+
+
+def _role(name: str) -> str:
+    for role, names in ROLES.items():
+        if name in names:
+            return role
+    known = ", ".join(sorted(name for names in ROLES.values() for name in names))
+    raise ConfigError(f"mesh dimension {name!r} has no known meaning; known: {known}")

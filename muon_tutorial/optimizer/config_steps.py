@@ -5,8 +5,7 @@ Imported only if an optimizer gets a config, or DTensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from ..callbacks.callback_step import CallbackStep, checked_assignments
+from ..callbacks.callback_step import CallbackStep
+from ..callbacks.check_user_functions import checked_assignments
 from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import INDEPENDENT
 from ..engine.collective import Walk
@@ -129,15 +129,22 @@ class StepInOwnWorld(PlanStep):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """A config's answers for these parameters, asked once. ``state`` is this optimizer's own copy.
-
-    ``assignments`` returns the rank of each parameter, or raises the error of ``assign_fn`` on this rank.
-    """
+    """A config's answers for these parameters, asked once. ``state`` is this optimizer's own copy."""
 
     params: Sequence[Tensor]
     state: dict[str, Any]
     meshes: Sequence[MeshParameters]
-    assignments: Callable[[], dict[int, int]]
+    answer: dict[int, int] | TutorialError
+
+    def assignments(self) -> dict[int, int]:
+        """The rank of each parameter.
+
+        Raises:
+            ConfigError: ``assign_fn`` broke its contract on this rank.
+        """
+        if isinstance(self.answer, TutorialError):
+            raise self.answer
+        return self.answer
 
 
 def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
@@ -147,9 +154,7 @@ def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
     """
     state = dict(config.state)
     meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes
-    answer: Future[dict[int, int]] = Future()
     try:
-        answer.set_result(checked_assignments(config, params, state))
+        return Assigned(params, state, meshes, checked_assignments(config, params, state))
     except TutorialError as error:
-        answer.set_exception(error)
-    return Assigned(params, state, meshes, answer.result)
+        return Assigned(params, state, meshes, error)

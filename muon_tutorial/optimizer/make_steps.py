@@ -18,7 +18,8 @@ from ..errors import StrategyError
 from ..guard.changes import check_momentum
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
-from ..parameters.describe_matrices import TpDim, all_named, describe_matrices
+from ..parameters.describe_matrices import all_named, describe_matrices
+from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, find_builder, fingerprint
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
@@ -178,6 +179,7 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
 
 
 def _subclasses(kind: type) -> set[type]:
+    """A class and all its subclasses."""
     return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
-from ..step.parameter_state import gradient_dtype, local_part, mesh_axes
+from ..step.parameter_state import gradient_dtype, mesh_axes
 from ..worlds.live import LiveWorld, check_same
 from .dtensor_placements import dtensor_cuts
 
@@ -108,7 +108,7 @@ class ParameterReading:
         """The text that must be the same on all ranks."""
         is_plain = not isinstance(self.param, DTensor)
         kind = f"a plain tensor of {self.param.ndim} dimensions" if is_plain else "a DTensor"
-        subject = f"parameter {self.index}: {kind}, {str(self.param.dtype).removeprefix('torch.')}"
+        subject = f"{index_name(self.index)}: {kind}, {str(self.param.dtype).removeprefix('torch.')}"
         if self.matrix is not None:
             return f"{subject}, shape {self.matrix.shape}, cut {cuts_text(self.matrix.cuts)}"
         return f"{subject}, cut by tp along {self.tp_dim}, by fsdp along {self.fsdp_dim}"
@@ -141,7 +141,15 @@ def cuts_text(cuts: Sequence[Cut]) -> str:
 
 def whole_matrix(index: int, param: Tensor, cuts: tuple[Cut, ...], shape: Shape | None = None) -> Matrix:
     whole = tuple(param.shape) if shape is None else shape
-    return Matrix(index, f"parameter {index}", whole, cuts, 0, param.dtype, gradient_dtype(param))
+    return Matrix(index, index_name(index), whole, cuts, 0, param.dtype, gradient_dtype(param))
+
+
+def index_name(index: int) -> str:
+    return f"parameter {index}"
+
+
+def local_shape(param: Tensor) -> Shape:
+    return tuple(param.to_local().shape) if isinstance(param, DTensor) else tuple(param.shape)
 
 
 def with_names(mesh: DeviceMesh) -> DeviceMesh:
@@ -185,9 +193,9 @@ def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshPar
     def read() -> list[ParameterReading]:
         found = []
         for index, param in params.items():
-            cuts = dtensor_cuts(f"parameter {index}", param, axes) if isinstance(param, DTensor) else ()
+            cuts = dtensor_cuts(index_name(index), param, axes) if isinstance(param, DTensor) else ()
             matrix = whole_matrix(index, param, cuts)
-            check_boxes(matrix, {world.at.rank: tuple(local_part(param).shape)}, world.grid)
+            check_boxes(matrix, {world.at.rank: local_shape(param)}, world.grid)
             found.append(ParameterReading(index, param, matrix))
         return found
 

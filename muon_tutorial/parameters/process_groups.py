@@ -16,10 +16,8 @@ from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
-from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
-from .describe_matrices import TpDim, chosen_tp_dim, plain_tp_dim
 from .dtensor_placements import dtensor_cuts
 from .mesh_parameters import (
     MeshParameters,
@@ -28,9 +26,12 @@ from .mesh_parameters import (
     alone,
     check_boxes,
     compared,
+    index_name,
+    local_shape,
     whole_matrix,
     with_names,
 )
+from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
 """Groups in which all ranks hold the same plain parameters; passing such a group asserts this."""
@@ -71,7 +72,7 @@ def read_process_groups(
         ]
 
     readings = compared(world, read)
-    mine = [tuple(local_part(param).shape) for param in params]
+    mine = [local_shape(param) for param in params]
     shapes = [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
     matrices = {
         index: reading.matrix or _plain_matrix(reading, [row[index] for row in shapes], world.grid)
@@ -102,7 +103,7 @@ def _read_plain(
 ) -> ParameterReading:
     if tp_dim is not None and tp_dim >= param.ndim and "tp" in world.grid.axes:
         raise ConfigError(
-            f"parameter {index} has dimensions 0 to {param.ndim - 1}; tp_dim says that tp cut it along "
+            f"{index_name(index)} has dimensions 0 to {param.ndim - 1}; tp_dim says that tp cut it along "
             f"{tp_dim}"
         )
     return ParameterReading(
@@ -140,7 +141,7 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
     if len(set(rows)) == 1:
         return Shard(0, rows[0])
     raise ConfigError(
-        f"parameter {index}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
+        f"{index_name(index)}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
         "different tensor-parallel positions; a cut unlike torch.chunk's must be the same at all of them"
     )
 
@@ -152,7 +153,7 @@ def _read_dtensor(
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []
-    for axis, shard in dtensor_cuts(f"parameter {index}", param, names):
+    for axis, shard in dtensor_cuts(index_name(index), param, names):
         group = mesh.get_group(axis)
         if dist.get_world_size(group) == 1:
             continue
@@ -160,7 +161,7 @@ def _read_dtensor(
             cuts.append((_axis_of(world, index, axis, group), shard))
         elif any(other.dim == shard.dim for _, other in cuts):
             raise ConfigError(
-                f"parameter {index} is already cut by another axis before {axis!r}, whose ranks are "
+                f"{index_name(index)} is already cut by another axis before {axis!r}, whose ranks are "
                 "independent"
             )
         else:
@@ -176,7 +177,7 @@ def _axis_of(world: LiveWorld | LocalMesh, index: int, name: str, group: Process
     axis = _same_ranks(group, crossing)
     if axis is None:
         raise ConfigError(
-            f"parameter {index} is cut along {name!r} over ranks {dist.get_process_group_ranks(group)}, "
+            f"{index_name(index)} is cut along {name!r} over ranks {dist.get_process_group_ranks(group)}, "
             f"which are none of the groups given ({', '.join(crossing) or 'none'}): pass that group too"
         )
     return axis

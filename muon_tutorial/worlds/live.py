@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import zip_longest
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -27,6 +26,7 @@ from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
 from ..launching.phase import report_phase
 from ..launching.timeouts import check_timeout, group_timeout, new_groups_time_out
 from ..plan.grid import Coordinate, Grid
+from .compare import check_lines
 
 T = TypeVar("T")
 
@@ -145,26 +145,6 @@ def check_same(
         raise PlanMismatchError(f"rank {rank} could not make its plan: {text}")
     check_lines({rank: text for rank, (_, text) in found.items()})
     return made, mine
-
-
-def check_lines(found: Mapping[int, Sequence[str]]) -> None:
-    """Compare descriptions of plans, which ranks make before they use them, line by line.
-
-    Raises:
-        PlanMismatchError: it shows the first line that differs, and which ranks have which version of it.
-    """
-    for row in zip_longest(*found.values(), fillvalue="<end of plan>"):
-        if len(set(row)) > 1:
-            ranks = list(found)
-            said = {
-                line: [ranks[i] for i, other in enumerate(row) if other == line]
-                for line in dict.fromkeys(row)
-            }
-            detail = "\n".join(f"  rank {', '.join(map(str, who))}: {line}" for line, who in said.items())
-            raise PlanMismatchError(
-                f"ranks made different plans; the first difference:\n{detail}\n"
-                "give every rank the same parameters, in the same order, with the same settings"
-            )
 
 
 def count_processes() -> int:

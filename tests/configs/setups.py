@@ -24,7 +24,7 @@ from muon_tutorial.callbacks.create_configs import (
     create_processgroup_config,
 )
 from muon_tutorial.errors import TutorialError
-from muon_tutorial.parameters.describe_matrices import TpDim
+from muon_tutorial.parameters.tensor_parallel import TpDim
 
 from .models import Block, Experts, Mlp
 from .oracle import Whole

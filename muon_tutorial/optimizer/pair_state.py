@@ -1,0 +1,91 @@
+"""The states and the groups of two optimizers as one; writes reach the two optimizers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, NoReturn
+
+from ..errors import UsageError
+
+State = defaultdict[Any, Any]
+
+
+class PairState(MutableMapping[Any, Any]):
+    """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
+
+    ``is_new`` returns whether nothing has been stepped or loaded. Then the state looks empty, though each
+    entry can be read. ``torch.distributed.checkpoint`` makes an optimizer's state before it loads, but only
+    if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
+    """
+
+    def __init__(
+        self, muon: State, adamw: State, is_adamws: Callable[[Any], bool], is_new: Callable[[], bool]
+    ) -> None:
+        self.muon, self.adamw, self.is_adamws, self.is_new = muon, adamw, is_adamws, is_new
+
+    def _home(self, param: Any) -> State:
+        if param in self.adamw:
+            return self.adamw
+        return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
+
+    def __getitem__(self, param: Any) -> Any:
+        """An entry, created if missing, as in any optimizer's state."""
+        return self._home(param)[param]
+
+    def __setitem__(self, param: Any, entry: Any) -> None:
+        self._home(param)[param] = entry
+
+    def __delitem__(self, param: Any) -> None:
+        del self._home(param)[param]
+
+    def __contains__(self, param: object) -> bool:
+        return not self.is_new() and param in self._home(param)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(() if self.is_new() else [*self.muon, *self.adamw])
+
+    def __len__(self) -> int:
+        return 0 if self.is_new() else len(self.muon) + len(self.adamw)
+
+    def get(self, param: Any, default: Any = None) -> Any:
+        """An entry, or ``default``."""
+        return self._home(param)[param] if param in self else default
+
+    def clear(self) -> None:
+        """Drop all entries."""
+        self.muon.clear()
+        self.adamw.clear()
+
+    def copy(self) -> State:
+        """A plain defaultdict with the same entries, like any optimizer's state."""
+        return defaultdict(dict, self.items())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copying or pickling gives what ``copy`` returns: no longer a view of two optimizers."""
+        return defaultdict, (dict, dict(self.items()))
+
+    def __repr__(self) -> str:
+        return f"PairState({dict(self.items())!r})"
+
+
+class PairGroups(list[dict[str, Any]]):
+    """The groups of both optimizers, in a new list at each access; change the groups, not the list."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise UsageError(
+            "param_groups is a new list at each access, and changes to it reach neither optimizer: change "
+            "its groups, assign optimizer.param_groups, or call add_param_group()"
+        )
+
+    def __setitem__(self, place: Any, groups: Any) -> None:
+        """Allow a write that changes nothing: DeepSpeed puts back the groups that have parameters."""
+        if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
+            self._refuse()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Copying or pickling gives a plain list, which may be changed."""
+        return list, (list(self),)
+
+    __delitem__ = __iadd__ = __imul__ = _refuse
+    append = extend = insert = remove = pop = clear = sort = reverse = _refuse
