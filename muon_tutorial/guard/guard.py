@@ -495,8 +495,8 @@ def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
         raise UsageError(
             "ready_gradients() cannot clip gradients on several meshes, or with a config's own functions: "
             "before step(), clip by torch.nn.utils.clip_grad_norm_. That takes one mesh at a time: for "
-            "several, take torch.nn.utils.get_total_norm of each one's gradients, the root of the sum of "
-            "their squares, and torch.nn.utils.clip_grads_with_norm_"
+            "several, get each one's norm from torch.nn.utils.get_total_norm, take the root of the sum of "
+            "the norms' squares, and pass it to torch.nn.utils.clip_grads_with_norm_ for each mesh"
         )
     return steps[0].step
 

@@ -24,9 +24,9 @@ BLOCKS, LEAST_BLOCK = 6, 128
 def onednn_is_faster() -> bool:
     """Whether fp32 products should go to oneDNN: on AMD CPUs, on which MKL does not use AVX-512.
 
-    Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch gives oneDNN an fp32 product
-    only if it allows bf16 inside it. Without AMX, which these CPUs lack, oneDNN has no kernel that then uses
-    bf16; to be sure, a product is compared with float64.
+    Measured on an AMD EPYC with AVX-512: 230 GFLOP/s instead of 100. PyTorch hands an fp32 product to
+    oneDNN only if its settings allow bf16 inside the product. Without AMX, which these CPUs lack, oneDNN has
+    no kernel that then uses bf16; to be sure, a product is compared with float64.
     """
     known: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return "AMD" in str(known.get("cpu_name")) and not known.get("amx_tile") and _onednn_keeps_float32()

@@ -77,8 +77,8 @@ def gradient_dtype(param: Tensor) -> torch.dtype:
     dtype = getattr(param, "grad_dtype", param.dtype)
     if dtype is None:
         raise StrategyError(
-            f"a parameter of shape {tuple(param.shape)} has grad_dtype=None, gradients of any dtype: set it "
-            "to the one that they have, so that all ranks keep momentum alike"
+            f"a parameter of shape {tuple(param.shape)} has grad_dtype=None, which allows gradients "
+            "of any dtype: set grad_dtype to the dtype that they have, so that all ranks keep momentum alike"
         )
     return dtype
 

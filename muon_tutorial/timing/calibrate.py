@@ -362,9 +362,9 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
     So long samples count more than with relative errors.
 
-    Ranks share the cores. The processors' work takes as long as all of it spread over all cores, and at least
-    as long as the busiest rank's part; a rank's bytes take at least as long as on its link. If no sample had
-    more ranks than cores, a message's seconds are counted as a round's.
+    Ranks share the cores. The processors' work takes the larger of two times: all of it divided by the cores,
+    or the busiest rank's part. A rank's bytes take at least as long as on its link. If no sample had more
+    ranks than cores, a message's seconds are counted as a round's.
     """
 
     def shared(work: Sequence[int]) -> float:

@@ -98,7 +98,7 @@ class _Task:
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """One turn of one of a round's buckets, of each kind of rank or on each position; once if all are equal.
+    """One turn of a bucket: its values for each kind of rank or each position, or once if all are equal.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
@@ -178,7 +178,7 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
 
 
 def _abreast(buckets: Sequence[WalkedBucket], tables: _Tables) -> Iterator[_Turn]:
-    """The turns of a round's buckets: each bucket in turn up to where they meet, and then on from there."""
+    """The turns of a round's buckets: each bucket runs to the next meeting point in turn, until all end."""
     held: list[Any] = [0.0] * len(buckets)
     total: Any = 0.0  # the sum of held: whole bytes, so sums and differences are exact
     going = {place: iter(tables.turns(one)) for place, one in enumerate(buckets)}

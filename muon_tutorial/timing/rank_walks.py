@@ -403,7 +403,7 @@ def _fold(
 
 
 def _roots(plan: Plan) -> set[int]:
-    """The places along dp from which a broadcast may start, besides those of uneven slices.
+    """The places along dp from which a broadcast may start; the caller adds those of uneven slices.
 
     Each of them sees something that no other place does.
     """

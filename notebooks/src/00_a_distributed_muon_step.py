@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Muon needs a whole matrix, and no process here has one. How do they take a step together, and end with exactly the
-# bits of one that has?
+# Muon needs a whole matrix, and no process here has one. How do the processes take a step together, and end with
+# exactly the bits of a single process that has it?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -59,15 +59,15 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer, like AdamW, but first it *orthogonalizes* a matrix's update (lesson 01 says why), for which it
-# needs the whole matrix at once.
+# Muon is an optimizer, like AdamW, but before it applies a matrix's update it *orthogonalizes* it (lesson 01 says
+# why), and for that it needs the whole matrix at once.
 #
 # A **process** is a running program whose memory no other can look into. Usually each has its own GPU; today all
-# share your processor. Each has a number, its **rank**, and is called by it, too.
+# share your processor. Each has a number, its **rank**, and the process itself is often called a rank, too.
 #
-# Ranks stand in a grid. Along **tp** (tensor parallel) this weight is *cut* into columns; along **dp** (data
-# parallel) it is *copied*, and each copy sees other data. We write this **layout** as `W[I, J_tp]`: I rows, which no
-# axis cuts, and J columns, which tp cuts. An axis that does not appear holds copies.
+# Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
+# of columns; along **dp** (data parallel) it is *copied*, and each copy sees other data. We write this **layout** as
+# `W[I, J_tp]`: I rows, which no axis cuts, and J columns, which tp cuts. An axis that does not appear holds copies.
 #
 # `launch` runs your function in real processes:
 
@@ -81,7 +81,8 @@ print(f"this notebook is process {os.getpid()}", *greetings, sep="\n")
 # %% [markdown]
 # ## Your turn: cut
 #
-# A rank's place along tp is `rank % tp`. Replace the `...` by the columns that this rank holds.
+# A rank's place along tp is `rank % tp`, and along dp `rank // tp`. Replace the `...` by the columns that this rank
+# holds.
 #
 # *Easy · 2 minutes · required*
 
@@ -105,9 +106,9 @@ cut.check(my_columns)
 # %% [markdown]
 # ## Predict
 #
-# **Momentum**, a running average of past gradients, is as large as the weight, so with **ZeRO** (zero redundancy)
-# dp does not copy it: each rank's columns, written out row after row, are cut into equal parts along dp. Here the cuts
-# fall between rows, `M[I_dp, J_tp]`. Which ranks keep the entry in the last row and column?
+# **Momentum**, a running average of past gradients, is as large as the weight, so **ZeRO** (zero redundancy) avoids
+# copies of it: each rank's columns are written out row after row, and the ranks along dp keep equal parts of that.
+# Here the cuts fall between rows, `M[I_dp, J_tp]`. Which ranks keep the entry in the last row and column?
 #
 # *Easy · 1 minute · required*
 
@@ -162,8 +163,8 @@ torch.optim.Muon([alone], lr=0.1).step()
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
-# For **orthogonalizing**, each rank had the whole matrix for a moment, `X[I, J]`. Is that worth it here? Compare the
-# last two lines.
+# For **orthogonalizing**, each rank had the whole update for a moment, `X[I, J]`. Is sharing a step worth its time
+# here? Compare the last two lines.
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)

@@ -109,9 +109,9 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. At the top, inputs x on a circle become outputs on an ellipse,
-# whose arrows are as long as the update's **singular values**. A real layer has as many as its shorter side has
-# entries. Here is the gradient of one:
+# A step moves a layer's output by `lr * update @ x`. In the picture at the top, inputs x on a circle become outputs
+# on an ellipse, and the lengths of its arrows are the update's **singular values**. A real layer has as many of them
+# as its weight's shorter side has entries. Here is the gradient of such a layer:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -120,8 +120,8 @@ svd, whole, table, quiz = lesson.all_exercises(run, G)
 print(lesson.say_run(run, steps, seconds))
 
 # %% [markdown]
-# The **SVD** (singular value decomposition) finds the directions. Each reads the input along a row of `Vt`, scales
-# it, and writes along a column of `U`:
+# The **SVD** (singular value decomposition) takes a matrix apart into directions. Each reads the input along a row of
+# `Vt`, scales what it reads by its singular value, and writes the result along a column of `U`:
 
 # %%
 U, S, Vt = torch.linalg.svd(G, full_matrices=False)
@@ -153,7 +153,7 @@ compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gr
 
 # %% [markdown]
 # SGD moves along the first directions of this **spectrum**, the curve of all singular values. It hardly touches the
-# rest, such as that of a rare word, which is quiet only because the word is rare.
+# others, though the direction of a rare word, for example, is quiet only because the word is rare.
 #
 # ## Make them equally loud
 #
@@ -192,7 +192,8 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What each optimizer makes of this gradient ("as it runs" uses Newton–Schulz, from lesson 02):
+# What each optimizer makes of this gradient ("as it runs" is Muon with Newton–Schulz, the fast approximation of
+# lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -201,16 +202,17 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input: all updates get the same loudest value. By
-# the gradient, each *promises* to lower the loss by `(G * update).sum()`. The dark bars show how far it fell.
+# Suppose no step may move a layer's output too far, whatever the input. So all updates are scaled to the same largest
+# singular value. Judged by the gradient alone, each then *promises* to lower the loss by `(G * update).sum()`. The
+# dark bars show how far the loss really fell.
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. A direction with singular value `s` lowers the loss by `s` times the update's
-# loudness in it, so an update that stays below the limit there wastes part of `s`:
+# Under this limit, no update promises more than `U @ Vt`. A direction in which G has singular value `s` lowers the
+# loss by `s` times the update's loudness there, so an update that is quieter than the limit wastes part of `s`:
 
 # %% tags=["volatile"]
 update = orthogonalize(G)
@@ -221,8 +223,9 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 # %% [markdown]
 # ## The whole update, once
 #
-# Two things are missing: the **size factor**, which is the root of rows / columns of `W`, at least 1, and **weight
-# decay**, which shrinks `W` by `lr * weight_decay`. (**RMS**, root mean square, is the usual size of an entry.)
+# Two things are missing. The **size factor** multiplies the update: it is the root of rows / columns of `W`, but at
+# least 1. **Weight decay** shrinks `W` by the fraction `lr * weight_decay`. (**RMS**, root mean square, is the usual
+# size of an entry.)
 #
 # <details><summary>Why a size factor, and what is decoupled?</summary>
 #
@@ -235,8 +238,8 @@ print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 print(lesson.say_stages(run))
 
 # %% [markdown]
-# Orthogonalizing forgets the gradient's length, so the learning rate alone decides how far a weight moves. Write it
-# all, to the bits of `torch.optim.Muon`.
+# Orthogonalizing forgets the gradient's length, so the learning rate alone decides how far a weight moves. Write the
+# whole update, with the same bits as `torch.optim.Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -250,7 +253,7 @@ print(lesson.say_stages(run))
 # %% tags=["stub"]
 def muon_step(W, G, buffer, lr, momentum=0.95, weight_decay=0.1):
     # 1 momentum, 2 Nesterov: as before (lerp and lerp_ round as torch does)
-    # 3 orthogonalize, with zeropower_via_newtonschulz
+    # 3 orthogonalize, with zeropower_via_newtonschulz(matrix): nearly U @ Vt, see lesson 02
     # 4 size factor, from W's shape
     # 5 weight decay: W shrinks by lr * weight_decay, in place
     # 6 add the update to W, in place: W.add_(update, alpha=…)
@@ -296,8 +299,8 @@ print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
 # A norm's weight is a vector, without directions. But why not the first and the last matrix, **embedding** and
-# **head**? A byte of the text picks one row of the embedding, and no input uses two together. Erase the gradient of
-# the most frequent byte: which other bytes' updates change?
+# **head**? A byte of the text picks one row of the embedding, and no input uses two rows together. Erase the gradient
+# of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
@@ -322,8 +325,8 @@ print(lesson.say_extra_lanes(race))
 #
 # ## What would suit a table?
 #
-# A step moves a table's output by one row of the update, so here the limit is on rows. (**Par**, as in golf, is what
-# a good answer needs.)
+# An embedding is a table: a step moves the output for one byte by one row of the update. So here the limit is on the
+# length of each row. (**Par**, as in golf, is what a good answer needs.)
 #
 # <details><summary>Hint</summary>
 #

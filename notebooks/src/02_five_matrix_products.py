@@ -69,8 +69,8 @@ print(f"the sum of their squares: {(S**2).sum():.4f}")
 # %% [markdown]
 # The squares of the singular values now add up to 1, so none is above 1, and the whole method rests on that.
 #
-# Write `U S Vᵀ` for `X` in its third power. `VᵀV` and `UᵀU` are identities, so the directions stay, and each singular
-# value is cubed:
+# Take `X Xᵀ X` as the third power of `X`, and write `U S Vᵀ` for each `X`. `VᵀV` and `UᵀU` are identities, so the
+# directions stay, and each singular value is cubed:
 #
 # ```text
 # X Xᵀ X  =  U S Vᵀ · V S Uᵀ · U S Vᵀ  =  U S³ Vᵀ
@@ -83,8 +83,8 @@ print("third power, values cubed:", torch.allclose(cubed, U @ torch.diag(S**3) @
 print("fifth power, to the fifth:", torch.allclose(fifth, U @ torch.diag(S**5) @ Vt))
 
 # %% [markdown]
-# So sums of odd powers change singular values alone. This is one **step** of Newton–Schulz, with Muon's three numbers
-# below:
+# So a sum of odd powers changes only the singular values. This is one **step** of Newton–Schulz, with Muon's three
+# numbers below:
 #
 # ```text
 # a X + b X Xᵀ X + c X Xᵀ X Xᵀ X        s → a s + b s³ + c s⁵
@@ -120,7 +120,8 @@ compare({"where": where, "settles": settles}, lesson.outcome(), lesson.picture_o
 # </details>
 
 # %% [markdown]
-# Muon's numbers give up rest for a large `a`, which lifts quiet values fast. So values land only *near* 1.
+# Muon's numbers never let values come to rest. In return, `a` is large and lifts quiet values fast. So values land
+# only *near* 1.
 #
 # <details><summary>What would bring values to rest?</summary>
 #
@@ -165,13 +166,13 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# (Five *steps* of three products make fifteen products.)
+# (So the title counts *steps*: five steps of three products make fifteen.)
 #
 # ## Write all of it
 #
-# From here on you build an optimizer. An answer that passes goes into `my_muon.py` beside this notebook, once two
-# steps with it end with the bits of `torch.optim.Muon`; in lesson 16 the file trains a GPT on real processes. Torch's
-# Muon computes in **bfloat16** (16 bits a number), so round where it rounds, with `torch.addmm`.
+# From here on you build an optimizer. If your answer passes, and two steps with it end with the same bits as
+# `torch.optim.Muon`, it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real
+# processes. Torch's Muon computes in **bfloat16** (16 bits a number), so round where it rounds, with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -229,8 +230,8 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Between which two values do all that begin between 0.01 and 1 end, after `steps` steps? Give two digits after the
-# point.
+# Take all values that begin between 0.01 and 1. After `steps` steps, what are the lowest and the highest? Give two
+# digits after the point.
 #
 # <details><summary>Hint</summary>
 #
@@ -270,7 +271,7 @@ print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
 print(lesson.say_starts((1.1, 1.2, 1.3, 1.5), steps))
 
 # %% [markdown]
-# A little above 1 is harmless, a little more explodes, hence the division.
+# A start a little above 1 is harmless, but one a little higher explodes. That is why Newton–Schulz divides first.
 #
 # ## What does it cost?
 #
@@ -308,7 +309,8 @@ cost.check(flops)
 # </details>
 
 # %% [markdown]
-# Do more steps at least bring the distance from `U @ Vt` to zero?
+# Do more steps bring the result all the way to `U @ Vt`? The distance is the size of the difference, as a share of
+# that of `U @ Vt`.
 
 # %% tags=["volatile"]
 print(lesson.say_speed(recorded.matrix, steps))
@@ -317,7 +319,7 @@ rows = lesson.measure_steps(recorded.matrix, steps + 3)
 print(lesson.say_steps(rows, recorded.matrix))
 
 # %% [markdown]
-# No: it stays near 0.2, because the values never settle.
+# No: the distance stays near 0.2, because the values never settle.
 #
 # ## Play: your numbers against theirs
 #
@@ -328,7 +330,7 @@ print(lesson.say_steps(rows, recorded.matrix))
 lesson.duel(live=widgets)
 
 # %% [markdown]
-# Near is not all. Where does a very quiet value end?
+# Being near 1 is not everything. Where does a very quiet value end?
 
 # %%
 print(lesson.say_published())

@@ -61,12 +61,13 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # %% [markdown]
 # ## Follow a digit
 #
-# A **collective** is a call that all ranks make together. Inside it there are only messages, here round a **ring**,
-# from each rank to the next and from the last to rank 0. Those of one **round** can travel at once.
+# A **collective** is a call that all ranks make together. Inside it there are only messages. Here they follow a
+# **ring**, from each rank to the next and from the last to rank 0. The messages of one **round** can travel at the
+# same time.
 #
-# The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. Its
-# halves are collectives, too. In a **reduce_scatter**, sums grow on their way until each rank has *one* finished
-# piece; in an **all_gather**, each rank brings one piece and leaves with every piece.
+# The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
+# two halves, which are collectives, too. In a **reduce_scatter**, sums grow on their way until each rank has *one*
+# finished piece; in an **all_gather**, each rank brings one piece and leaves with every piece.
 #
 # ## Predict
 #
@@ -76,7 +77,7 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
 
 # %% [markdown]
-# In their all_reduce, how many messages does *one* rank send, and how many bytes altogether?
+# In an all_reduce of that tensor, how many messages does *one* rank send, and how many bytes in all of them?
 #
 # *Easy · 3 minutes · required*
 
@@ -106,8 +107,8 @@ compare({"messages": messages, "bytes_sent": bytes_sent}, lesson.counted(large))
 # %% [markdown]
 # ## The first thing that goes wrong
 #
-# Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for
-# one and fills `tensor`. In one round, `first` says what each rank does first:
+# Two calls build all of this: `dist.send(tensor, to)` sends to one rank, and `dist.recv(tensor, source)` waits for a
+# message from one and puts it into `tensor`. In the round below, the list `first` says what each rank does first:
 
 # %%
 def exchange(mine, rank, ranks, first):
@@ -144,8 +145,8 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# Let each rank of a small ring, 0 to 3, send or receive first. In how many of these 16 settings does everybody wait
-# for ever?
+# In a ring of four ranks, let each either send first or receive first. In how many of these 16 settings does
+# everybody wait for ever?
 #
 # *Easy · 2 minutes · required*
 
@@ -215,7 +216,7 @@ print("each rank received the number of:", launch(pass_my_number, ranks, backend
 
 # %% tags=["stub"]
 def ring_all_gather(mine, rank, ranks, group=None):
-    # Later a ring holds only some ranks, a group, and rank is a place in it. So name neighbours by their
+    # In lesson 06 a ring holds only some ranks, a group, and rank is a place in it. So name neighbours by their
     # places: dist.isend(…, group=group, group_dst=…) and dist.recv(…, group=group, group_src=…)
     pieces = [torch.empty_like(mine) for _ in range(ranks)]
     pieces[rank] = mine
@@ -280,7 +281,7 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Do both halves together equal PyTorch's own `all_reduce`? (Small whole numbers need no rounding.)
+# Do both halves together equal PyTorch's own `all_reduce`? (The numbers are small and whole, so no sum is rounded.)
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
@@ -372,7 +373,7 @@ formulas.check(formula)
 # </details>
 
 # %% [markdown]
-# Real ranks count:
+# Now real ranks count the bytes that they send:
 
 # %% tags=["ranks"]
 formula = formulas.accepted_or(lesson.ring_formula)
@@ -384,8 +385,9 @@ for dtype in (torch.float32, torch.bfloat16):
 # Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few. (We always count
 # what *one rank sends*, on a ring.)
 #
-# So ZeRO costs no extra bytes with an optimizer that works entry by entry, since between the halves each rank can
-# update its piece of the weights. Muon needs whole matrices, and so one more gather (lesson 05).
+# Data parallel training sends an all_reduce of gradients anyway. With an optimizer that works entry by entry, ZeRO
+# sends no more: between the two halves each rank updates its piece of the weights. Muon needs whole matrices, and so
+# one more gather (lesson 05).
 #
 # <details><summary>The two halves of a ZeRO step, as layouts</summary>
 #
@@ -437,9 +439,9 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left you pay for latency alone, on the right for bytes. A ring's all_reduce of S bytes is 2 (P − 1) messages
-# in a row, of S/P bytes each, which on many ranks is mostly latency. So optimizers pack many small matrices into one
-# large buffer.
+# On the left of the picture you pay for latency alone, on the right for bytes. A ring's all_reduce of S bytes is 2 (P
+# − 1) messages in a row, of S/P bytes each, which on many ranks is mostly latency. So optimizers pack many small
+# matrices into one large buffer.
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #

@@ -64,14 +64,15 @@ print(lesson.say_axes(dp, tp))
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers, in which each place was written once. As layouts of the B entries of updates,
-# where `{U_dp}` says that the sum over dp is still to be taken:
+# One all_reduce adds up the buffers. Only one rank wrote in each place, so the sum is that rank's update. As a layout
+# of the B entries of all updates, where `{U_dp}` says that the sum over dp is still to be taken:
 #
 # ```text
 # y[B]{U_dp} → y[B]
 # ```
 #
-# In layer 1 of this small GPT, `q1` to `o1` are attention's matrices, `up1` and `down1` the MLP's:
+# This small GPT has two layers. In layer 1, `q1`, `k1`, `v1` and `o1` are attention's matrices, and `up1` and `down1`
+# the MLP's; layer 2 follows in the same order:
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
@@ -190,8 +191,8 @@ lesson.explore_sabotage(dp, live=widgets)
 #
 # ## Fix it
 #
-# Where something stands in a buffer must follow from what all ranks know, here the shapes. Write the function so that
-# a missing gradient leaves zeros in its own place and changes nothing else.
+# The place of a matrix in the buffer must follow from what all ranks know, here the shapes. Write the function so
+# that a missing gradient leaves zeros in its own place and changes nothing else.
 #
 # <details><summary>Hint</summary>
 #
@@ -250,14 +251,15 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# Where each entry has one owner, an all_gather is enough. Rank 0 sends in a step, on a ring:
+# Since each entry has one owner, an all_gather is enough. In one step on a ring, rank 0 sends this much:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
 print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
-# Gather the owned updates. An all_gather's segments must be equally long, so fill yours up to the longest.
+# Gather the owned updates. An all_gather's segments must be equally long, so fill yours with zeros to the length of
+# the longest.
 #
 # <details><summary>Hint</summary>
 #
@@ -299,12 +301,13 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You send half the bytes, or save less where ranks own unequally, because each segment is as long as the longest.
+# You now send half the bytes. Where ranks own unequal amounts you save less, because each segment is as long as the
+# longest.
 #
 # ## The busiest rank sets the pace
 #
-# A step ends when its last update arrives, so the busiest rank's work counts, the **makespan**. At best it is a *fair
-# share*, all work divided by the number of ranks. In operations:
+# A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. At best
+# it is a *fair share*, all work divided by the number of ranks. The work on one matrix, in operations:
 
 # %%
 def newton_schulz_cost(rows, columns, iterations=5):
@@ -315,22 +318,25 @@ for shape in ((768, 768), (768, 3072)):
     print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers of four square matrices and two large ones, dealt out on the left by index, on the
-# right costliest first, each to the rank with the least work so far. Which numbers of ranks suit round robin?
+# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones. On the left they are dealt out by
+# index. On the right the costliest comes first, and each goes to the rank with the least work so far. Which numbers
+# of ranks suit round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# A layer has 6 matrices, so with 6 some ranks get all the large ones. With 8, for which the early code was made, work
-# is equal. With 128, more than there are matrices, the busiest has this many fair shares in any order:
+# A layer has 6 matrices, so with 6 ranks two of them get all the large ones. With 8 ranks, for which the early code
+# was made, work is equal. With 128 ranks, more than there are matrices, the busiest one has this many fair shares, in
+# whatever order you deal:
 
 # %%
 print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
-# Longest first (LPT) stays within 4/3 of the least possible makespan. By hand, deal out matrices of cost 8, 7, 6, 5
-# and 4 to two owners: what is the makespan longest first, and what is the least possible?
+# Costliest first, known as *longest first* (LPT), stays within 4/3 of the least possible makespan. By hand, deal out
+# matrices of cost 8, 7, 6, 5 and 4 to two owners: what is the makespan with longest first, and what is the least
+# possible?
 #
 # *Easy · 3 minutes · required*
 
@@ -359,6 +365,8 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 
 # %% [markdown]
 # ## Against the clock
+#
+# Does sharing pay on your machine? We time one process, then two ranks.
 #
 # <details><summary>Why one process and a pair, and why float32?</summary>
 #

@@ -61,18 +61,19 @@ _ = my_muon.so_far("05")
 # %% [markdown]
 # ## Three rulers
 #
-# With **ZeRO-1**, each entry of the momentum is kept on one rank only. (The 1: weights remain copies.) The picture
-# shows the same entries three times:
+# With **ZeRO-1**, each entry of the momentum is kept on one rank only. (The 1 says that only the optimizer's memory
+# is cut, and weights remain copies.) The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next would exceed the limit (the
-#    parameter `bucket`, in entries), or a larger one alone. **Padding**, entries that mean nothing, fills it to a
-#    multiple of dp.
+#    parameter `bucket`, in entries). A matrix above the limit gets a bucket of its own. **Padding**, entries that
+#    mean nothing, fills it to a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
-# So a rank owns a *range* and not a matrix. A bucket's momentum m of B entries, `m[B]` if every rank has all of it,
-# becomes `m[B_dp]`. Shares are equal, but a boundary may cut a matrix, which **straddles** it:
+# So a rank owns a *range* and not a matrix. A bucket's momentum has B entries. If every rank kept all of it we would
+# write `m[B]`; now it is `m[B_dp]`. Shares are equal, but a boundary may cut a matrix. Such a matrix **straddles**
+# it:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -117,8 +118,8 @@ compare({"straddle": straddle, "padding": padding}, found, lesson.draw_rulers(jo
 lesson.explore(plan, bucket, live=widgets)
 
 # %% [markdown]
-# No rank keeps the second ruler whole. It is an address book, a **virtual buffer**, which says where each entry would
-# be if one did.
+# No rank keeps the second ruler whole. It is a **virtual buffer**, an address book that says where each entry would
+# be if some rank kept them all.
 #
 # ## Where is this entry?
 #
@@ -201,12 +202,12 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # %% [markdown]
 # ## Who needs whom?
 #
-# Each entry of the update depends on the whole matrix. So every rank that keeps a part of one gathers it,
-# orthogonalizes it, and uses its own part of the update. The work is repeated, but no update is sent back.
+# Each entry of the update depends on the whole matrix. So every rank that keeps a part of a matrix gathers the whole,
+# orthogonalizes it, and uses its own part of the update. The work is repeated, but no update has to be sent.
 #
 # The first published version gathers *every* bucket, padding included. The thrifty way sends only parts of matrices
-# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. How many bytes does
-# rank 0 of `dp` *send* in each way?
+# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks,
+# how many bytes does rank 0 *send* in each way?
 #
 # <details><summary>Hint</summary>
 #
@@ -243,13 +244,13 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# This is one step of one rank, with whole buckets gathered. It holds what is filled.
+# The picture shows one step on one rank, with whole buckets gathered. The rank holds what is filled in.
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
 
 # %% [markdown]
-# As layouts, the three collectives are:
+# A step makes three collectives. As layouts:
 #
 # ```text
 # gradients                 g[B]{U_dp} → g[B_dp]
@@ -267,7 +268,7 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon, on matrices like those of a small GPT:
+# Your machine times the package's own Muon with buckets of several sizes, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -279,8 +280,9 @@ lesson.draw_buckets(costs)
 #
 # ## One list in place of many buckets
 #
-# In a large model a single matrix fills a bucket, so every rank would orthogonalize all matrices. By default the
-# package therefore cuts *one* long list of them, `zero1(cut="list")`. Then a matrix lies on one rank, or on a few:
+# In a large model a single matrix fills a bucket, so every rank would keep a part of every matrix and orthogonalize
+# them all. By default the package therefore cuts *one* long list of all matrices into dp slices, `zero1(cut="list")`.
+# Then a matrix lies on one rank, or on a few:
 
 # %%
 lesson.draw_cuts(dp, tp)

@@ -61,7 +61,8 @@ mine = my_muon.so_far("06")
 # ## Every rank stands where a row and a column cross
 #
 # Along dp, ranks see different data; along tp, they hold different pieces of every matrix. Large models need both, so
-# ranks stand in a grid. A rank's **coordinates** say where: dp goes down, tp goes right. Press a rank!
+# ranks stand in a grid. A rank's **coordinates** say where: dp goes down, tp goes right, and ranks are numbered row
+# by row. Press a rank!
 
 # %%
 lesson.explore(dp, tp, live=widgets)
@@ -96,7 +97,7 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Now for all ranks at once:
+# Now write a function that lists all groups of any grid.
 #
 # <details><summary>Hint</summary>
 #
@@ -131,8 +132,9 @@ grouping.check(groups)
 # %% [markdown]
 # ## Who answers?
 #
-# Every rank runs your function with the list of *all* groups. For each group that contains it, return the list of
-# members that answer. Beware: all ranks must *make* every group, members or not, but only members may *gather*.
+# Every rank runs your function with the list of *all* groups. For each group that contains this rank, let the members
+# gather each other's ranks, and return what arrived. Beware: all ranks must *make* every group, members or not, but
+# only members may *gather*.
 #
 # <details><summary>Hint</summary>
 #
@@ -173,7 +175,7 @@ answering.check(who_answers)
 # %% [markdown]
 # ## Your ring, in your groups
 #
-# Every dp group makes a ring of its own, with your `ring_all_gather` from `my_muon.py`:
+# Every dp group makes a ring of its own, with your `ring_all_gather` from `my_muon.py` (here `mine`):
 
 # %% tags=["ranks"]
 mine.groups = grouping.accepted_or(mine.groups)
@@ -204,8 +206,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # ## Predict: which 1?
 #
 # A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
-# column, the rank with group rank 1 should send what it has. So every rank calls `dist.broadcast` in its dp group,
-# with `src=1`. What does the last rank get?
+# column, the rank with group rank 1 should send what it has. So every rank calls `dist.broadcast`, which sends one
+# member's tensor to all, in its dp group, with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 
@@ -237,7 +239,7 @@ compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
 # `src` means the *global* rank, `group_src` the number within the group. On a grid with one axis they are the same,
-# so this bug shows only with two.
+# so this bug shows only on a grid with two.
 
 # %%
 def from_group_rank(rank, number):
@@ -251,8 +253,8 @@ print("each rank got:", launch(from_group_rank, dp * tp, args=(dp - 1,), backend
 # %% [markdown]
 # ## Predict: rank 0 skips a call
 #
-# In the picture at the top, each rank calls in its row, then in its column. Now rank 0 leaves out its row. Which
-# ranks return?
+# In the picture at the top, each rank calls in its row, then in its column. Now rank 0 skips the call in its row.
+# Which ranks come back from all the calls they make?
 #
 # <details><summary>Hint</summary>
 #
@@ -297,8 +299,8 @@ print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
 
 # %% [markdown]
-# The rank that made the mistake sees no error! All errors come from others. Let another rank skip its call, or the
-# columns go first:
+# The rank that made the mistake sees no error! All errors come from others. Let another rank skip its call, or let
+# the columns go first:
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -307,8 +309,9 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that. Each rank numbers groups by its own calls of `new_group`. If rank 0
-# makes them in the opposite order, its first has the number of the others' first, but other members, and rank 0 waits
-# for ranks that never come. So compare first: `work.agree` sends every rank's list to all others, in one collective.
+# makes them in the opposite order, its first group has the same number as everybody else's first but other members,
+# so rank 0 waits for ranks that never come. So compare first: `work.agree` sends every rank's list to all others, in
+# one collective.
 
 # %%
 def agree_first(rank):
@@ -328,7 +331,8 @@ except RankFailedError as error:
 # ## More axes
 #
 # Big runs have more axes, such as pp, which cuts a model into stages of layers. And some calls go along several at
-# once: the norm of a gradient that dp and tp have cut needs both. Write one function for all groups.
+# once: the norm of a gradient that dp and tp have cut needs both. Write one function for the groups along any set of
+# axes.
 #
 # <details><summary>Hint</summary>
 #

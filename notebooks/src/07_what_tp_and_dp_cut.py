@@ -74,7 +74,8 @@ _ = my_muon.so_far("07")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# W is 10 × 8. What shape is the last rank's piece, cut either way?
+# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp, rounded up, while entries are left, so
+# the last ranks get fewer, or none. W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 
@@ -98,8 +99,7 @@ guess.check(column_parallel, row_parallel)
 # %% [markdown]
 # ## Any piece of any Linear
 #
-# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp, rounded up, while entries are left, so
-# the last ranks get fewer, or none.
+# Write a function for the shape of any piece.
 #
 # <details><summary>Hint</summary>
 #
@@ -136,9 +136,10 @@ shapes.check(local_shape)
 # %% [markdown]
 # ## Two layers, one message
 #
-# `up`, 10 × 8, is column parallel, so each rank finishes some hidden features and applies relu at once. `down`, 6 ×
-# 10, is row parallel and needs just those features, so no message passes between the layers. But each rank ends with
-# only a part of every sum, `y{U_tp}`: the sum over tp is still to be taken. Write one rank's forward pass.
+# An MLP has two layers with relu between them. `up`, 10 × 8, is column parallel, so each rank finishes some hidden
+# features and can apply relu at once. `down`, 6 × 10, is row parallel, and each rank's piece needs just the features
+# it has. So no message passes between the layers. But each rank ends with only a part of every sum, `y{U_tp}`: the
+# sum over tp is still to be taken. Write one rank's forward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -172,7 +173,8 @@ layers.check(both_layers)
 # </details>
 
 # %% [markdown]
-# The check's small whole numbers need no rounding. With ordinary ones, does the output have the bits of one process?
+# The check used small whole numbers, so no sum was rounded. With ordinary numbers, does the output have the same bits
+# as in one process?
 #
 # *Easy · 1 minute · required*
 
@@ -214,9 +216,9 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 #
 # ## What dp cuts
 #
-# dp copies the weights and cuts the momentum, wherever a matrix begins. So tp cuts a *matrix*, and dp the *buffer*,
-# in which every tp rank reserves room for the largest piece: offsets are then the same on all, and smaller pieces
-# leave a gap.
+# dp copies the weights and cuts the momentum, no matter where a matrix begins. So tp cuts a *matrix*, and dp the
+# *buffer*. In the buffer every tp rank reserves room for the largest piece, so that offsets are the same on all; a
+# smaller piece leaves a gap.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -277,7 +279,7 @@ lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
 # Along dp the weights are equal to the bit, although the data were different, and no part of the momentum is kept
-# twice. With your function:
+# twice. Now ask your function about one entry:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -299,8 +301,8 @@ print("entries of momentum by rank:", [mine.entries for mine in kept])
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. If tp = 2 cuts ours like any other weight, how many of its 4
-# heads are torn?
+# and a head needs its rows of all three on *one* rank. If tp = 2 cuts the rows of our example like those of any other
+# weight, how many of its 4 heads are torn, so that no rank has all their rows?
 #
 # *Easy · 2 minutes · required*
 
@@ -328,7 +330,8 @@ compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
 lesson.slide_qkv(live=widgets)
 
 # %% [markdown]
-# The shapes are always right, and no error is raised, yet even on the right some values of tp tear heads.
+# The shapes are always right, and no error is raised. Yet even on the right heads are torn where tp does not divide
+# their number.
 #
 # <details><summary>This has happened</summary>
 #
@@ -341,7 +344,8 @@ lesson.slide_qkv(live=widgets)
 #
 # ## Keep every head whole
 #
-# Now tp = 3, which does not divide the heads. No rank should carry more than it must.
+# Now tp = 3, which does not divide the number of heads. Deal out whole heads, so that no rank carries more than it
+# must.
 #
 # <details><summary>Hint</summary>
 #
@@ -401,7 +405,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 #
 # - Column parallel cuts the rows of W, which are its outputs. Row parallel cuts its columns, which are its inputs.
 # - tp cuts a *matrix*. The size of a piece is rounded up, so the last one may be small, or empty.
-# - dp copies the weights and cuts the *buffer* of the momentum, wherever a matrix begins.
+# - dp copies the weights and cuts the *buffer* of the momentum, no matter where a matrix begins.
 # - A column parallel layer and then a row parallel one need one all_reduce together.
 # - A fused QKV is three matrices. Cut each of them, and by whole heads.
 #

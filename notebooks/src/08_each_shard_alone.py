@@ -64,8 +64,8 @@ _ = my_muon.so_far("08")
 # ## The picture you have just seen
 #
 # A gradient G = U S Vᵀ pairs each input direction (a column of V) with an output direction (a column of U). `Uᵀ ·
-# update · V` says, in row i and column j, how strongly input j moves output i. The right update, UVᵀ, has ones on the
-# diagonal and zeros elsewhere:
+# update · V` says, in row i and column j, how strongly input j moves output i. For the right update, UVᵀ, this matrix
+# has ones on the diagonal and zeros elsewhere:
 
 # %%
 gradient = lesson.gradient()
@@ -86,8 +86,9 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns, and orthogonalized alone, each shard has only singular values of 1. Side by side, what is the
-# largest of the whole? Would pure noise give the same spectrum?
+# Cut by columns, and orthogonalized alone, each shard has only singular values of 1. Put side by side, what is the
+# largest singular value of the whole? And would shards of pure noise give the same spectrum? (Our gradient is 64 ×
+# 256, so each of four shards is square.)
 #
 # *Easy · 2 minutes · required*
 
@@ -129,7 +130,8 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
 # **Cosine** is 1 if two matrices point the same way, and 0 at right angles. **Distance** is the size of their
-# difference, divided by that of UVᵀ. In brackets is what the best possible learning rate leaves of it.
+# difference, divided by that of UVᵀ. The number in brackets is the distance that remains with the best possible
+# learning rate.
 #
 # Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
 # identity. So a flat spectrum proves nothing.
@@ -147,8 +149,8 @@ print("tp times the identity:", torch.allclose(update @ update.T, tp * identity)
 print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
 
 # %% [markdown]
-# The last share of the energy, which adds up the squared entries of `Uᵀ · update · V`, is wasted on inputs without
-# gradient.
+# Energy here is the sum of the squared entries of `Uᵀ · update · V`, and its last share above is wasted on inputs
+# without gradient.
 #
 # ## Find the harmless one
 #
@@ -184,9 +186,10 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 #
 # ## Two matrices as one
 #
-# The opposite mistake: an MLP's gate and up are often orthogonalized as one matrix, gate above up. With Gaussian
-# gradients, 688 × 256 each, how far is the stack's update from theirs, as a share of its size? And if gate's gradient
-# is five times larger, how many times too small is up's update?
+# The opposite mistake: many MLPs have two input matrices, gate and up, and they are often orthogonalized as one, gate
+# above up. Guess: with Gaussian gradients, 688 × 256 each, how far is the stack's update from their own two, as a
+# share of the stack's size? And if gate's gradient is five times larger, how many times too small does up's update
+# become?
 #
 # *Easy · 3 minutes · optional*
 
@@ -232,8 +235,8 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor that depends on the shape m × n of the *whole* matrix. So `shard.shape` gives
-# another factor, even after a perfect gather.
+# Muon multiplies its update by a factor that depends on the shape m × n of the *whole* matrix. So code that takes the
+# factor from `shard.shape` gets it wrong, even if it has gathered the matrix correctly.
 #
 # ```text
 # Keller Jordan        sqrt(max(1, m/n))
@@ -244,7 +247,7 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write it for every shape and cut.
+# Write the ratio of the two factors, for every shape and cut.
 #
 # <details><summary>Hint</summary>
 #
@@ -285,8 +288,9 @@ ratios = ratio.accepted_or(lesson.too_small)
 print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
-# Below 1, a shard's factor is too *large*. The first line is our matrix. The shards' update was √tp times too large,
-# and Moonshot's factor is √tp times too small, so a wrong update has entries of just the right size!
+# Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the shards' update was
+# √tp times too large, and Moonshot's factor is √tp times too small. Together they give a wrong update whose entries
+# have just the right size!
 #
 # ## Repair it: gather first
 #
@@ -307,7 +311,7 @@ def gather_whole(shard, dim, group):
     return ...  # the whole matrix
 
 # %% [markdown]
-# Entries say where they belong, and a red cross marks the first misplaced one:
+# In the picture each entry says where it belongs, and a red cross marks the first misplaced one:
 
 # %% tags=["ranks"]
 gathered = lesson.run_gather(gather_whole, dp, tp, backend)
@@ -343,7 +347,7 @@ repaired = torch.cat(launch(all_together, dp * tp, backend=backend)[:tp], dim=1)
 print("the same bits:", torch.equal(repaired, zeropower_via_newtonschulz(gradient)))
 
 # %% [markdown]
-# You pay with messages, and work that every tp rank repeats:
+# You pay with messages, and with work that every tp rank repeats:
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backend=backend)
@@ -355,7 +359,8 @@ print(lesson.say_cost(costs, tp))
 #
 # ## An update that survives its shards
 #
-# A matrix cut by columns can have the exact update without a gather. On a ring, one rank may send this much:
+# If a matrix is cut by columns, ranks can find the exact update without gathering it. Your budget, for what one rank
+# sends on a ring:
 
 # %%
 print(lesson.say_budget(tp))

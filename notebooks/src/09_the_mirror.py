@@ -61,7 +61,7 @@ _ = my_muon.so_far("09")
 # %% [markdown]
 # ## Read the film
 #
-# In these seven **phases** of a real step, colour and number say which rank *brought* a part.
+# The film shows the seven **phases** of a real step. Colour and number say which rank *brought* a part.
 #
 # ## Predict
 #
@@ -110,18 +110,18 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # | 6 dp slice | `y[B]` | `y[B_dp]` |
 # | 7 all_gather | `w[B_dp]` | `w[B]` |
 #
-# Phase 7 fills every rank's buffer with weights. The gradients of `g[B]{U_dp}`, a summand on each rank, are gone.
+# Phase 7 restores only the layout of phase 1, now with weights. The summands of `g[B]{U_dp}` are gone.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
 
 # %% [markdown]
-# The momentum stays: after phase 1, each rank updates its range `m[B_dp]` and computes x from it, the input of
-# Newton–Schulz, which phase 2 sends.
+# The momentum stays: after phase 1, each rank updates its range `m[B_dp]`, and from it computes x, the input of
+# Newton–Schulz. Phase 2 sends x.
 #
 # ## Meet the objects
 #
-# Your step will work on a bucket of these matrices, with offset and size:
+# Your step will work on one bucket. Here are its matrices, each with the offset and size of its tp piece:
 
 # %%
 bucket = plan.buckets[0]
@@ -129,16 +129,16 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# In rank 0's master plan, o has the `shape` of its tp piece, and the piece's `global_range` in the bucket:
+# In rank 0's master plan, the item of o has the `shape` of its tp piece and that piece's `global_range`:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
-# (`Replicate()`) or on the rank at place 0 (`Owned(0)`, printed as `@tp=0`), or as a summand on each (`Partial()`).
-# Each knows its opposite:
+# A **hop** changes how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
+# (`Replicate()`), whole at place 0 alone (`Owned(0)`, printed as `@tp=0`), or as summands (`Partial()`). Each hop
+# knows its inverse:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)
@@ -146,7 +146,7 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# This is what hops ask for. Those that add have no way back, because the summands are gone:
+# And this is the collective that each hop needs. Hops that add have no way back, because the summands are gone:
 
 # %%
 lesson.draw_hops()
@@ -194,8 +194,8 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# Here `take` carries a tensor over one hop, `at` says where this rank stands, `label` names the request, and `yield
-# from` asks and waits:
+# Here `take` carries a tensor over one hop, `at` is this rank's place, and `label` names the request. Such a function
+# is a generator: at `yield from` it asks, and stands still until the answer comes:
 
 # %%
 print(inspect.getsource(travel))
@@ -237,7 +237,7 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you answer
-# it. A button is a group whose members all wait. Let one race ahead, and watch the hash of the final weights.
+# it. A button is a group whose members all wait. Let one group race ahead, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)
@@ -259,7 +259,8 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 print(lesson.LOST_LINE)
 
 # %% [markdown]
-# Group one holds up and o, group two down. How often does the second loop update each?
+# Here a group is a parameter group of the optimizer: the first has up and o, the second has down. How often does the
+# second loop update each matrix?
 #
 # *Easy · 2 minutes · required*
 
@@ -284,7 +285,7 @@ compare({"updates": updates}, {"updates": lesson.run_lost_line()})
 # %% [markdown]
 # ## Write the whole step
 #
-# `job` does the arithmetic, and you do everything that moves.
+# `job` does the arithmetic, and you write everything that moves.
 #
 # <details><summary>Hint</summary>
 #

@@ -97,8 +97,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# On a ring of D ranks, each sends one rank's share D − 1 times in a reduce_scatter or an all_gather, and twice as
-# often in an all_reduce.
+# On a ring of D ranks, a reduce_scatter or an all_gather makes each rank send D − 1 messages of one rank's share, and
+# an all_reduce twice as many.
 #
 # <details><summary>Hint</summary>
 #
@@ -140,7 +140,8 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. Here are rank 0's, and your bill:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. Here is what rank 0 sent (the last
+# strategy comes below), and then your bill:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -161,14 +162,16 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. With it, and beside AdamW's bill:
+# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. Here it is added, and AdamW's bill
+# stands beside them:
 
 # %%
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# Without tp, `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times AdamW's bytes, the bound of Liu et al. (2025). And the
-# state? AdamW keeps two moments for each entry, Muon keeps one, and ZeRO-1 divides either by dp:
+# AdamW lacks only the dp gather, so without tp `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much. Liu et al.
+# (2025) found this bound. And the state, the optimizer's memory? AdamW keeps two moments for each entry, Muon keeps
+# one, and ZeRO-1 divides either by dp:
 
 # %%
 for name, found in counted[0].items():
@@ -178,8 +181,9 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket, but a rank lacks a part only of matrices that straddle a boundary, so
-# `gather="boundary"` moves only these. How many entries of one do you send to each place along dp?
+# Wei's script gathers the *whole* bucket. But of a matrix that does not straddle a boundary, its rank already has
+# all, so `gather="boundary"` moves only those that do. How many entries of such a matrix do you send to each place
+# along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -210,7 +214,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks take your counts as the splits of one `all_to_all_single`:
+# Real ranks take your counts as the split sizes of one `all_to_all_single`, so many entries to each rank:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -266,7 +270,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most sums in another order come out the same in bfloat16, which keeps only 8 bits:
+# Most sums in another order come out the same in bfloat16, which keeps only 8 significant bits of a number:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))

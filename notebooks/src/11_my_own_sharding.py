@@ -58,8 +58,8 @@ local_shape = my_muon.so_far("11").local_shape
 # %% [markdown]
 # ## Three functions
 #
-# Muon leaves the rows of the picture to three functions of yours, in a `DistributedConfig`. Here is the loop, on real
-# ranks:
+# Each row of the picture is one function of yours, and Muon gets all three in a `DistributedConfig`. Here is its
+# loop, on real ranks:
 
 # %% tags=["ranks"]
 def muon_step(params, momenta, owners, config, lr):
@@ -110,11 +110,11 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 # </details>
 
 # %% [markdown]
-# So a rank with an **empty shard**, one without rows, makes the same call.
+# So even a rank with an **empty shard**, one without rows, must make the same call.
 #
-# **HSDP** is FSDP2 within each *replica*, ranks that hold the whole model between them. Under **expert parallel**
-# (EP), each rank has *experts* of its own, small MLPs that each get some of the tokens. All other matrices are
-# *dense*. Which arrows cross to another replica?
+# **HSDP** is FSDP2 within each *replica*, a set of ranks that together hold the whole model. Under **expert
+# parallel** (EP), each rank has *experts* of its own, small MLPs that each get some of the tokens. All other matrices
+# are *dense*. Which arrows cross to another replica?
 
 # %%
 lesson.explore_layouts(dp, tp, live=widgets)
@@ -125,8 +125,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Here each dp group cuts matrices of its own by rows. Owners are global ranks, unlike the k of `@dp=k`, a place in
-# the group.
+# Now each dp group cuts matrices of its own by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
+# a place in the group).
 #
 # *Easy · 3 minutes · required*
 
@@ -211,7 +211,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# Now back, in bfloat16. The check hands your three functions to `Muon`.
+# Now write the way back. An update is bfloat16. The check hands your three functions to `Muon`.
 #
 # <details><summary>Hint</summary>
 #
@@ -270,8 +270,8 @@ def gather_uneven(mine, lengths):
 print(lesson.try_uneven(gather_uneven, dp * tp, seed, backend))
 
 # %% [markdown]
-# The third gathers the gradient. In the first step it is a multiple of the right input, so a test of one step may
-# pass:
+# The third gathers the gradient, not what it was handed. In the first step the two differ only by a factor, so a test
+# of one step may pass:
 
 # %% tags=["ranks"]
 def gather_gradient(momentum_buffer, dst_rank, state):
@@ -298,7 +298,7 @@ model = lesson.mixed_model(dp, tp)
 print(lesson.say_model(model))
 
 # %% [markdown]
-# Par, the package's own choice, can be beaten!
+# Par is what the package itself would choose, and you can beat it!
 #
 # <details><summary>Hint</summary>
 #
@@ -380,5 +380,5 @@ lesson.quiz(found.rows).check(answers)
 # </details>
 
 # %% [markdown]
-# Your functions wait for each message. In the next lesson, the next gather begins while the last matrix is still
-# being worked on.
+# Your functions wait for each message. In the next lesson, a gather begins while the matrix before it is still being
+# worked on.

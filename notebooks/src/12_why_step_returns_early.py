@@ -86,7 +86,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 # </details>
 #
 # So the top picture has two lanes for each rank. In its lower half one bucket travels while another is computed: that
-# is **overlap**. Communication that it cannot hide, the hatched time, is **exposed**.
+# is **overlap**. Communication for which a rank has to wait is **exposed**: the hatched time.
 #
 # <details><summary>Why each number stands there three times</summary>
 #
@@ -96,8 +96,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # ## How long does a schedule take?
 #
-# A rank is again a generator: `yield Start(…)` asks and returns a **ticket** (on real processes, the `work` from
-# above), and `yield Wait(…)` waits for it.
+# A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like the handle of the all_reduce
+# above, and `yield Wait(…)` waits for the answer. (Below, `work` is Newton–Schulz.)
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -110,8 +110,8 @@ quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? And a loop that asks for the next matrix before it
-# works on this one, with the `quick` times and with the `slow` ones?
+# How many milliseconds does this loop take with the `quick` times? And how many does a loop take that asks for the
+# next matrix before it works on this one, with `quick` and with `slow` times? (Gathers travel one at a time.)
 #
 # *Easy · 4 minutes · required*
 
@@ -144,8 +144,8 @@ compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**. Each matrix costs memory, so a **window** says how many may be asked for but
-# not yet done: 1 is the loop above, and with 2 the next travels while you work on this one.
+# Asking early is called **prefetch**. Each matrix costs memory, so a **window** limits how many are asked for and not
+# yet done: 1 is the loop above, and with 2 the next one travels while you work on this one.
 #
 # <details><summary>Hint</summary>
 #
@@ -202,8 +202,8 @@ lesson.draw_run(run.timeline, "Your loop on this machine, window 2")
 # %% [markdown]
 # ## Play with the window
 #
-# On which link does overlap save the largest part of a step, and from which window on nothing more? And on a bare
-# loopback, a machine's connection to itself, with one core for both ranks?
+# On which link does overlap save the largest part of a step, and from which window on does it save nothing more? What
+# about a bare loopback (a machine's connection to itself), with one core for both ranks?
 
 # %%
 lesson.explore_windows(live=widgets)
@@ -226,8 +226,8 @@ print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather, and `s` a share, which may read its buffer until you wait for it. Before which line must the
-# program wait, and for which ticket?
+# In the picture, `g` is a gather and `s` a share, which may read its buffer until you have waited for it. Before
+# which line must the program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #
@@ -297,8 +297,8 @@ lesson.explore_recording(recording, expected, live=widgets)
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, which is all that
-# overlap can hide.
+# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second. Overlap can hide
+# no more than that half second.
 #
 # <details><summary>Why was more saved than predicted in some rows?</summary>
 #
@@ -307,7 +307,7 @@ print(lesson.say_gains(recording, expected))
 #
 # </details>
 #
-# Now your machine. Is there a moment in which no rank computes?
+# Now your machine. Is there a moment in which no rank computes, so that overlap could still save time?
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)

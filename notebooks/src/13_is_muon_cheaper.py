@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report measured 0.57 times AdamW's communication, while the paper that cut Muon over ranks (Liu et al.,
-# 2025) allows up to 1.25 times. Both sums are honest, so what did each count?
+# A published report found that Muon communicates 0.57 times as much as AdamW. The paper that cut Muon over ranks (Liu
+# et al., 2025) says up to 1.25 times. Both sums are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -55,8 +55,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## Three bills, three answers
 #
-# A **waterfall** leads from one number to another, one change at a time. Bytes, time and memory disagree, so
-# "cheaper" means one of them, for *one* model, dtype, batch and link.
+# Each **waterfall** in the picture leads from AdamW's number to Muon's, one change at a time. Bytes, time and memory
+# disagree, so "cheaper" means one of them, for *one* model, dtype, batch and link.
 #
 # <details><summary>Nothing ran: who drew it?</summary>
 #
@@ -69,7 +69,8 @@ from muon_tutorial.learn.widgets.reveal import compare
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
 # between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. (Pictures and tables call x "momentum", but the
 # momentum stays.) Under `layerwise` a matrix *lives* with one owner: its gradients are summed there, its momentum
-# stays there, and its new weights go out to all. Add up what all ranks of one dp group send on a ring.
+# stays there, and its new weights go out to all. AdamW with ZeRO-1 sends phases 1 and 7 only. Add up what all ranks
+# of one dp group send on a ring. (In a reduce or a broadcast, every rank but one sends the whole tensor.)
 #
 # *Easy · 4 minutes · required*
 
@@ -96,7 +97,7 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# For real ranks to count, write AdamW's step. Beware: a sum is not a mean.
+# Real ranks will check your count. For them, write AdamW's step. Beware: a sum is not a mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -149,8 +150,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. A
-# made-up trace in the same form (in microseconds; a kernel is what the GPU runs):
+# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. Here is
+# a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -224,7 +225,8 @@ runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Calculate three of its headlines: 0.57 × the communication, 1.1 % overhead, async 2.1 × slower. Then correct each.
+# Its headlines were 0.57 × the communication, 1.1 % overhead, and async 2.1 × slower. Calculate each as it was, and
+# then as it should be.
 #
 # <details><summary>Hint</summary>
 #
@@ -270,7 +272,7 @@ for name, number in lesson.right_headlines().items():
     print(f"{name:16} {number:.3f}")
 
 # %% [markdown]
-# 1.1 % is the time in which the CPU *calls* the optimizer, which queues kernels that then fill more than half of the
+# In 1.1 % of the step the CPU *calls* the optimizer. The kernels that this call queues fill more than half of the
 # GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
 # because both runs were counted about twice. But did they do the same work?
 
@@ -283,8 +285,8 @@ print(lesson.say_bytes())
 # ## Waiting is not transfer
 #
 # A kernel spins until its peers arrive, so the only published trace, rank 0's, shows waiting as communication. With
-# *all* ranks on one clock you can tell them apart: a rank that needs something from all others cannot be done before
-# the last has asked.
+# *all* ranks on one clock you can tell waiting from transfer: a rank that needs something from all others cannot be
+# done before the last has asked.
 #
 # <details><summary>Hint</summary>
 #
@@ -327,7 +329,7 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# Rank 1's trace alone suggests faster links. In truth rank 0 has too much work.
+# From rank 1's trace alone you would buy faster links. In truth rank 0 has too much work.
 #
 # ## Third bill: the whole step
 #
@@ -337,7 +339,7 @@ lesson.draw_waits(timeline)
 print(lesson.say_steps())
 
 # %% [markdown]
-# To the same *loss*, AdamW takes 1.1 × as many steps. With the top picture's batch it is still ahead.
+# To reach the same *loss*, AdamW takes 1.1 × as many steps. With the top picture's batch AdamW still needs less time.
 #
 # <details><summary>Where 1.1 × is from</summary>
 #
@@ -346,7 +348,7 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# If the links get 64 times slower, with which strategy does Muon overtake?
+# If the links get 64 times slower, with which strategy does Muon overtake AdamW?
 #
 # *Easy · 2 minutes · required*
 
@@ -393,8 +395,8 @@ lesson.explore_costs(live=widgets)
 print(lesson.say_break_evens())
 
 # %% [markdown]
-# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. With equally many steps AdamW stays
-# ahead, so the button is *AdamW's steps*.
+# Slow links help Muon if it sends little, and AdamW if Muon gathers everything. The button was *AdamW's steps*: where
+# AdamW takes no more steps than Muon, it stays ahead.
 #
 # ## All strategies, side by side
 #
@@ -412,6 +414,9 @@ print(lesson.say_break_evens())
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
+# On this grid, `layerwise` is the best that keeps the bits: one copy of the momentum, one rank at work on a matrix, and
+# only `gram` sends less.
+#
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>

@@ -66,7 +66,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 #
 # </details>
 #
-# The smaller 8B model has 7 matrices in each of 32 layers, and also tp=8. Predict:
+# A smaller model, the 8B, has 7 matrices in each of 32 layers, and also runs with tp=8. Predict:
 #
 # *Easy · 4 minutes · required*
 
@@ -98,14 +98,14 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # </details>
 
 # %% [markdown]
-# What remains when matrices run out is a **floor**, the costliest matrix: its owner needs that long, whatever the
-# others do. At which numbers of ranks do faster links help?
+# When matrices run out, a **floor** remains, the time of the costliest matrix: its owner needs that long, whatever
+# the others do. At which numbers of ranks do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
 
 # %% [markdown]
-# With many ranks, because a step then mostly waits for bytes.
+# They help where ranks are many, because there a step mostly waits for bytes.
 #
 # ## Even entries, uneven work
 #
@@ -117,7 +117,7 @@ lesson.draw_balance()
 
 # %% [markdown]
 # But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. So
-# deal out the costliest first, by Newton–Schulz:
+# deal out by the cost of Newton–Schulz, the costliest first:
 
 # %%
 one = lesson.owned_models()[0]
@@ -137,11 +137,11 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # ## Inside a node and between nodes
 #
-# Links are fast inside a node of 8 GPUs. Between nodes, each GPU has a slower network card, and a ring uses those of
-# all its members.
+# A node is one machine with 8 GPUs, and links inside it are fast. Between nodes, each GPU has a slower network card
+# of its own, and a ring uses the cards of all its members.
 #
-# For the 8B with dp=64 and tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8, eight
-# rings have one member in each node, and each rank sends an eighth. Which is done sooner?
+# For the 8B with dp=64 and tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8 there are
+# eight rings, each with one member in every node, and each rank sends an eighth. Which is done sooner?
 #
 # *Easy · 2 minutes · required*
 
@@ -175,7 +175,8 @@ compare({"sooner": sooner}, {"sooner": lesson.wires()})
 print(lesson.say_experts())
 
 # %% [markdown]
-# There are many experts for few owners, so they balance by themselves. The few dense matrices set the floor.
+# Each owner gets many experts, so these balance by themselves. There are only two or three dense matrices for each
+# owner, so the costliest sets the floor.
 #
 # <details><summary>Ask for any model</summary>
 #

@@ -56,19 +56,19 @@ from muon_tutorial.learn.widgets.reveal import compare
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
-# Rank 2 ran out of data a step early and left the loop. The others wait, and all error messages came from them: the
-# rank at fault is often the only one without an error.
+# In the picture, rank 2 ran out of data a step early and left the loop. The others wait for it, and all error
+# messages came from them: the rank at fault is often the only one without an error.
 #
 # You will find and repair the line in broken runs of one training loop. Its matrices have owners along dp (lesson
-# 04), which orthogonalize them and share the new rows:
+# 04). In `update` they orthogonalize, and in `share` they take the step and send out the new rows:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# So a step makes five kinds of collective calls: load, average, gather (in `update`: owners gather whole matrices
-# over tp), share and log.
+# So a step makes five kinds of collective calls: load (whole weights over tp, for the forward pass), average, gather
+# (whole matrices over tp, in `update`), share and log.
 #
 # In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
 # the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
@@ -118,7 +118,8 @@ print(lesson.say_outcome(hang))
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` shows the same while it stands still (read it from the bottom up):
+# In a run of your own, `py-spy dump --pid …` shows such a stack while the run stands still (read it from the bottom
+# up):
 
 # %%
 print(lesson.recorded_dump())
@@ -139,7 +140,7 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes its calls. In step 3, a call that ends in "…" has not returned:
+# Our loop also notes its calls. Here are those of step 3. A call with "…" has not returned:
 
 # %%
 print(lesson.say_calls(hang, 3))
@@ -191,7 +192,7 @@ lesson.draw_ladder(lie)
 
 # %% [markdown]
 # Only the *first* red rung counts, because everything below it, even a green rung, comes from wrong numbers. Equal
-# hashes mean equal entries: a mistake if ranks should hold different parts.
+# hashes mean equal entries, and that is a mistake where ranks should hold different parts.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -205,9 +206,9 @@ lesson.draw_ladder(lie)
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# A forgotten factor changes the size (a matrix's norm over the oracle's), not the cosine. Other data, or another
-# seed, change both. If both are 1 and the difference is near 10⁻⁷, entries were added in another order: *no bug*. Now
-# the file:
+# A forgotten factor in an update changes its size (its norm over the oracle's), but not the cosine. Other data,
+# another seed, or weights after a wrong step change both. If both are 1 and the difference is near 10⁻⁷, entries were
+# added in another order: *no bug*. Now the file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -244,7 +245,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# In each file some lines are wrong, or none: then answer `"nothing"`. You get the log, and choose your tools.
+# Each file has some wrong lines, or none, and then the answer is `"nothing"`. You get the log, and choose your tools
+# (unfold them). Start with the ladder and the file itself.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #
@@ -478,8 +480,8 @@ clinic.check("F", repair_f)
 # %% [markdown]
 # ## Two at once
 #
-# In file G one mistake hides another. Repair the first, find the second in the ladder of your repaired run, and
-# answer with both.
+# In file G one mistake hides another. Repair the first. `check` then draws the ladder of your repaired run: find the
+# second there, and answer with both.
 #
 # <details><summary>Hint</summary>
 #

@@ -66,8 +66,8 @@ lines, ported, clipped, survived = lesson.all_exercises(dp, tp, job, backend)
 lesson.show_plain()
 
 # %% [markdown]
-# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change for
-# it? And which others, so that the run survives a kill? (One more line, which loads, is *added*.)
+# `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if
+# you use it? And which others must change, so that the run survives a kill? (One more line, which loads, is *added*.)
 #
 # *Easy · 3 minutes · required*
 
@@ -123,7 +123,7 @@ print(lesson.say_too_early(plain))
 # %% [markdown]
 # ## Port it
 #
-# `prepare` returns the optimizer, and `update` does what follows the backward pass.
+# Write two functions: `prepare` makes and returns the optimizer, and `update` does what follows the backward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -220,7 +220,7 @@ clipped.check(clip)
 print(f"rank 0's own part of the model: {plain.saved_on_rank_0:.0%}")
 
 # %% [markdown]
-# So every rank has to write its part.
+# So every rank has to write its part. Write the functions that save and load.
 #
 # <details><summary>Hint</summary>
 #
@@ -244,7 +244,7 @@ def load(manager, model, optimizer, scheduler):
     return ...  # the step to go on with, from 0; a step's batch follows from its number alone
 
 # %% [markdown]
-# Real ranks try both. Between two checkpoints the last one kills itself, and new ranks go on, on another grid, with
+# Real ranks try both. Between two checkpoints the last rank kills itself, and new ranks go on, on another grid, with
 # *your* `load`.
 
 # %%
@@ -271,7 +271,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Diamonds are checkpoints.
+# Here is such a run, with your functions. Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)
@@ -294,7 +294,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 #
 # ## Predict: the same bits?
 #
-# But are the numbers those of the old grid, to the last bit?
+# But are the new grid's numbers those that the old one would have had, to the last bit?
 #
 # <details><summary>Hint</summary>
 #
@@ -329,7 +329,7 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 # %% [markdown]
 # Loading only copies numbers, and in a step a matrix is whole when it is orthogonalized, whichever rank held which
 # part. But the gradient is a sum over ranks. Another grid adds it up in another order, and from there the runs drift
-# apart. On the *same* grid:
+# apart. On the *same* grid they do not:
 
 # %% tags=["answer"]
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
@@ -466,4 +466,4 @@ print(my_muon.say_yours())
 #
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which one
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and repair
-# it. And you have a file of your own that takes it, with torch alone. Take it with you.
+# it. And you have a file of your own that takes this step, with torch alone. Take it with you.

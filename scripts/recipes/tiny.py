@@ -111,7 +111,7 @@ class Arguments(argparse.Namespace):
         return Sequences(self.steps * self.accumulate * self.batch)
 
     def loader(self, ranks: int, place: int) -> DataLoader[dict[str, Tensor]]:
-        """An epoch's micro-batches; of each, the share of one of the ``ranks`` that divide it."""
+        """One rank's share of each micro-batch of an epoch; ``ranks`` ranks share a micro-batch."""
         data = self.sequences()
         sampler = DistributedSampler(data, ranks, place, shuffle=False)
         return DataLoader(data, self.batch // ranks, sampler=sampler)

@@ -79,7 +79,7 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 @given(cases())
 @settings(max_examples=5, deadline=None)  # each with all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
-    """Ranks with equal fingerprints make the same requests, also if only a strategy's options differ."""
+    """If two plans have equal fingerprints, ranks make the same requests; this also compares options."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for name, builder in VARIANTS.items():
         plan = case.plan(builder)

@@ -35,7 +35,7 @@ MARGIN = 3
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """One process's run, and its distance from the control with another order of the same sums."""
+    """One process's run, and its distance from the control, which adds the same numbers in another order."""
 
     notes: Notes
     muon: float

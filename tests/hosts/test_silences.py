@@ -29,7 +29,7 @@ def network() -> nn.Sequential:
 
 
 class WithExpert(nn.Module):
-    """A dense matrix, and a plain one, whose gradient is zero at first."""
+    """A dense layer, and an expert that FSDP2 leaves out, whose gradient is zero at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ def made_between(rank: int) -> list[str]:
 
 
 def made_on_meta(rank: int) -> list[str]:
-    """Said to train: an audit sees Muon after ``to_empty``."""
+    """This should train in silence, and an audit made after ``to_empty`` should see Muon."""
     with torch.device("meta"):
         model = network()
     fully_shard(model)
@@ -143,7 +143,7 @@ def fsdp1_later(
 
 
 def fsdp1_unsharded(rank: int) -> list[str]:
-    """Said to train: FSDP1 without sharding keeps matrices."""
+    """This should train in silence: FSDP1 without sharding keeps matrices."""
     model = under_fsdp1(network(), True, ShardingStrategy.NO_SHARD)
     optimizer = pair(model)
     seen = audit(optimizer)

@@ -124,7 +124,7 @@ def nothing_loaded(manager: Any, model: nn.Module, optimizer: Any, scheduler: An
 
 
 def nothing_asked(manager: Any, model: nn.Module, optimizer: Any, scheduler: Any) -> int:
-    """Right when a run goes on, but for the scheduler."""
+    """Right for a run that resumes, except that the scheduler is not restored."""
     return manager.load(model, optimizer)["step"]
 
 

@@ -221,5 +221,5 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
 
 
 def moments_of(dp: int, tp: int) -> int:
-    """The number of calls that are answered in a sound step, which is the last moment's number."""
+    """How many calls are answered in a step if no rank skips one; the last moment has this number."""
     return len(film_of(dp, tp, 0, "log", "wrong")) - 1

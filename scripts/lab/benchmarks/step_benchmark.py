@@ -99,7 +99,7 @@ def ways() -> tuple[str, ...]:
 
 
 def contenders() -> tuple[list[StepContender], list[str]]:
-    """Torch's Muon, this one by each name, and other packages'.
+    """Torch's Muon, this package's with each name of ``orthogonalize``, and those of other packages.
 
     The second list has a line per package that was left out, with the reason.
     """

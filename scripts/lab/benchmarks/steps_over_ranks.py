@@ -171,7 +171,7 @@ def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) ->
 
 
 def ratios(found: Sequence[RankSteps]) -> list[str]:
-    """The goals for ``owner`` as sentences, with the medians of ratios within each turn."""
+    """The goals for ``owner`` as sentences; each number is the median of the ratios within each turn."""
     seconds, told = {one.case: one.seconds for one in found}, []
     for name in (OWNER, OVERLAPPED):
         goals = {
