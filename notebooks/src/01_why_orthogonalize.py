@@ -299,8 +299,8 @@ print("AdamW:", *split.rest_names, sep="\n  ")
 
 # %% [markdown]
 # A norm's weight is a vector, without directions. But why not the first and the last matrix, **embedding** and
-# **head**? A byte of the text picks one row of the embedding, and no input uses two rows together. Erase the gradient
-# of the most frequent byte: which other bytes' updates change?
+# **head**? A byte of the text picks one row of the embedding, and no input uses two of them together. Erase the
+# gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))

@@ -145,8 +145,8 @@ except RankFailedError as error:
 #
 # ## Four switches
 #
-# In a ring of four ranks, let each either send first or receive first. In how many of these 16 settings does
-# everybody wait for ever?
+# Let each rank of this small ring either send first or receive first. In how many of these 16 settings does everybody
+# wait for ever?
 #
 # *Easy · 2 minutes · required*
 

@@ -326,8 +326,8 @@ for shape in ((768, 768), (768, 3072)):
 lesson.explore_loads(live=widgets)
 
 # %% [markdown]
-# A layer has 6 matrices, so with 6 ranks two of them get all the large ones. With 8 ranks, for which the early code
-# was made, work is equal. With 128 ranks, more than there are matrices, the busiest one has this many fair shares, in
+# A layer has 6 matrices, so among 6 owners two get all the large ones. Among 8, for which the early code was made,
+# work is equal. Among 128 owners, more than there are matrices, the busiest one has this many fair shares, in
 # whatever order you deal:
 
 # %%
@@ -366,7 +366,7 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# Does sharing pay on your machine? We time one process, then two ranks.
+# Does sharing pay on your machine? We time one process, then a pair.
 #
 # <details><summary>Why one process and a pair, and why float32?</summary>
 #

@@ -136,7 +136,7 @@ meta = plan.dist_meta(plan.grid.at(0))[1]
 print(meta)
 
 # %% [markdown]
-# A **hop** changes how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
+# **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
 # (`Replicate()`), whole at place 0 alone (`Owned(0)`, printed as `@tp=0`), or as summands (`Partial()`). Each hop
 # knows its inverse:
 

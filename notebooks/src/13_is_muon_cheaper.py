@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 13 · Is Muon cheaper than AdamW?
 #
-# A published report found that Muon communicates 0.57 times as much as AdamW. The paper that cut Muon over ranks (Liu
-# et al., 2025) says up to 1.25 times. Both sums are honest, so what did each count?
+# A published report found that Muon communicates 0.57 times as much as AdamW, and the paper that cut Muon over ranks
+# (Liu et al., 2025) says up to 1.25 times. Both sums are honest, so what did each count?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.

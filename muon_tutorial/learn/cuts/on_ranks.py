@@ -80,6 +80,10 @@ class LayersRun:
         """The output of each rank, and that of one process for the same batch."""
         return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
 
+    def same_bits(self) -> bool:
+        """Whether all outputs equal one process's to the bit."""
+        return all(torch.equal(one, other) for one, other in self.pairs())
+
 
 def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo") -> LayersRun:
     """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank, with whole numbers."""
@@ -98,8 +102,7 @@ def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: 
 def say_layers(run: LayersRun, kind: str) -> str:
     """One line that says whether the ranks' outputs equal one process's."""
     near = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in run.pairs())
-    same = all(torch.equal(one, other) for one, other in run.pairs())
-    return f"{kind + ' numbers':17} the same output: {near!s:6} the same bits: {same}"
+    return f"{kind + ' numbers':17} the same output: {near!s:6} the same bits: {run.same_bits()}"
 
 
 def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape) -> list[torch.nn.Parameter]:
