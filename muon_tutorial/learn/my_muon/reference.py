@@ -147,8 +147,8 @@ def way_back(x, route, at, label):
 
 # ── lesson 09: my_step ──
 def my_step(job, bucket, at):
-    mean = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
-    flat = yield from travel(job.momentum(bucket, mean), bucket.compute, at, job.label(2))
+    summed = yield from travel(job.gradients(bucket), bucket.gradient, at, job.label(1))
+    flat = yield from travel(job.momentum(bucket, summed), bucket.compute, at, job.label(2))
     done = torch.zeros_like(flat)
     for entry, meta in job.matrices(bucket):
         whole = yield from travel(unpack(flat, meta), entry.route, at, job.label(3, entry))
