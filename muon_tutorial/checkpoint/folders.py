@@ -236,11 +236,10 @@ def read_file(path: Path, most: int) -> bytes:
 
 
 def _plain(descriptor: int, path: Path) -> IO[bytes]:
-    file = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        file.close()
+        os.close(descriptor)
         raise CheckpointError(f"{path} is not a plain file")
-    return file
+    return os.fdopen(descriptor, "rb")
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -182,7 +182,7 @@ def test_no_name_leads_out_of_the_folder(
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("extra.pt", kind) for kind in ("link to a file", "link to a folder", "folder", "pipe")]
-    + [("manifest.json", "link to a file")],
+    + [("manifest.json", "link to a file"), ("manifest.json", "folder")],
 )
 def test_only_plain_files_are_opened(
     saved: Path, tmp_path: Path, kind: str, name: str, monkeypatch: pytest.MonkeyPatch
