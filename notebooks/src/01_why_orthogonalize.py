@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
+# **Forty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
 # same bits as PyTorch's, and say what each line does and which matrices it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no

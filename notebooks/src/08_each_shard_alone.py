@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
+# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
 # rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
 # not notice. You will have written the gather that repairs it, and run it on real processes.
 #

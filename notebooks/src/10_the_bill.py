@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes
+# **Forty-five minutes.** At the end you can write the bill of a step by hand, for any matrices on any grid: the bytes
 # of each phase, which ranks run Newton–Schulz how often, and the state beside AdamW's. You will have checked it
 # against the bytes that real ranks counted.
 #

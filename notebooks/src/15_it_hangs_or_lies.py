@@ -21,7 +21,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
+# **Seventy minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
 # broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have practised on real processes, with a log, a stack, a flight record and the
 # file.

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
+# **Fifty-five minutes.** The optional exercises take twelve more. At the end you can put Muon into a loop of your own,
 # kill it, and continue on another grid, and you know which bits stay the same, which do not, and why. This last
 # lesson ends with your own `my_muon.py`, which trains a GPT under torchrun.
 #
