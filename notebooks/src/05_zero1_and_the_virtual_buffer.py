@@ -290,8 +290,8 @@ lesson.draw_cuts(dp, tp)
 # %% [markdown]
 # <details><summary>Why this lesson cuts buckets, and who cuts a list</summary>
 #
-# With small matrices, `cut="bucket"` shows the ranges better. One list, as in Moonshot's paper, gives equal slices as
-# well, and each is one unbroken part of it. It is sent in several buckets, too.
+# With small matrices, `cut="bucket"` shows the ranges better. A list that is cut as a whole, as in Moonshot's paper,
+# gives equal slices, too, and each slice is one unbroken part of the list. It also travels in several buckets.
 #
 # </details>
 #

@@ -407,8 +407,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum is flat as long as this side
-#   stays the longer one in each shard. In our case part of the update acts where the gradient is zero.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat until shards
+#   become longer the other way. In our case part of the update acts where the gradient is zero.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -247,7 +247,8 @@ lesson.be_the_network(dp, tp, seed, live=widgets)
 #
 # <details><summary>Which matrices phase 3 asks for</summary>
 #
-# Only those of which this rank keeps a part. If a boundary cuts a matrix, the ranks on both sides orthogonalize it.
+# A rank asks for a matrix if its slice has a part of it. If a boundary cuts a matrix, the ranks on both sides
+# orthogonalize it.
 #
 # </details>
 #

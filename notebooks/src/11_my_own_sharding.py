@@ -120,8 +120,8 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Only HSDP's, on the way back: one replica gathers the matrix, and its owner sends the update to all. (An owner in
-# each would repeat the work.)
+# Only that of HSDP, on the way back: the matrix is gathered in one replica, and its owner there sends the update to
+# the ranks of all replicas. (An owner in each would repeat the work.)
 #
 # ## Yours, on real ranks
 #

@@ -274,7 +274,7 @@ for name, number in lesson.right_headlines().items():
 # %% [markdown]
 # In 1.1 % of the step the CPU *calls* the optimizer. The kernels that this call queues fill more than half of the
 # GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
-# because both runs were counted about twice. But did they do the same work?
+# because the bytes of both runs were counted about twice. But did they do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -362,8 +362,8 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # <details><summary>Solution</summary>
 #
 # On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps.
-# `layerwise` sends no more than AdamW, but its unequal slices go to one owner after the other, while some links are
-# idle.
+# `layerwise` sends no more than AdamW, but its slices are unequal and travel to one owner after the other, while
+# other links are idle.
 #
 # ```python
 # slow = "boundary"

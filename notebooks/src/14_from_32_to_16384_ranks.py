@@ -193,7 +193,7 @@ print(lesson.say_experts())
 # - On a ring, latency would grow with the ranks, 2 (P − 1) messages one after the other (lesson 03). So libraries
 #   change to a tree. Where they change, latency jumps. Otherwise each doubling adds one level.
 # - Balance work, and not entries.
-# - With tp, a rank sends fewer bytes between nodes, but its ring has fewer cards in proportion. Nothing is gained.
+# - With tp, a rank sends fewer bytes between nodes, but over as many times fewer cards. Nothing is gained.
 #
 # </details>
 #
