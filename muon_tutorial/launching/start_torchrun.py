@@ -29,6 +29,10 @@ OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
 
+TRAIN = ("distributed_muon.py", "muon_tutorial")
+"""Programs whose ranks do the same at SIGTERM as at SIGINT; others may save at ``KeyboardInterrupt``."""
+
+
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
     """The words of the command line that you would type, for ranks on this machine.
 
@@ -92,8 +96,8 @@ def run_agent(words: Sequence[str]) -> int:
         os.environ.setdefault(OWN_STORE, "1")
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
-    handled = getattr(options, "signals_to_handle", "")
-    if "SIGINT" in handled:  # it makes ranks that are still starting print tracebacks
+    handled, script = getattr(options, "signals_to_handle", ""), Path(options.training_script).name
+    if "SIGINT" in handled and script in TRAIN:  # a Python that is still starting answers it with a traceback
         options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
         signal.signal(signal.SIGINT, interrupt)
     try:

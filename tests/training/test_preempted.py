@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+import muon_tutorial
 from scripts.lab.faults.preempted import preempt
 
 pytestmark = [
@@ -31,3 +36,26 @@ def test_ctrl_c_while_ranks_start_ends_the_command_with_130(moment: float, tmp_p
     seen = preempt("launch", 2, ".", moment, "SIGINT", "its group", tmp_path)
     assert (seen.code, seen.tracebacks, seen.orphans) == (130, 0, ()), seen
     assert "launch again" not in seen.words
+
+
+OTHER = """
+import time
+try:
+    open("begun", "w").close()
+    time.sleep(120)
+except KeyboardInterrupt:
+    open("saved", "w").close()
+"""
+
+
+def test_a_script_of_another_host_still_gets_ctrl_c_as_keyboard_interrupt(tmp_path: Path) -> None:
+    (tmp_path / "host.py").write_text(OTHER)
+    words = ["-m", "muon_tutorial", "torchrun", "--standalone", "--nproc-per-node=1", "host.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(muon_tutorial.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment) as agent:
+        while not (tmp_path / "begun").exists():
+            assert agent.poll() is None
+            time.sleep(0.05)
+        agent.send_signal(signal.SIGINT)
+        assert agent.wait(120) == 130
+    assert (tmp_path / "saved").exists()
