@@ -89,13 +89,9 @@ def guess_stuck() -> Exercise:
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
-    asked: dict[str, Any] = {
-        "bring": on_ranks.my_piece,
-        "ranks": ranks,
-        "backend": backend,
-        "timeout": timeout,
-    }
-    play = partial(on_ranks.play_on_ranks, **asked)
+    play = partial(
+        on_ranks.play_on_ranks, bring=on_ranks.my_piece, ranks=ranks, backend=backend, timeout=timeout
+    )
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
@@ -120,13 +116,9 @@ def _with_ladder(
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The hard exercise: a reduce_scatter on real ranks. Par counts the bytes of the all_reduce it makes."""
-    asked: dict[str, Any] = {
-        "bring": on_ranks.my_pieces,
-        "ranks": ranks,
-        "backend": backend,
-        "timeout": timeout,
-    }
-    play = partial(on_ranks.play_on_ranks, **asked)
+    play = partial(
+        on_ranks.play_on_ranks, bring=on_ranks.my_pieces, ranks=ranks, backend=backend, timeout=timeout
+    )
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
         both = partial(on_ranks.ring_all_reduce, reduce_scatter=reduce_scatter)
