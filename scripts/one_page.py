@@ -13,8 +13,8 @@ the comment above it names both, in the notation of the JAX scaling book:
     g[B]{U_dp}    unreduced: each dp rank has a summand, which must still be summed over dp
     X[I, J]@dp=k  owned: the ranks at place k of dp have it, and the others do not
 
-Phases 5 and 6 undo 3 and 2. Phase 7 leads back to the layout that phase 1 left, from w[B_dp] to w[B]. The sum
-itself cannot be undone, but the summands are not needed again: every rank only needs the new weights.
+Phases 5 and 6 undo 3 and 2. Phase 7 leads from a slice back to the whole buffer, w[B_dp] to w[B]. The sum of
+phase 1 cannot be undone, but the summands are not needed again: every rank only needs the new weights.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Matrix:
 
 
 class DistributedMuon:
-    """torch.optim.Muon for matrices that tp has cut, with momentum and work divided over dp.
+    """torch.optim.Muon for matrices that tp has cut. dp divides momentum, too, and Newton–Schulz.
 
     ``params``: for each matrix this rank's piece (fp32), the whole matrix's shape, and the dimension tp cuts.
     Leave their gradients in place (no ``zero_grad``): they live in this object's buffer, and it clears them.
@@ -72,7 +72,7 @@ class DistributedMuon:
 
         self.weights = params[0][0].new_zeros(self.dp * size)  # w[B]
         self.grads = torch.zeros_like(self.weights)  # g[B]{U_dp}
-        self.momentum = self.weights.new_zeros(size)  # m[B_dp]: the memory that ZeRO-1 saves
+        self.momentum = self.weights.new_zeros(size)  # m[B_dp]: a slice is all that ZeRO-1 keeps
         for (param, *_), matrix in zip(params, self.matrices, strict=True):  # make parameters views
             param.data = self.own_piece(matrix, self.weights).copy_(param.data)
             param.grad = self.own_piece(matrix, self.grads)
@@ -104,14 +104,14 @@ class DistributedMuon:
 
         # Momentum, then Nesterov: m[B_dp], x[B_dp]. Both go element by element, so a slice suffices.
         self.momentum.lerp_(grad, 1 - self.mu)
-        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz rounds to bf16 anyway: send half
+        x = grad.lerp(self.momentum, self.mu).bfloat16()  # Newton–Schulz starts in bf16: half the bytes
 
         # Phase 2, gather over dp: x[B_dp] → x[B]. Each rank gets its tp piece of every matrix, no longer cut.
-        x = self.gather_over_dp(x)  # the whole buffer, as published; only matrices that slices share need it
+        x = self.gather_over_dp(x)  # [B], although only matrices that lie in several slices need it
 
         for matrix in self.matrices:
-            # Place k of dp works on a matrix if slice k holds any of it: one place does, or several, if their
-            # slices meet inside it. All tp ranks at k have the same slice, so they agree.
+            # Place k of dp works on a matrix if slice k holds any of it. If slices meet inside it, their
+            # places do the same work. So do all tp ranks at a place, since they have the same slice.
             if matrix.slot.stop <= self.slice.start or self.slice.stop <= matrix.slot.start:
                 continue
 
@@ -124,7 +124,7 @@ class DistributedMuon:
             # Phase 5, slice over tp (undoes 3): Y[I, J]@dp=k → Y[I, J_tp]@dp=k, which overwrites x[a:b].
             self.own_piece(matrix, x).copy_(Y.split(matrix.lengths, matrix.tp_dim)[self.tp_group.rank()])
 
-        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, y has overwritten all of x.
+        # Phase 6, slice over dp (undoes 2): y[B] → y[B_dp]. In this slice, y has replaced x everywhere.
         y = x[self.slice]  # [B/dp]
 
         # Weights decay and step: w[B_dp]. How far they step depends on the shape of the whole matrix.
@@ -134,14 +134,14 @@ class DistributedMuon:
             lr = self.lr * math.sqrt(max(1, matrix.shape[0] / matrix.shape[1]))
             w[a:b].mul_(1 - self.lr * self.weight_decay).add_(y[a:b], alpha=-lr)  # empty if not in the slice
 
-        # Phase 7, gather over dp (answers 1): w[B_dp] → w[B]. Parameters are views of it, so they have moved.
+        # Phase 7, gather over dp: w[B_dp] → w[B]. Parameters are views of this buffer, so they change, too.
         self.weights.copy_(self.gather_over_dp(w))
         self.grads.zero_()
         return grad
 
 
 def newton_schulz(G: Tensor) -> Tensor:
-    """Bring all singular values of G[I, J], in bf16, near 1, and leave its directions as they are."""
+    """Bring all singular values of a bf16 G[I, J] near 1, and leave its directions as they are."""
     X = G.T if G.size(0) > G.size(1) else G  # [s, l] with s ≤ l
     X = X / X.norm().clamp(min=1e-7)
     for _ in range(5):
@@ -180,8 +180,8 @@ def train(dp: int, tp: int, steps: int) -> None:
         loss.backward()
         summand.backward(total.grad)  # a summand has the gradient of its sum
 
-        # Both step by the same full gradients, which phase 1 averaged over dp. One process with all the data
-        # might add them up in another order, so its gradients could differ in their last bits.
+        # torch's Muon gets the gradients that phase 1 averaged. One process with all the data might add them
+        # up in another order, so its gradients could differ in their last bits.
         average = ours.gather_over_dp(ours.step())  # g[B_dp] → g[B]
         for whole, matrix in zip(wholes, ours.matrices, strict=True):
             whole.grad = ours.gather_over_tp(matrix, average)  # G[I, J_tp] → G[I, J]
