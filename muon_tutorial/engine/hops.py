@@ -192,21 +192,19 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """An all_gather of slices of any length: each non-empty slice is broadcast, in order of position."""
     whole = x.new_empty(hop.shape, dtype=dtype)
-    for root, (index, shape) in enumerate(pieces.uneven):
-        if shape[0]:
-            send = x.reshape(-1) if index == pieces.index else None
-            whole[index] = yield Collective("broadcast", (hop.axis,), dtype, send, shape[0], label, root)
+    for root, run, length in pieces.filled:
+        send = x.reshape(-1) if (run,) == pieces.index else None
+        whole[run] = yield Collective("broadcast", (hop.axis,), dtype, send, length, label, root)
     return whole
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """A reduce_scatter into slices of any length: each non-empty slice is reduced to its position."""
     mine = x.new_empty(0, dtype=dtype)
-    for root, (index, shape) in enumerate(pieces.uneven):
-        if shape[0]:
-            receive = shape[0] if index == pieces.index else 0
-            answer = yield Collective("reduce", (hop.axis,), dtype, x[index], receive, label, root)
-            mine = answer if receive else mine
+    for root, run, length in pieces.filled:
+        receive = length if (run,) == pieces.index else 0
+        answer = yield Collective("reduce", (hop.axis,), dtype, x[run], receive, label, root)
+        mine = answer if receive else mine
     return mine
 
 

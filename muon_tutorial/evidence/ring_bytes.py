@@ -24,7 +24,9 @@ def ring_traffic(request: Collective, at: Coordinate) -> tuple[int, int]:
     size, rooted = request.dtype.itemsize, here == request.root
     if request.kind == "all_reduce":
         return (around := 2 * (parts - 1) * given * size // parts), around
-    sends, receives = (splits or (0,) * parts for splits in (request.sends, request.receives))
+    if request.kind == "all_to_all":
+        sends, receives = request.sends or (0,) * parts, request.receives or (0,) * parts
+        return (sum(sends) - sends[here]) * size, (sum(receives) - receives[here]) * size
     sent, received = {
         "reduce_scatter": ((parts - 1) * asked, (parts - 1) * asked),
         "all_gather": ((parts - 1) * given, (parts - 1) * given),
@@ -32,6 +34,5 @@ def ring_traffic(request: Collective, at: Coordinate) -> tuple[int, int]:
         "reduce": (0 if rooted else given, 0 if (here - 1) % parts == request.root else given),
         "gather": (0, asked - given) if rooted else (given, 0),
         "scatter": ((parts - 1) * asked, 0) if rooted else (0, asked),
-        "all_to_all": (sum(sends) - sends[here], sum(receives) - receives[here]),
     }[request.kind]
     return sent * size, received * size

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Protocol, TypeAlias
 
@@ -177,7 +177,9 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
     return tuple(Box((row, *box.offset), (1, *box.shape)) for box in inner)
 
 
-_Uneven: TypeAlias = tuple[tuple[tuple[slice, ...], tuple[int, ...]], ...]
+_Piece: TypeAlias = tuple[tuple[slice, ...], tuple[int, ...]]
+_Uneven: TypeAlias = tuple[_Piece, ...]
+_Filled: TypeAlias = tuple[tuple[int, slice, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,8 @@ class HopPieces:
 
     ``index`` and ``shape`` are this rank's piece; ``size`` is the number of elements in the largest of all
     ``parts``. ``uneven`` lists index and shape of every piece, by position. It is empty if all pieces are
-    runs of equally many rows, because these lie one after the other in memory.
+    runs of equally many rows, because these lie one after the other in memory. ``filled`` repeats those of a
+    flat tensor that are not empty, each with its position.
     """
 
     index: tuple[slice, ...]
@@ -194,6 +197,7 @@ class HopPieces:
     size: int
     parts: int
     uneven: _Uneven = ()
+    filled: _Filled = ()
 
 
 @dataclass(frozen=True)  # without slots, to cache the pieces
@@ -261,8 +265,8 @@ class Hop:
         if equal and cut.dim == 0:  # no list of all positions: a plan may have thousands of ranks
             return HopPieces(mine.slices, mine.shape, mine.numel, parts)
         if len(self.shape) == 1:
-            longest, flat = self._runs(cut, parts)
-            return HopPieces(mine.slices, mine.shape, longest, parts, flat)
+            longest, uneven, filled = _runs(cut, self.shape[0], parts)
+            return HopPieces(mine.slices, mine.shape, longest, parts, uneven, filled)
         lengths = cut.lengths(self.shape[cut.dim], parts)
         before, after = self.shape[: cut.dim], self.shape[cut.dim + 1 :]
         boxes = [
@@ -272,21 +276,20 @@ class Hop:
         uneven = tuple((box.slices, box.shape) for box in boxes)
         return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
 
-    def _runs(self, cut: Shard, parts: int) -> tuple[int, _Uneven]:
-        """The length of a flat buffer's longest piece, and all pieces: one list, shared by all ranks."""
-        if parts not in self._known_runs:
-            lengths = cut.lengths(self.shape[0], parts)
-            runs = zip(accumulate(lengths, initial=0), lengths, strict=False)
-            flat = tuple(((slice(a, a + n),), (n,)) if n else _EMPTY for a, n in runs)
-            self._known_runs[parts] = max(lengths), flat
-        return self._known_runs[parts]
 
-    @cached_property
-    def _known_runs(self) -> dict[int, tuple[int, _Uneven]]:
-        return {}
+@lru_cache(maxsize=256)  # one list, shared by all ranks and by the hops of a bucket
+def _runs(cut: Shard, length: int, parts: int) -> tuple[int, _Uneven, _Filled]:
+    """The length of a flat buffer's longest piece, all pieces, and those that are not empty."""
+    lengths = cut.lengths(length, parts)
+    runs = enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False))
+    filled = tuple((place, slice(start, start + n), n) for place, (start, n) in runs if n)
+    uneven = [_EMPTY] * parts
+    for place, run, n in filled:
+        uneven[place] = (run,), (n,)
+    return max(lengths), tuple(uneven), filled
 
 
-_EMPTY = (slice(0, 0),), (0,)
+_EMPTY: _Piece = (slice(0, 0),), (0,)
 """An empty piece, shared: with thousands of positions, few hold any of a flat buffer."""
 
 

@@ -42,6 +42,8 @@ BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FS
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have: half a minute of planning for a small model."""
+MOST_PLACED = 10**8
+"""The most matrices times ranks among which they are divided: a plan keeps some numbers for each pair."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -235,13 +237,18 @@ def plan_model(
     then cut over dp_shard × tp / ep. Without ``strategies``, every one that the grid allows is taken.
 
     Raises:
-        GridError: the grid does not divide the model, or there is no matrix.
+        GridError: the grid does not divide the model, leaves too many matrices on too many ranks, or there is
+            no matrix.
     """
     sizes, dtypes = {axis: sizes.get(axis, 1) for axis in AXES}, dtypes or Dtypes()
     stage = busiest_stage(shape, sizes["pp"])
     parts = tuple(part for part in stage_parts(shape, sizes, stage, machine, dtypes) if part.matrices)
     if not parts:
         raise GridError("there is no matrix to plan for")
+    for part in parts:
+        held, ranks = len(part.matrices), part.grid.world_size
+        if held * ranks > MOST_PLACED:
+            raise GridError(f"each of {ranks:,} ranks would hold {held:,} matrices; take more ep or pp")
     builders = strategies or strategies_on(sizes)
     estimates = [
         estimate_parts(name, builder, parts, round_bytes, window, dtypes)

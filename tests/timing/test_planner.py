@@ -304,6 +304,12 @@ def test_experts_under_fsdp2_are_cut_over_what_expert_parallelism_leaves() -> No
         planned("mixtral-8x7b", "dp=4,dp_shard=4,ep=8,pp=16")
 
 
+def test_more_matrices_than_can_be_planned_are_refused() -> None:
+    """Every expert whole on each of 16,384 ranks: the plan itself would take 24 GB and minutes."""
+    with pytest.raises(GridError, match="each of 16,384 ranks would hold 69,120 matrices; take more ep or pp"):
+        plan_model(find_model("kimi-k2"), read_sizes("dp=2048,tp=8"), find_machine("h100-infiniband"))
+
+
 def test_a_batch_says_what_part_of_a_step_the_optimizer_is() -> None:
     shape, rate = find_model("gpt2"), max(H100.gemm["bfloat16"])[1]
     found = planned("gpt2", "dp=4", tokens=2**20)
