@@ -32,8 +32,8 @@ class Claim:
     ``published`` is the number, as a fraction if ``unit`` is "%"; None if only words were published, which
     ``said`` then holds. ``given`` says whether everything that decides the figure was published (shapes; for
     seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in. ``ours`` computes
-    our side. ``why`` explains a difference, and is a function if the explanation contains figures. A
-    statement that could have turned out the other way lies ``above`` or ``below`` a number.
+    our side. ``why`` explains a difference, and is a function if the explanation contains figures. If the
+    figure also states a direction, it does so by lying ``above`` or ``below`` a number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.
@@ -86,7 +86,9 @@ def read_claims() -> tuple[Claim, ...]:
 
 
 def _claim(row: dict[str, Any], links: dict[str, str]) -> Claim:
-    given = {name: _called(value) if isinstance(value, list) else value for name, value in row.items()}
+    given: dict[str, Any] = {
+        name: _called(value) if isinstance(value, list) else value for name, value in row.items()
+    }
     given.pop("from", None)
     for name in ("published", "assumed"):
         given[name] = given[name]() if callable(given[name]) else given[name]

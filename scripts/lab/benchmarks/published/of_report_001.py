@@ -22,7 +22,7 @@ from muon_tutorial.timing.timed_world import TimedWorld
 from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from ...report_001 import MS
-from .devices import RTX_A4000, machine_of
+from .devices import machine_of
 
 DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16}
 
@@ -53,7 +53,7 @@ def communicating(name: str) -> float:
     """Predicted milliseconds per step of the same collectives on the author's link."""
     grid = Grid.of(dp=2, tp=2)
     walks = [_collectives(traced()[name].collectives, grid.at(rank)) for rank in grid.ranks]
-    run = TimedWorld(grid, machine_of(RTX_A4000)).run(walks)
+    run = TimedWorld(grid, machine_of("RTX A4000")).run(walks)
     return sum(flight.end - flight.begin for flight in run.flights if 0 in flight.group and flight.end) * 1e3
 
 
@@ -82,4 +82,4 @@ def overlapped() -> float:
 def _step(window: int) -> float:
     grid = Grid.of(dp=2, tp=2)
     plan = zero1([Matrix(0, "largest", (4096, 4096), (("tp", Shard(0)),))], grid)
-    return walk_ranks(plan, machine_of(RTX_A4000), window).seconds
+    return walk_ranks(plan, machine_of("RTX A4000"), window).seconds

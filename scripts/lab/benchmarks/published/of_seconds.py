@@ -24,7 +24,7 @@ from muon_tutorial.timing.timed_world import TimedWorld
 from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from .claim import TOLERANCE, shown
-from .devices import MI250_DIE, a800s, machine_of
+from .devices import a800s, machine_of
 from .of_bytes import in_one, megatron_domain
 from .of_work import operations
 
@@ -49,7 +49,7 @@ def two_dies() -> float:
 
     The share of Newton–Schulz on one device was published; forward and backward take the rest of that step.
     """
-    machine, share = machine_of(MI250_DIE), 0.68
+    machine, share = machine_of("MI250 die"), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
     both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work

@@ -67,7 +67,7 @@ def by_symmetry(rows: int, columns: int) -> float:
 
 
 def by_local_products(ranks: int) -> float:
-    """Square products of gather-and-repeat, over those if ranks share all products except A²."""
+    """Square products of gather-and-repeat, over a rank's own if ranks share all products except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
