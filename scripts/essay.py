@@ -8,7 +8,6 @@ from ``scripts/essay_recorder.py``. Without JavaScript, each scene shows a still
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import html
@@ -33,7 +32,7 @@ from muon_tutorial.learn.shards_alone import directions
 from muon_tutorial.learn.the_mirror import network, recording, replay
 from muon_tutorial.learn.the_mirror.on_ranks import plan_of
 from scripts import essay_recorder, pages
-from scripts.files import POLICY, ROOT, answered, made, write_all
+from scripts.files import POLICY, ROOT, made, run_writer, write_all
 
 TARGET = ROOT / "dist" / "pages"
 NAME = "essay.html"
@@ -107,10 +106,7 @@ def write(target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="essay.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (dist/pages)")
-    options = parser.parse_args(arguments)
-    return answered("essay", lambda: write(options.out))
+    return run_writer("essay", __doc__, write, arguments, TARGET)
 
 
 if __name__ == "__main__":

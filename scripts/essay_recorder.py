@@ -33,6 +33,7 @@ from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.timeline import StepTimeline
+from scripts.picture import letters
 
 SEED = 0
 DP, TP = (1, 2, 3, 4), (1, 2, 4)
@@ -95,18 +96,8 @@ def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
 
 def film_data(run: Recording, matrix: str) -> dict[str, Any]:
     """For each moment and rank: the tiles that it holds, and a letter that stands for their bytes."""
-    known: dict[str, str] = {"": ""}
-    letters = [
-        [known.setdefault(diary.contents[matrix][moment], _letter(len(known))) for diary in run.diaries]
-        for moment in range(len(MOMENTS))
-    ]
     tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
-    return {"tiles": tiles, "letters": letters}
-
-
-def _letter(number: int) -> str:
-    lap, place = divmod(number - 1, 26)
-    return chr(ord("A") + place) + (str(lap + 1) if lap else "")
+    return {"tiles": tiles, "letters": letters(run, matrix)}
 
 
 def sent_by_phase(run: Recording) -> list[dict[str, Any]]:
@@ -151,7 +142,7 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
 def network_data(dp: int, tp: int) -> dict[str, Any]:
     """Every state that a step can be in, the groups that are ready in it, and the states they lead to.
 
-    The number of collectives that each group has had identifies a state: ranks know no more of the order.
+    Two orders lead to the same state if each group has been answered equally often in both.
     """
     network = Network(dp, tp, SEED)
     known: dict[tuple[tuple[Group, int], ...], int] = {(): 0}

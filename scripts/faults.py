@@ -18,7 +18,6 @@ import sys
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,7 +25,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 
 from muon_tutorial.errors import UsageError
-from scripts.files import ROOT, made, write_whole
+from scripts.files import ROOT, count, made, write_whole
 from scripts.lab.faults.campaign import Campaign, repeat_line, warm_up
 from scripts.lab.faults.case import Case, Outcome
 from scripts.lab.faults.draw import draw
@@ -48,15 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if asked.out is not None:
             made(asked.out)
-        lines = open(asked.lines or os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    except (UsageError, OSError) as error:
+    except UsageError as error:
         parser.error(str(error))
     begun = time.monotonic()
-    with lines:
-        outcomes = run(cases, asked, lines)
+    outcomes = run(cases, asked)
     seconds = time.monotonic() - begun
-    for name, count in totals(outcomes).items():
-        print(f"{name:>18} {count or '–'}")
+    for name, many in totals(outcomes).items():
+        print(f"{name:>18} {many or '–'}")
     print(f"the rank at fault was named in {100 * share_named(outcomes):.1f} % of refusals; {seconds:.0f} s")
     if asked.out is not None:
         write(asked, outcomes, seconds)
@@ -66,15 +63,12 @@ def main(arguments: list[str] | None = None) -> int:
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
     """The options."""
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
-    parser.add_argument("--count", type=int, default=600, help="number of cases for each seed (600)")
+    parser.add_argument("--count", type=count, default=600, help="number of cases for each seed (600)")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds with these words in their name")
     parser.add_argument("--case", type=int, metavar="K", help="run only the K-th case of the seed")
     parser.add_argument("--list", action="store_true", help="name the cases, and run none")
     parser.add_argument("--out", type=Path, help="folder for the table (results/ for whole campaigns)")
-    parser.add_argument("--lines", type=Path, metavar="FILE", help="every outcome as a line of JSON")
     asked = parser.parse_args(arguments)
-    if asked.count < 1:
-        parser.error(f"--count must be at least 1, got {asked.count}")
     if sys.platform != "linux":
         parser.error("this campaign reads /proc: it needs Linux")
     if asked.out is None and not asked.only and asked.case is None:
@@ -82,12 +76,10 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argpa
     return asked
 
 
-def run(cases: list[Case], asked: argparse.Namespace, lines: TextIO) -> list[Outcome]:
+def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
     """Run the cases of each seed; print each that ends badly, with the command that repeats it."""
 
     def show(outcome: Outcome) -> None:
-        lines.write(json.dumps(outcome.as_json()) + "\n")
-        lines.flush()
         if not outcome.is_good or asked.case is not None:
             case = outcome.case
             again = repeat_line(case.seed, asked.count, case.number)

@@ -1,10 +1,11 @@
-"""Reads and writes the scripts' files, each whole or not at all; errors are one line."""
+"""Writes the scripts' files, each whole or not at all, and ends their commands; errors are one line."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from muon_tutorial.errors import UsageError
@@ -14,6 +15,13 @@ FOLDER = ROOT / "notebooks"
 BAD_INPUT, INTERRUPTED = 2, 130
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 """The content security policy of every page: only its own styles, and pictures embedded as data."""
+
+
+def count(text: str) -> int:
+    """An option's type: a whole number of at least 1."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return int(text)
 
 
 def made(folder: Path) -> Path:
@@ -39,6 +47,14 @@ def write_all(folder: Path, texts: Mapping[str, str]) -> None:
         print(f"wrote {folder / name} ({(folder / name).stat().st_size / 1e6:.2f} MB)")
 
 
+def write_changed(texts: Mapping[Path, str]) -> None:
+    """Write the texts that differ from what their files hold, each whole, and print their names."""
+    for path, text in texts.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_whole(path, text)
+            print(f"wrote {path.relative_to(ROOT)}")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file; an existing file stays until all of the new one is written.
 
@@ -53,6 +69,32 @@ def write_whole(path: Path, text: str) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def run_writer(
+    program: str,
+    described: str | None,
+    write: Callable[..., object],
+    arguments: Sequence[str] | None,
+    target: Path,
+    names: str = "",
+    still: bool = False,
+) -> int:
+    """The command line of a script that writes into a folder; returns the exit code.
+
+    ``write`` gets the folder (``--out``, by default ``target``); with ``names``, which is their help, also
+    the chosen lessons; and with ``still``, whether ``--still`` was given.
+    """
+    parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
+    default = target.relative_to(ROOT)
+    parser.add_argument("--out", type=Path, default=target, help=f"the folder to write to ({default})")
+    if names:
+        parser.add_argument("names", nargs="*", help=f"{names}; default: all")
+    if still:
+        said = "a still picture for each widget; nothing is run"
+        parser.add_argument("--still", action="store_true", help=said)
+    given = vars(parser.parse_intermixed_args(arguments))
+    return answered(program, lambda: write(given.pop("out"), **given))
 
 
 def answered(program: str, work: Callable[[], object]) -> int:

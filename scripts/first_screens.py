@@ -8,7 +8,6 @@ and 400 × 800 pixels. Without a Chromium, it says so and exits without an error
 
 from __future__ import annotations
 
-import argparse
 import base64
 import importlib.util
 import json
@@ -24,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from scripts import pages
-from scripts.files import ROOT, answered, made
+from scripts.files import ROOT, made, run_writer
 
 TARGET = ROOT / "dist" / "first_screens"
 SCREENS = ((1200, 900), (400, 800))
@@ -117,7 +116,7 @@ def photograph(driver: Any, target: Path) -> None:
     target.write_bytes(base64.b64decode(taken["data"]))
 
 
-def write(target: Path, prefixes: Sequence[str] = ()) -> None:
+def write(target: Path, names: Sequence[str] = ()) -> None:
     """Write the screenshots, and check each page.
 
     Raises:
@@ -126,7 +125,7 @@ def write(target: Path, prefixes: Sequence[str] = ()) -> None:
     if lacking := missing():
         print(f"skipped: this needs {', '.join(lacking)}")
         return
-    chosen, found = pages.committed(prefixes), []
+    chosen, found = pages.committed(names), []
     made(target)
     with TemporaryDirectory() as folder, browser(Path(folder)) as driver:
         for path in chosen:
@@ -146,11 +145,7 @@ def write(target: Path, prefixes: Sequence[str] = ()) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="first_screens.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="beginnings of the notebooks' names: 00, 01 …; default: all")
-    parser.add_argument("--out", type=Path, default=TARGET, metavar="FOLDER", help="(dist/first_screens)")
-    options = parser.parse_intermixed_args(arguments)
-    return answered("first_screens", lambda: write(options.out, options.names))
+    return run_writer("first_screens", __doc__, write, arguments, TARGET, names=pages.NAMES)
 
 
 if __name__ == "__main__":

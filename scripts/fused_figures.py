@@ -19,41 +19,48 @@ from muon_tutorial import zeropower_via_newtonschulz
 SEEDS = 5
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
-    return zeropower_via_newtonschulz(matrix).float()
-
-
 def gaussian(rows: int, columns: int, seed: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
 
 
-def gate_and_up(seed: int, larger: float = 1.0) -> tuple[float, float, float]:
-    """Three figures of gate and up, 688 × 256 each, orthogonalized as one matrix: the distance of that update
-    from the correct one (each alone), over its own norm; the correct norm over its norm; and up's norm over
-    up's correct norm. Gate's gradient is ``larger`` times up's."""
-    gate, up = gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000)
-    due = torch.cat([orthogonalized(gate), orthogonalized(up)])
-    found = orthogonalized(torch.cat([gate, up]))
-    return (
-        float((found - due).norm() / found.norm()),
-        float(due.norm() / found.norm()),
-        float(found[688:].norm() / due[688:].norm()),
-    )
+def updates(*parts: Tensor) -> tuple[Tensor, Tensor]:
+    """The update of matrices stacked as one, and their updates if each is orthogonalized alone, stacked."""
+    alone = [zeropower_via_newtonschulz(part).float() for part in parts]
+    return zeropower_via_newtonschulz(torch.cat(parts)).float(), torch.cat(alone)
 
 
-def shards(seed: int) -> float:
-    """The relative error if the halves of a 256 × 256 matrix are orthogonalized alone (DeepSpeed 8437)."""
-    whole = gaussian(256, 256, seed)
-    due, found = orthogonalized(whole), torch.cat([orthogonalized(half) for half in whole.chunk(2)])
-    return float((found - due).norm() / due.norm())
+def gate_and_up(seed: int, larger: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The same for gate and up, 688 × 256 each. Gate's gradient is ``larger`` times up's."""
+    return updates(gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000))
+
+
+def fused_off(seed: int) -> float:
+    together, alone = gate_and_up(seed)
+    return float((together - alone).norm() / together.norm())
+
+
+def norm_apart(seed: int) -> float:
+    together, alone = gate_and_up(seed)
+    return float(alone.norm() / together.norm())
+
+
+def norm_of_up(seed: int) -> float:
+    together, alone = gate_and_up(seed, larger=5.0)
+    return float(together[688:].norm() / alone[688:].norm())
+
+
+def shards_off(seed: int) -> float:
+    """DeepSpeed's issue 8437: what is due is the update of the whole matrix."""
+    whole, halves = updates(*gaussian(256, 256, seed).chunk(2))
+    return float((halves - whole).norm() / whole.norm())
 
 
 ROWS: dict[str, Callable[[int], float]] = {
     "gate and up of (688 + 688) × 256 as one matrix: "
-    "distance from the correct update, over its own norm": lambda it: gate_and_up(it)[0],
-    "the same: norm of the correct update over its norm": lambda it: gate_and_up(it)[1],
-    "gate's gradient 5 times larger: up's norm over its correct norm": lambda it: gate_and_up(it, 5.0)[2],
-    "256 × 256, each half of the rows orthogonalized alone (tp = 2): relative distance": shards,
+    "distance from the correct update, over its own norm": fused_off,
+    "the same: norm of the correct update over its norm": norm_apart,
+    "gate's gradient 5 times larger: up's norm over its correct norm": norm_of_up,
+    "256 × 256, each half of the rows orthogonalized alone (tp = 2): relative distance": shards_off,
 }
 """What each row of the table says, and its figure for a seed."""
 

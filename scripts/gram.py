@@ -8,6 +8,7 @@ taking turns, so nothing else should run meanwhile. It takes two minutes.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -31,12 +32,13 @@ OPENING = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and write."""
-    parser = results.result_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
-    asked = parser.parse_args(arguments)
-    results.check_counts(parser, asked, "rounds")
-    command = results.command_line("gram", arguments)
+    """Measure and write; returns the exit code."""
+    parser = results.result_parser(__doc__, rounds=(ROUNDS, "timed rounds"))
+    return results.answer("gram", parser, measure_and_write, arguments)
+
+
+def measure_and_write(asked: argparse.Namespace, command: str) -> None:
+    """Measure everything, and write it."""
     out = made(asked.out)
     results.say("measuring distances")
     tables = [gram.distance_table(list(gram.distances()), command), gram.bytes_table(command)]
@@ -47,7 +49,6 @@ def main(arguments: list[str] | None = None) -> int:
         out, "gram", "Newton–Schulz without a gather", OPENING, results.machine_facts(command), tables
     )
     print(results.markdown(tables))
-    return 0
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.training.settings import TrainSettings
 from scripts import result_files as results
-from scripts.files import answered, made
+from scripts.files import made
 from scripts.lab.benchmarks.loss_curves import Way, WayCurve, curves_table, spread_table, train_curves
 
 STEM = "loss_curves"
@@ -49,20 +49,10 @@ OPENING = (
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Train and write."""
-    asked = parse(arguments)
-    command = results.command_line(STEM, arguments)
-    return answered(f"{STEM}.py", lambda: train_and_write(asked, command))
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
-    parser = results.result_parser(__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="number of seeds, counted from 0")
-    asked = parser.parse_args(arguments)
-    results.check_counts(parser, asked, "steps", "seeds")
-    return asked
+    """Train and write; returns the exit code."""
+    steps, seeds = (STEPS, "steps of each run"), (SEEDS, "number of seeds, counted from 0")
+    parser = results.result_parser(__doc__, steps=steps, seeds=seeds)
+    return results.answer(STEM, parser, train_and_write, arguments)
 
 
 def train_and_write(asked: argparse.Namespace, command: str) -> None:

@@ -1,11 +1,10 @@
 """Measures how fast ranks start, compared with torch.multiprocessing.spawn in the same run.
 
-Run it as ``python scripts/measure_launch.py [--ranks 4] [--times 20]``.
+python scripts/measure_launch.py
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -16,6 +15,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from muon_tutorial import launch
+
+RANKS, TIMES = 4, 20
 
 
 def first_collective(rank: int) -> tuple[float, float]:
@@ -35,38 +36,31 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def time_launch(ranks: int) -> tuple[float, float]:
+def time_launch() -> tuple[float, float]:
     """Return the seconds of one launch to the last rank's first collective, and the most private memory."""
     begun = time.monotonic()
-    found = launch(first_collective, ranks)
+    found = launch(first_collective, RANKS)
     return max(done for done, _ in found) - begun, max(memory for _, memory in found)
 
 
-def time_spawn(ranks: int) -> tuple[float, float]:
+def time_spawn() -> tuple[float, float]:
     """Return the same two figures for torch.multiprocessing.spawn."""
     with tempfile.TemporaryDirectory() as folder:
         begun = time.monotonic()
-        mp.spawn(spawned, (ranks, folder), nprocs=ranks)
-        found = [Path(folder, f"rank{rank}").read_text().split() for rank in range(ranks)]
+        mp.spawn(spawned, (RANKS, folder), nprocs=RANKS)
+        found = [Path(folder, f"rank{rank}").read_text().split() for rank in range(RANKS)]
     return max(float(done) for done, _ in found) - begun, max(float(memory) for _, memory in found)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--times", type=int, default=20)
-    chosen = parser.parse_args(arguments)
-    for name in ("ranks", "times"):
-        if getattr(chosen, name) < 1:
-            parser.error(f"--{name} must be at least 1, got {getattr(chosen, name)}")
-    first, _ = time_launch(chosen.ranks)
-    later, memory = zip(*(time_launch(chosen.ranks) for _ in range(chosen.times)), strict=True)
-    spawn, spawn_memory = zip(*(time_spawn(chosen.ranks) for _ in range(3)), strict=True)
-    print(f"{chosen.ranks} ranks to their first collective, and the most private memory of a rank:")
+    first, _ = time_launch()
+    later, memory = zip(*(time_launch() for _ in range(TIMES)), strict=True)
+    spawn, spawn_memory = zip(*(time_spawn() for _ in range(3)), strict=True)
+    print(f"{RANKS} ranks to their first collective, and the most private memory of a rank:")
     print(f"  launch(), first time    {first:6.2f} s")
     print(f"  launch(), later         {statistics.median(later):6.2f} s   {max(memory):6.1f} MB")
-    print(f"  the worst of {chosen.times:<3}        {max(later):6.2f} s")
+    print(f"  the worst of {TIMES:<3}        {max(later):6.2f} s")
     print(f"  mp.spawn, each time     {statistics.median(spawn):6.2f} s   {max(spawn_memory):6.1f} MB")
 
 

@@ -11,23 +11,18 @@ without them. It takes two minutes, and nothing else should run.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import torch
 
 from muon_tutorial.evidence.tables import Table
 from muon_tutorial.orthogonalizers.choices import AUTO
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from scripts import result_files as results
 from scripts.files import made
-from scripts.lab.benchmarks.newton_schulz_times import TORCH, WORKS, WorkTimes, measure, summary, times_table
+from scripts.lab.benchmarks.newton_schulz_times import TORCH, measure_all, summary, times_table
+from scripts.other_process import call_elsewhere
 
 STEM = "newton_schulz_times"
 WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
@@ -44,22 +39,21 @@ OPENING = (
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Measure and write; returns the exit code."""
+    parser = results.result_parser(__doc__, rounds=(ROUNDS, "timed rounds"))
+    return results.answer(STEM, parser, measure_and_write, arguments)
+
+
+def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     """Measure, with and without bf16 units, and write."""
-    parser = results.result_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed rounds")
-    parser.add_argument("--only-without-bf16", action="store_true", help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    results.check_counts(parser, asked, "rounds")
-    if asked.only_without_bf16:
-        json.dump([asdict(one) for one in measured(WITHOUT_NAMES, ROUNDS_WITHOUT)], sys.stdout)
-        return 0
-    command = results.command_line(STEM, arguments)
     out, flags = made(asked.out), results.bf16_flags()
     here = f"with {', '.join(flags)}" if flags else "a CPU without bf16 units"
-    tables = [times_table(one, command, here) for one in measured(NAMES, asked.rounds)]
+    results.say("measuring")
+    tables = [times_table(one, command, here) for one in measure_all(NAMES, asked.rounds)]
     if flags:
         results.say("measuring without bf16 units")
-        tables += [times_table(one, command, "oneDNN without bf16 units") for one in measured_without_bf16()]
+        found = call_elsewhere([], measure_all, WITHOUT_NAMES, ROUNDS_WITHOUT, **WITHOUT_BF16)
+        tables += [times_table(one, command, "oneDNN without bf16 units") for one in found]
     draw(out / "newton_schulz.svg", tables)
     facts = {**results.machine_facts(command), "threads": 1, "bf16 instructions": here}
     shown = {"newton_schulz.svg": "How many times as fast as torch.optim.Muon's function each one is"}
@@ -69,26 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
         said = summary([(table.title, table.rows) for table in tables])
         results.quote("newton_schulz.json", f"\n{said}\n\n")
     print(results.markdown(tables))
-    return 0
-
-
-def measured(names: tuple[str, ...], rounds: int) -> list[WorkTimes]:
-    """Measure both workloads on one thread."""
-    torch.set_num_threads(1)
-    found = []
-    for work in WORKS:
-        results.say(f"measuring {work}")
-        found.append(measure(work, names, rounds))
-    return found
-
-
-def measured_without_bf16() -> list[WorkTimes]:
-    """Measure in a process whose oneDNN may not use bf16 instructions."""
-    program = [sys.executable, str(Path(__file__)), "--only-without-bf16"]
-    answer = subprocess.run(
-        program, env={**os.environ, **WITHOUT_BF16}, stdout=subprocess.PIPE, check=True, text=True
-    )
-    return [WorkTimes(**one) for one in json.loads(answer.stdout)]
 
 
 def draw(path: Path, tables: list[Table]) -> None:

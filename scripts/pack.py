@@ -9,7 +9,6 @@ unpacks them for that kernel only. Nothing is installed; torch, numpy, matplotli
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import inspect
@@ -32,10 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
-from scripts.files import FOLDER, ROOT, answered, made, write_all
+from scripts.files import FOLDER, ROOT, made, run_writer, write_all
 from scripts.read_notebook import read_notebook
 
-OUT = ROOT / "dist" / "notebooks"
+TARGET = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
 EPOCH = "1580601600"  # the time of each file in the wheel, so that its bytes depend only on the sources
 TITLE = "#@title Set-up: this copy carries its package. Run me first."
@@ -149,32 +148,28 @@ def is_untouched(path: Path) -> bool:
         return False
 
 
-def write(lessons: Sequence[series.Lesson], folder: Path) -> None:
-    """Write the copies of these lessons.
+def write(folder: Path, names: Sequence[str] = ()) -> None:
+    """Write the copies of the lessons with these numbers, or of all.
 
     Raises:
         UsageError: a notebook is missing or broken, the folder cannot be written to, or one of its files is
             not an untouched copy, so edits would be lost. Nothing is written.
     """
+    numbers = dict.fromkeys(names or [lesson.number for lesson in series.LESSONS])
+    lessons = [series.lesson(number) for number in numbers]
     for path in [folder / lesson.file for lesson in lessons]:
         if path.exists() and path.stat().st_size and not is_untouched(path):
             raise UsageError(f"{path} may hold edits, so it is not overwritten. Move it, or use --out")
     originals = [read_notebook(FOLDER / lesson.file) for lesson in lessons]
     made(folder)
     source = setup_cell(wheel(), *map(installed, CARRIED))
-    copies = [packed(notebook, each, source) for notebook, each in zip(originals, lessons, strict=True)]
-    names = [lesson.file for lesson in lessons]
-    write_all(folder, {name: nbformat.writes(copy) + "\n" for name, copy in zip(names, copies, strict=True)})
+    pairs = [(each.file, packed(old, each, source)) for old, each in zip(originals, lessons, strict=True)]
+    write_all(folder, {name: nbformat.writes(copy) + "\n" for name, copy in pairs})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="pack.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="numbers of lessons: 00, 01 …; default: all")
-    parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="(dist/notebooks)")
-    options = parser.parse_intermixed_args(arguments)
-    chosen = dict.fromkeys(options.names) or [lesson.number for lesson in series.LESSONS]
-    return answered("pack", lambda: write([*map(series.lesson, chosen)], options.out))
+    return run_writer("pack", __doc__, write, arguments, TARGET, names="numbers of lessons: 00, 01 …")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the cells that the widget needs are run, with the notebook's own parameters.
 
 from __future__ import annotations
 
-import argparse
 import base64
 import html
 import itertools
@@ -49,12 +48,13 @@ from muon_tutorial.learn.the_mirror import recording
 from muon_tutorial.learn.widgets import shell as widgets
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import picture, reference
-from scripts.files import FOLDER, POLICY, ROOT, answered, made, write_all
+from scripts.files import FOLDER, POLICY, ROOT, made, run_writer, write_all
 from scripts.notebook_guards import tags_of
 from scripts.read_notebook import read_notebook
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
+NAMES = "beginnings of the notebooks' names: 00, 01 …"
 TEMPLATES = Path(__file__).parent
 MOST_POSITIONS = 2_000  # drawn of one widget: a page has no room for more, and fine sliders have millions
 PAGE_BYTES = 1_900_000  # for pictures; with the prose, a page has about 2 MB
@@ -370,7 +370,7 @@ def draw_frames(shell: Shell, most: int) -> Frames:
 
 
 def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int) -> list[Picture]:
-    """The pictures of a selection; none if they take more than ``most`` bytes and are not a single one."""
+    """The pictures of a selection; none if there are several and they take more than ``most`` bytes."""
     chosen, room = [], most
     for words in itertools.product(*kept):
         chosen.append(drawn(*words))
@@ -383,7 +383,7 @@ def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int)
 def beginning(
     shell: Shell, stops: Mapping[str, Mapping[str, Any]], drawn: Callable[..., Picture]
 ) -> list[str]:
-    """The stops that a page begins with: the widget's own, unless a film begins with an empty picture there.
+    """The stops that a page begins with: the widget's own, unless they show the empty beginning of a film.
 
     Such a film begins with its still picture, if that is one of its frames, or else with its fullest frame.
     """
@@ -429,14 +429,14 @@ def lean(picture: Picture) -> str:
 
 
 def write(
-    target: Path, prefixes: Sequence[str] = (), still: bool = False, copies: str = "", essay: str = ""
+    target: Path, names: Sequence[str] = (), still: bool = False, copies: str = "", essay: str = ""
 ) -> None:
     """Write the chosen pages, the notebooks' texts and the index; with all pages, also the reference.
 
     ``copies`` is the folder below ``target`` with the self-contained copies, if there are any;
     ``essay`` is the essay's file.
     """
-    chosen = committed(prefixes)
+    chosen = committed(names)
     made(target)
     named = partial(page_of, still=still, copies=copies)
     if still or len(chosen) == 1:
@@ -447,7 +447,7 @@ def write(
     pages = {f"{path.stem}.html": page for path, page in zip(chosen, made_pages, strict=True)}
     pages |= {f"{path.stem}.html": text_page(path.read_text(encoding="utf-8"), [ALL]) for path in _texts()}
     write_all(target, {**pages, "index.html": index(copies, essay)})
-    if not prefixes:
+    if not names:
         write_all(target, {"one_page.html": one_page(), "evidence.html": evidence()})
         write_preview(target / PREVIEW)
         reference.write(target / reference.TARGET.name)
@@ -460,14 +460,7 @@ def beside(processes: int | None = None) -> ProcessPoolExecutor:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="pages.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("names", nargs="*", help="beginnings of the notebooks' names: 00, 01 …; default: all")
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (dist/pages)")
-    parser.add_argument(
-        "--still", action="store_true", help="a still picture for each widget; nothing is run"
-    )
-    options = parser.parse_intermixed_args(arguments)
-    return answered("pages", lambda: write(options.out, options.names, options.still))
+    return run_writer("pages", __doc__, write, arguments, TARGET, names=NAMES, still=True)
 
 
 if __name__ == "__main__":

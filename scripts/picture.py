@@ -23,7 +23,7 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
 from muon_tutorial.learn.the_mirror import recording
 from muon_tutorial.learn.the_mirror.recording import AXIS, PHASES, Recording, Tile
-from scripts.files import ROOT, answered, write_whole
+from scripts.files import ROOT, answered, write_changed
 
 TARGET = ROOT / "docs" / "step.svg"
 SHEET = ROOT / "docs" / "step_moments.svg"
@@ -91,10 +91,13 @@ def letters(run: Recording, matrix: str) -> list[list[str]]:
     """For each moment and rank, a letter for the bytes it holds; empty if the recording does not say."""
     known: dict[str, str] = {"": ""}
     contents = zip(*(diary.contents[matrix] for diary in run.diaries), strict=True)
-    return [
-        [known.setdefault(content, chr(ord("A") + len(known) - 1)) for content in moment]
-        for moment in contents
-    ]
+    return [[known.setdefault(content, _letter(len(known) - 1)) for content in moment] for moment in contents]
+
+
+def _letter(number: int) -> str:
+    """A for 0, B for 1, and so on; after Z comes A2."""
+    lap, place = divmod(number, 26)
+    return chr(ord("A") + place) + (str(lap + 1) if lap else "")
 
 
 def draw(run: Recording) -> str:
@@ -263,13 +266,5 @@ def wanted() -> dict[Path, str]:
     return {TARGET: draw(run), SHEET: draw_sheet(run), README: readme}
 
 
-def write() -> None:
-    """Write the files that have changed, and print their names."""
-    for path, text in wanted().items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_whole(path, text)
-            print(f"wrote {path.relative_to(ROOT)}")
-
-
 if __name__ == "__main__":
-    sys.exit(answered("picture", write))
+    sys.exit(answered("picture", lambda: write_changed(wanted())))

@@ -9,29 +9,28 @@ measured or downloaded; the same version always writes the same files.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from scripts.files import answered, made, write_whole
+from scripts.files import made, write_whole
 from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary
-from scripts.result_files import result_parser
+from scripts.result_files import answer, result_parser
 
 COMMAND = "python scripts/published.py"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the arguments, compute, and write."""
-    asked = result_parser(__doc__).parse_args(arguments)
-    return answered("published.py", lambda: write(asked.out))
+    """Compute and write; returns the exit code."""
+    return answer("published", result_parser(__doc__), write, arguments)
 
 
-def write(folder: Path) -> None:
-    """Compute every row and write both files."""
-    made(folder)
-    comparisons = compare_all()
+def write(asked: argparse.Namespace, _: str) -> None:
+    """Compute every row and write both files, with the same command for every folder."""
+    folder, comparisons = made(asked.out), compare_all()
     data = json.dumps(as_data(comparisons, COMMAND), indent=1, ensure_ascii=False)
     write_whole(folder / "published.md", as_markdown(comparisons, COMMAND))
     write_whole(folder / "published.json", f"{data}\n")

@@ -8,7 +8,6 @@ answers. ``python scripts/pages.py`` also writes the reference.
 
 from __future__ import annotations
 
-import argparse
 import pkgutil
 import re
 import sys
@@ -22,7 +21,7 @@ from pdoc.doc import Module, Variable
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import muon_tutorial
-from scripts.files import POLICY, ROOT, answered, made, write_whole
+from scripts.files import POLICY, ROOT, made, run_writer, write_whole
 
 TARGET = ROOT / "dist" / "pages" / "reference"
 TEMPLATES = Path(__file__).parent / "reference_template"
@@ -79,12 +78,7 @@ def write(target: Path) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="reference.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, default=TARGET, help="the folder to write to (dist/pages/reference)"
-    )
-    options = parser.parse_args(arguments)
-    return answered("reference", lambda: write(options.out))
+    return run_writer("reference", __doc__, write, arguments, TARGET)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from muon_tutorial.evidence.tables import Table
-from scripts.files import ROOT, write_whole
+from scripts.files import ROOT, answered, count, write_whole
 
 RESULTS = ROOT / "results"
 
@@ -77,18 +77,27 @@ def quote(data: str, lines: str) -> None:
     write_whole(page, quoted(data).sub(lambda marks: marks[1] + lines + marks[3], text))
 
 
-def result_parser(described: str | None) -> argparse.ArgumentParser:
-    """Options that all such scripts have; ``described`` is a script's docstring."""
+def result_parser(described: str | None, **counts: tuple[int, str]) -> argparse.ArgumentParser:
+    """Options that all such scripts have; ``described`` is a script's docstring.
+
+    ``counts``: further options, numbers of at least 1, each with its default and its help.
+    """
     parser = argparse.ArgumentParser(description=(described or "").split("\n\n")[0])
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder to write to")
+    for name, (default, what) in counts.items():
+        parser.add_argument(f"--{name}", type=count, default=default, help=what)
     return parser
 
 
-def check_counts(parser: argparse.ArgumentParser, asked: argparse.Namespace, *names: str) -> None:
-    """Exit with a one-line error if one of these options is below 1."""
-    for name in names:
-        if getattr(asked, name) < 1:
-            parser.error(f"--{name} must be at least 1; got {getattr(asked, name)}")
+def answer(
+    stem: str,
+    parser: argparse.ArgumentParser,
+    work: Callable[[argparse.Namespace, str], None],
+    arguments: Sequence[str] | None,
+) -> int:
+    """Do a script's work with its options and with the command that asked for it; returns the exit code."""
+    asked = parser.parse_args(arguments)
+    return answered(f"{stem}.py", lambda: work(asked, command_line(stem, arguments)))
 
 
 def command_line(stem: str, arguments: Sequence[str] | None) -> str:

@@ -8,18 +8,16 @@ README, and ``notebooks/GLOSSARY.md``. A notebook whose text has changed must th
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import glossary, series
-from scripts.files import FOLDER, ROOT, answered, write_whole
+from scripts.files import FOLDER, ROOT, answered, write_changed
 
 README = ROOT / "README.md"
 GLOSSARY = FOLDER / "GLOSSARY.md"
@@ -87,19 +85,9 @@ def wanted() -> dict[Path, str]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="series.py", description=(__doc__ or "").partition("\n")[0])
-    parser.parse_args(arguments)
-    return answered("series", write)
-
-
-def write() -> None:
-    """Write the files that have changed, and print their names."""
-    for path, text in wanted().items():
-        if not path.exists() or _read(path) != text:
-            write_whole(path, text)
-            print(f"wrote {path.relative_to(ROOT)}")
+def main() -> int:
+    """Write what has changed; returns the exit code."""
+    return answered("series", lambda: write_changed(wanted()))
 
 
 def _read(path: Path) -> str:

@@ -25,10 +25,11 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler logs its own beg
 
 import torch
 
+from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.tables import Table
 from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK
 from scripts import result_files as results
-from scripts.files import answered, made
+from scripts.files import made
 from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
 from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet
 from scripts.lab.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS
@@ -45,27 +46,21 @@ Rows = Sequence[dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and write."""
-    asked = parse(arguments)
-    command = results.command_line(STEM, arguments)
-    return answered(f"{STEM}.py", lambda: measure_and_write(asked, command))
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
-    parser = results.result_parser(__doc__)
-    parser.add_argument("--layers", type=int, default=LAYERS, help="layers of GPT-2 small, which has 12")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed steps of each contender")
+    """Measure and write; returns the exit code."""
+    layers, rounds = "layers of GPT-2 small, which has 12", "timed steps of each contender"
+    parser = results.result_parser(__doc__, layers=(LAYERS, layers), rounds=(ROUNDS, rounds))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    asked = parser.parse_args(arguments)
-    results.check_counts(parser, asked, "layers", "rounds")
-    if asked.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: this machine has no GPU that PyTorch can use")
-    return asked
+    return results.answer(STEM, parser, measure_and_write, arguments)
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure, and write tables and plot; also the page's lines, if the folder is the project's own."""
+    """Measure, and write tables and plot; also the page's lines, if the folder is the project's own.
+
+    Raises:
+        UsageError: a GPU is asked for, and PyTorch finds none.
+    """
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: this machine has no GPU that PyTorch can use")
     out, work = made(asked.out), StepSet.layers(asked.layers)
     tables = all_tables(asked, work, command)
     plot(out / f"{STEM}.svg", tables)

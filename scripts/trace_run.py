@@ -16,26 +16,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from torch.profiler import record_function
 
-from muon_tutorial.errors import TutorialError, UsageError
+from muon_tutorial.errors import TutorialError
 from muon_tutorial.evidence.traces.recording import RankRecorder, record
 from muon_tutorial.evidence.traces.timeline_picture import describe_timeline
 from muon_tutorial.training.loop import build_trainer, train_step
 from muon_tutorial.training.settings import TrainSettings
-from scripts.files import made
+from scripts.files import count, made
 
 SETTINGS = {"dp": 2, "tp": 1, "strategy": "zero1", "layers": 2, "width": 128, "batch": 16}
+WARMUP = 2
+"""Steps before the recording."""
 
 
-def steps(rank: int, recorder: RankRecorder, settings: TrainSettings, warmup: int) -> None:
-    """Train ``warmup`` steps, then record the rest. Must be called by all ranks."""
+def steps(rank: int, recorder: RankRecorder, settings: TrainSettings) -> None:
+    """Train ``WARMUP`` steps, then record the rest. Must be called by all ranks."""
     trainer = build_trainer(settings)
-    for step in range(warmup):
+    for step in range(WARMUP):
         train_step(trainer, step, checked=False)
     trainer.world.observers.append(recorder)
     trainer.counted.observers.append(recorder)
     recorder.others = trainer.world.at.group("tp")
     with recorder:
-        for step in range(warmup, settings.steps):
+        for step in range(WARMUP, settings.steps):
             with record_function(f"step {step}"):
                 train_step(trainer, step, checked=False)
 
@@ -47,18 +49,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     for name, default in SETTINGS.items():
         parser.add_argument(f"--{name}", type=type(default), default=default)
-    parser.add_argument("--steps", type=int, default=3, help="steps to record")
-    parser.add_argument("--warmup", type=int, default=2, help="steps before the recording")
+    parser.add_argument("--steps", type=count, default=3, help="steps to record")
     parser.add_argument("--folder", type=Path, default=Path("runs/trace"))
     chosen = vars(parser.parse_args(arguments))
-    folder, warmup = chosen.pop("folder"), chosen.pop("warmup")
     try:
-        for name, count, least in (("steps", chosen["steps"], 1), ("warmup", warmup, 0)):
-            if count < least:
-                raise UsageError(f"--{name} must be at least {least}, got {count}")
-        made(folder)
-        settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + warmup})
-        run = record(steps, settings.world_size, folder, args=(settings, warmup))
+        folder = made(chosen.pop("folder"))
+        settings = TrainSettings(**{**chosen, "steps": chosen["steps"] + WARMUP})
+        run = record(steps, settings.world_size, folder, args=(settings,))
     except TutorialError as error:
         print(error, file=sys.stderr)
         return 2

@@ -9,16 +9,14 @@ Links between its parts are relative, so the folder can be opened from disk or s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from muon_tutorial.learn.course import series
 from scripts import essay, pack, pages
-from scripts.files import ROOT, answered
+from scripts.files import ROOT, run_writer
 
 TARGET = ROOT / "dist" / "site"
 COPIES = "notebooks"
@@ -27,7 +25,7 @@ COPIES = "notebooks"
 
 def write(target: Path, still: bool = False) -> None:
     """Write the site, copies first: if one may have been edited, that is refused and nothing is written."""
-    pack.write(series.LESSONS, target / COPIES)
+    pack.write(target / COPIES)
     with pages.beside(1) as pool:
         recorded = pool.submit(essay.write, target)
         pages.write(target, still=still, copies=COPIES, essay=essay.NAME)
@@ -36,13 +34,7 @@ def write(target: Path, still: bool = False) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="website.py", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=TARGET, help="the folder to write to (dist/site)")
-    parser.add_argument(
-        "--still", action="store_true", help="a still picture for each widget; nothing is run"
-    )
-    options = parser.parse_args(arguments)
-    return answered("website", lambda: write(options.out, options.still))
+    return run_writer("website", __doc__, write, arguments, TARGET, still=True)
 
 
 if __name__ == "__main__":

@@ -38,12 +38,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "evidence/test_predict.py": {
         "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
     },
-    "lab/benchmarks/test_contenders.py": {
-        "test_it_has_a_row_for_each_batch_from_real_ranks": (
-            "contenders step real ranks in the same file; test_results.py reads the tables kept"
-        ),
-        "test_ratios_are_of_the_slowest_rank_within_a_round": "the tables kept, in test_results.py",
-    },
     "launching/test_launch_parent.py": {
         "test_a_killed_parent_leaves_nothing[fork-kill-9]": "SIGTERM, which has no handler; a killed kernel",
     },

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SMALLEST = 1e-3
-"""Singular vectors count down to this fraction of the largest singular value: rounding spoils the rest."""
+"""Singular vectors below this fraction of the largest singular value do not count: rounding spoils them."""
 
 TOLERANCE = 1.01
 """A drop-in's error is at most this times the error of ``torch.optim.Muon``'s function on that matrix."""

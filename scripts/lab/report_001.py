@@ -8,16 +8,14 @@ traces, so the traces themselves are not needed:
 
     python -m scripts.lab.report_001             the table, from the packaged figures
     python -m scripts.lab.report_001 FOLDER      the same, read from the traces in FOLDER
-    python -m scripts.lab.report_001 FOLDER --write FILE      and write that data
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from muon_tutorial.errors import TraceError
@@ -120,17 +118,6 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     return found
 
 
-def write_summaries(summaries: Mapping[str, TraceSummary], target: Path) -> None:
-    """Write the summaries and their source as JSON."""
-    data = {
-        "source": SOURCE,
-        "units": "nanoseconds, elements",
-        "words": WORDS,
-        "traces": {key: asdict(entry) for key, entry in summaries.items()},
-    }
-    target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-
-
 def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[PublishedFigure, ...]:
     """The published figures, reproduced, each with its comparisons.
 
@@ -155,13 +142,11 @@ def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[P
     )
 
 
-def _of_communication(
-    adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes
-) -> tuple[PublishedFigure, PublishedFigure]:
+def _of_communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes) -> Iterator[PublishedFigure]:
     counted = f"{muon.times_counted:.1f} and {adamw.times_counted:.1f} times"
     names, kernels = muon.sum_over_names / adamw.sum_over_names, muon.kernels / adamw.kernels
     more = float((sizes.zero1_muon() + sizes.tp_gather()) / sizes.zero1_adamw() - 1)
-    ratio = PublishedFigure(
+    yield PublishedFigure(
         "communication of Muon (DP2×TP2) against AdamW: a sum over names, in time",
         "0.57×",
         _times("every event whose name matches, summed", muon.sum_over_names, adamw.sum_over_names, 2),
@@ -171,7 +156,7 @@ def _of_communication(
             *compare_bytes(adamw, muon),
         ),
     )
-    saved = PublishedFigure(
+    yield PublishedFigure(
         "communication that Muon saves",
         "43%",
         Ratio(
@@ -184,14 +169,13 @@ def _of_communication(
             Ratio("like for like, bytes", f"{-more:.0%}", "nothing is saved: 1.70× is 70% more"),
         ),
     )
-    return ratio, saved
 
 
-def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> tuple[PublishedFigure, PublishedFigure]:
+def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> Iterator[PublishedFigure]:
     bare = muon.optimizer.total - muon.kernels
     ratio = muon.full_step.total / adamw.full_step.total
     how = f"{muon.full_step.total / MS:.2f} / {adamw.full_step.total / MS:.2f} ms"
-    overhead = PublishedFigure(
+    yield PublishedFigure(
         "the optimizer's share of the step: its launch on the CPU",
         "1.1%",
         _share("annotation Muon_Step on the CPU", muon.launch.total, muon.full_step.total, 1),
@@ -207,7 +191,7 @@ def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> tuple[PublishedFigure,
             ),
         ),
     )
-    slower = PublishedFigure(
+    yield PublishedFigure(
         "Muon's step is slower",
         "15%",
         Ratio("the CPU's annotation of five steps", f"{ratio - 1:.0%}", how),
@@ -217,18 +201,15 @@ def _of_steps(adamw: TraceSummary, muon: TraceSummary) -> tuple[PublishedFigure,
             _times("time in which anything but communication ran", muon.computing, adamw.computing, 2),
         ),
     )
-    return overhead, slower
 
 
-def _of_async_and_state(
-    summaries: Mapping[str, TraceSummary], sizes: StepSizes
-) -> tuple[PublishedFigure, PublishedFigure]:
+def _of_async_and_state(summaries: Mapping[str, TraceSummary], sizes: StepSizes) -> Iterator[PublishedFigure]:
     adamw, muon = summaries["adamw"], summaries["muon"]
     adamw_async, muon_async = summaries["adamw_async"], summaries["muon_async"]
     slices, straddling = muon.collectives
     kept = sizes.shard / sizes.ranks * 4
     buffers = slices.received * ITEM_BYTES[slices.dtype] + straddling.received * ITEM_BYTES[straddling.dtype]
-    slower = PublishedFigure(
+    yield PublishedFigure(
         'Muon with async_op=True is "slower": summed event time',
         "2.1×",
         _times("every event whose name matches, summed", muon_async.sum_over_names, muon.sum_over_names, 1),
@@ -240,7 +221,7 @@ def _of_async_and_state(
             _times("AdamW by the GPU's span", adamw_async.gpu_span, adamw.gpu_span, 3),
         ),
     )
-    state = PublishedFigure(
+    yield PublishedFigure(
         "optimizer state of Muon against AdamW, in fp32",
         "50%",
         _held("one momentum against two moments, an element", sizes.whole * 4, sizes.whole * 8),
@@ -249,7 +230,6 @@ def _of_async_and_state(
             _held("the same while Muon's gather buffers live", kept + buffers, 2 * kept),
         ),
     )
-    return slower, state
 
 
 def _times(what: str, one: float, other: float, digits: int) -> Ratio:
@@ -278,17 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, and return the exit code; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m scripts.lab.report_001")
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
-    parser.add_argument("--write", type=Path, help="also write their data to this JSON file")
     chosen = parser.parse_args(arguments)
     try:
         summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
-        if chosen.write:
-            write_summaries(summaries, chosen.write)
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: {chosen.write} cannot be written: {error.strerror}", file=sys.stderr)
         return 2
     print(as_markdown(check_report(summaries)))
     return 0

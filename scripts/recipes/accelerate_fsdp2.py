@@ -13,22 +13,16 @@ from tiny import TinyGPT, arguments
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
-
-def main() -> None:
-    args = arguments(__doc__)
-    sharding = FullyShardedDataParallelPlugin(
-        fsdp_version=2,
-        auto_wrap_policy="transformer_based_wrap",
-        transformer_cls_names_to_wrap=["Block"],
-        state_dict_type="SHARDED_STATE_DICT",
-    )
-    accelerator = accelerated(args, fsdp_plugin=sharding)
-    accelerator.print("FSDP2" if accelerator.is_fsdp2 else "no GPU: Accelerate uses DDP, not FSDP2")
-    set_seed(0)
-    model = TinyGPT()
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    train(accelerator, model, optimizer, args)
-
-
-if __name__ == "__main__":
-    main()
+args = arguments(__doc__)
+sharding = FullyShardedDataParallelPlugin(
+    fsdp_version=2,
+    auto_wrap_policy="transformer_based_wrap",
+    transformer_cls_names_to_wrap=["Block"],
+    state_dict_type="SHARDED_STATE_DICT",
+)
+accelerator = accelerated(args, fsdp_plugin=sharding)
+accelerator.print("FSDP2" if accelerator.is_fsdp2 else "no GPU: Accelerate uses DDP, not FSDP2")
+set_seed(0)
+model = TinyGPT()
+optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
+train(accelerator, model, optimizer, args)

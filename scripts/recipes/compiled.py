@@ -14,17 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
-
-def main() -> None:
-    args = arguments(__doc__)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = TinyGPT()
-    apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
-    model = DistributedDataParallel(torch.compile(model))
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    train(model, model.module, optimizer, args)
-
-
-if __name__ == "__main__":
-    main()
+args = arguments(__doc__)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = TinyGPT()
+apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
+model = DistributedDataParallel(torch.compile(model))
+optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
+train(model, model.module, optimizer, args)

@@ -13,16 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from muon_tutorial import MuonWithAdamW  # Muon
 
-
-def main() -> None:
-    args = arguments(__doc__)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    torch.manual_seed(0)
-    model = TinyGPT()
-    shard(model, mesh, args)
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
-    train(model, optimizer, args, mesh.size(), dist.get_rank())
-
-
-if __name__ == "__main__":
-    main()
+args = arguments(__doc__)
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+torch.manual_seed(0)
+model = TinyGPT()
+shard(model, mesh, args)
+optimizer = MuonWithAdamW.from_model(model, lr=0.02, adamw_lr=3e-3)  # Muon
+train(model, optimizer, args, mesh.size(), dist.get_rank())

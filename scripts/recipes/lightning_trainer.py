@@ -33,25 +33,18 @@ class Module(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-def main() -> None:
-    args = arguments(__doc__)
-    L.seed_everything(0)
-    trainer = L.Trainer(
-        accelerator="cpu",
-        strategy="ddp",
-        devices=RANKS,
-        precision="bf16-mixed" if args.bf16 else "32-true",
-        max_epochs=args.epochs,
-        accumulate_grad_batches=args.accumulate,
-        gradient_clip_val=args.max_norm,
-        callbacks=[
-            ModelCheckpoint(args.save, "checkpoint-{step}", save_top_k=-1, auto_insert_metric_name=False)
-        ],
-        logger=False,
-        enable_progress_bar=False,
-    )
-    trainer.fit(Module(args), ckpt_path=args.resume)
-
-
-if __name__ == "__main__":
-    main()
+args = arguments(__doc__)
+L.seed_everything(0)
+trainer = L.Trainer(
+    accelerator="cpu",
+    strategy="ddp",
+    devices=RANKS,
+    precision="bf16-mixed" if args.bf16 else "32-true",
+    max_epochs=args.epochs,
+    accumulate_grad_batches=args.accumulate,
+    gradient_clip_val=args.max_norm,
+    callbacks=[ModelCheckpoint(args.save, "checkpoint-{step}", save_top_k=-1, auto_insert_metric_name=False)],
+    logger=False,
+    enable_progress_bar=False,
+)
+trainer.fit(Module(args), ckpt_path=args.resume)

@@ -31,15 +31,10 @@ class Adapters(Stateful):
         set_peft_model_state_dict(self.model, state)
 
 
-def main() -> None:
-    args = arguments(__doc__)
-    dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    adapters = LoraConfig(r=4, lora_alpha=64, target_modules=["q", "k", "v", "o", "up", "down"])
-    model = DistributedDataParallel(get_peft_model(TinyGPT(), adapters))
-    optimizer = MuonWithAdamW.from_model(model, lr=0.02)  # Muon
-    train(model, Adapters(model.module), optimizer, args)
-
-
-if __name__ == "__main__":
-    main()
+args = arguments(__doc__)
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+adapters = LoraConfig(r=4, lora_alpha=64, target_modules=["q", "k", "v", "o", "up", "down"])
+model = DistributedDataParallel(get_peft_model(TinyGPT(), adapters))
+optimizer = MuonWithAdamW.from_model(model, lr=0.02)  # Muon
+train(model, Adapters(model.module), optimizer, args)

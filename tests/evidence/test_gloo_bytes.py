@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +14,10 @@ from muon_tutorial import Grid, LiveWorld, build_mesh, launch
 from muon_tutorial.engine.collective import Kind, Walk
 from muon_tutorial.evidence.gloo_bytes import gloo_barrier, gloo_sent
 from muon_tutorial.evidence.ledger import entry_of
+from muon_tutorial.training.gpt import GPTShape
 from scripts import measure
 from scripts.lab.benchmarks.contender_costs import settled_tcp, tcp_after
+from scripts.lab.benchmarks.contenders import Workload
 from scripts.lab.benchmarks.measured import errors
 from scripts.lab.benchmarks.predicted import KINDS, sample_request
 from scripts.lab.kernel_counters import interface_sent, tcp_sent
@@ -75,12 +76,11 @@ def test_what_all_send_is_what_all_receive(kind: Kind, parts: int, each: int) ->
 
 
 @pytest.mark.live
-def test_interface_counters_agree_within_two_percent(tmp_path: Path) -> None:
+def test_interface_counters_agree_within_two_percent() -> None:
     """The overhead is fitted to all_reduces of other sizes, then fixed; nothing else uses the interface."""
     names = ("AdamW, FSDP2, DP=4", "Muon zero1, DP=2×TP=2", "Muon zero1 boundary, DP=4")
-    flags = [flag for name in names for flag in ("--contender", name)]
-    sizes = ["--layers", "1", "--width", "64", "--context", "16", "--batch", "4", "--out", str(tmp_path)]
-    counters, why = measure.counters_in_namespace(measure.parse([*sizes, *flags]))
+    work = Workload(GPTShape(layers=1, width=64, heads=4, context=16), batch=4)
+    counters, why = measure.counters_in_namespace(work, names)
     if counters is None:
         assert "unshare" in why
         pytest.skip(f"no network namespace of one's own: {why}")

@@ -1,5 +1,4 @@
-"""The published report's figures, to the printed digit: from the packaged numbers, and from the traces if
-present."""
+"""The published report's figures, to the printed digit, and the packaged numbers that they follow from."""
 
 from __future__ import annotations
 
@@ -11,33 +10,20 @@ from pathlib import Path
 import pytest
 
 from muon_tutorial.errors import TraceError
-from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_summaries
+from muon_tutorial.learn.cheaper.published_traces import packaged_summaries
 from scripts.lab.report_001 import as_markdown, check_report, read_summaries
 
 VARIABLE = "MUON_TUTORIAL_TRACES"  # a folder with the report's four traces, gzipped or not
 
 
-@pytest.fixture(params=["packaged", "traces"])
-def summaries(request: pytest.FixtureRequest) -> dict[str, TraceSummary]:
-    """The summaries of the traces: those in the package, and those read again if the traces are present."""
-    return packaged_summaries() if request.param == "packaged" else read_summaries(_traces())
-
-
-def _traces() -> Path:
-    folder = os.environ.get(VARIABLE)
-    if not folder:
-        pytest.skip(f"the report's traces are not here; set {VARIABLE} to a folder that holds them")
-    return Path(folder)
-
-
-def test_published_figures_are_reproduced_to_the_printed_digit(summaries: dict[str, TraceSummary]) -> None:
-    figures = check_report(summaries)
+def test_published_figures_are_reproduced_to_the_printed_digit() -> None:
+    figures = check_report()
     assert [figure.published for figure in figures] == ["0.57×", "43%", "1.1%", "15%", "2.1×", "50%"]
     assert [figure.reproduced.shown for figure in figures] == [figure.published for figure in figures]
 
 
-def test_what_stands_beside_them(summaries: dict[str, TraceSummary]) -> None:
-    beside = {ratio.what: ratio.shown for figure in check_report(summaries) for ratio in figure.beside}
+def test_what_stands_beside_them() -> None:
+    beside = {ratio.what: ratio.shown for figure in check_report() for ratio in figure.beside}
     assert list(beside.values()) == [
         "4.0 and 4.4 times", "0.594×", "0.24×", "1.25×", "1.70×",
         "40.6%", "-70%",
@@ -48,9 +34,9 @@ def test_what_stands_beside_them(summaries: dict[str, TraceSummary]) -> None:
     ]  # fmt: skip
 
 
-def test_sync_and_async_runs_asked_for_the_same_collectives(summaries: dict[str, TraceSummary]) -> None:
+def test_sync_and_async_runs_asked_for_the_same_collectives() -> None:
     def asked(key: str) -> set[tuple[str, int, str, int, int, int]]:
-        rows = summaries[key].collectives
+        rows = packaged_summaries()[key].collectives
         return {(row.kind, row.group, row.dtype, row.sent, row.received, row.count) for row in rows}
 
     assert asked("muon") == asked("muon_async")
@@ -59,7 +45,10 @@ def test_sync_and_async_runs_asked_for_the_same_collectives(summaries: dict[str,
 
 
 def test_the_package_holds_what_the_traces_say() -> None:
-    assert packaged_summaries() == read_summaries(_traces())
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        pytest.skip(f"the report's traces are not here; set {VARIABLE} to a folder that holds them")
+    assert packaged_summaries() == read_summaries(folder)
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")

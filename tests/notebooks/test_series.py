@@ -88,8 +88,8 @@ def test_a_readme_without_a_part_for_it_is_refused(
         if text is not None:
             (tmp_path / "README.md").write_text(text)
         monkeypatch.setattr("scripts.series.README", tmp_path / "README.md")
-        monkeypatch.setattr("scripts.series.write_whole", pytest.fail)
-        assert main([]) == 2
+        monkeypatch.setattr("scripts.files.write_whole", pytest.fail)
+        assert main() == 2
         assert "README.md is missing, or has no part" in capsys.readouterr().err
 
 

@@ -177,28 +177,37 @@ def our_muon(strategy: str | Builder, work: Workload, world: LiveWorld) -> Conte
     return Contender(world, model, [both.muon, both.adamw], finish)
 
 
-CONTENDERS: dict[str, tuple[Build, dict[str, int]]] = {
-    "AdamW, DDP, DP=4": (partial(step_each, ddp, adamw), {"dp": 4, "tp": 1}),
-    "AdamW, ZeRO-1 (torch), DP=4": (partial(step_each, ddp, adamw_zero1), {"dp": 4, "tp": 1}),
-    "AdamW, FSDP2, DP=4": (partial(step_each, fsdp2, adamw), {"dp": 4}),
-    "AdamW, averaged, DP=2×TP=2": (partial(step_each, over_tp, adamw, averages=True), {"dp": 2, "tp": 2}),
-    "AdamW, averaged, TP=4": (partial(step_each, over_tp, adamw, averages=True), {"dp": 1, "tp": 4}),
-    "torch.optim.Muon, DDP, DP=4": (partial(step_each, ddp, torch_muon), {"dp": 4, "tp": 1}),
-    "torch.optim.Muon, FSDP2 DTensors, DP=4": (partial(step_each, fsdp2, torch_muon), {"dp": 4}),
-    "torch.optim.Muon, DTensors, TP=4": (partial(step_each, over_tp, torch_muon), {"dp": 1, "tp": 4}),
-    "Muon zero1, DP=4": (partial(our_muon, zero1), {"dp": 4, "tp": 1}),
-    "Muon zero1 boundary, DP=4": (partial(our_muon, partial(zero1, gather="boundary")), {"dp": 4, "tp": 1}),
-    "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), {"dp": 2, "tp": 2}),
-    "Muon zero1, TP=4": (partial(our_muon, zero1), {"dp": 1, "tp": 4}),
-    "Muon layerwise, DP=4": (partial(our_muon, layerwise), {"dp": 4, "tp": 1}),
-    "Muon round_robin, DP=4": (partial(our_muon, round_robin), {"dp": 4, "tp": 1}),
-    "Muon owner, DP=4": (partial(our_muon, owner), {"dp": 4, "tp": 1}),
-    "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), {"dp": 4}),
+DP, TP, BOTH, SHARDED = {"dp": 4, "tp": 1}, {"dp": 1, "tp": 4}, {"dp": 2, "tp": 2}, {"dp": 4}
+ADAMW_DP, ADAMW_SHARDED = "AdamW, DDP, DP=4", "AdamW, FSDP2, DP=4"
+ADAMW_TP, ADAMW_BOTH = "AdamW, averaged, TP=4", "AdamW, averaged, DP=2×TP=2"
+BOUNDARY = partial(zero1, gather="boundary")
+
+CONTENDERS: dict[str, tuple[Build, dict[str, int], str]] = {
+    ADAMW_DP: (partial(step_each, ddp, adamw), DP, ""),
+    "AdamW, ZeRO-1 (torch), DP=4": (partial(step_each, ddp, adamw_zero1), DP, ""),
+    ADAMW_SHARDED: (partial(step_each, fsdp2, adamw), SHARDED, ""),
+    ADAMW_BOTH: (partial(step_each, over_tp, adamw, averages=True), BOTH, ""),
+    ADAMW_TP: (partial(step_each, over_tp, adamw, averages=True), TP, ""),
+    "torch.optim.Muon, DDP, DP=4": (partial(step_each, ddp, torch_muon), DP, ADAMW_DP),
+    "torch.optim.Muon, FSDP2 DTensors, DP=4": (partial(step_each, fsdp2, torch_muon), SHARDED, ADAMW_SHARDED),
+    "torch.optim.Muon, DTensors, TP=4": (partial(step_each, over_tp, torch_muon), TP, ADAMW_TP),
+    "Muon zero1, DP=4": (partial(our_muon, zero1), DP, ADAMW_DP),
+    "Muon zero1 boundary, DP=4": (partial(our_muon, BOUNDARY), DP, ADAMW_DP),
+    "Muon zero1, DP=2×TP=2": (partial(our_muon, zero1), BOTH, ADAMW_BOTH),
+    "Muon zero1, TP=4": (partial(our_muon, zero1), TP, ADAMW_TP),
+    "Muon layerwise, DP=4": (partial(our_muon, layerwise), DP, ADAMW_DP),
+    "Muon round_robin, DP=4": (partial(our_muon, round_robin), DP, ADAMW_DP),
+    "Muon owner, DP=4": (partial(our_muon, owner), DP, ADAMW_DP),
+    "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), SHARDED, ADAMW_SHARDED),
 }
-"""By name: how to build it, and its grid."""
+"""By name: how to build it, its grid, and the AdamW that does the same work on the same grid.
+
+With g = p = 4, DDP sends as many bytes as ZeRO-1: ρN(g+p).
+"""
+AGAINST = {name: adamws for name, (_, _, adamws) in CONTENDERS.items() if adamws}
 
 
 def build_contender(name: str, work: Workload) -> Contender:
     """The contender of that name on this rank. All ranks must call."""
-    build, grid = CONTENDERS[name]
+    build, grid, _ = CONTENDERS[name]
     return build(work, LiveWorld(build_mesh(grid)))

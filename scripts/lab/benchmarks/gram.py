@@ -53,8 +53,8 @@ SHORT = 1024
 class Distance:
     """How far an update in shards is from the update of one process.
 
-    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, with Y from the same recipe's iteration in one process, and from
-    stock's; the others are what ``Quality`` measures of the update, and of stock's.
+    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, where Y is one process's update: by the same recipe's iteration
+    for ``gram``, by stock's for ``stock``. ``mine`` and ``stocks`` are the qualities of X and of stock's Y.
     """
 
     sides: tuple[int, int]

@@ -29,7 +29,7 @@ from .contender_costs import (
     read_interface,
     read_sizes,
 )
-from .contenders import CONTENDERS, Workload
+from .contenders import AGAINST, CONTENDERS, Workload
 from .turns import ratios_by_round, slowest
 
 RANKS = 4
@@ -37,22 +37,6 @@ PATIENCE = 120.0
 FIT_SIZES = (1_000, 30_000, 100_000, 700_000, 3_000_000)
 """Elements of the all_reduces to which the interface's overhead is fitted; no contender's buffer has such a
 size."""
-
-AGAINST = {
-    "torch.optim.Muon, DDP, DP=4": "AdamW, DDP, DP=4",
-    "torch.optim.Muon, FSDP2 DTensors, DP=4": "AdamW, FSDP2, DP=4",
-    "torch.optim.Muon, DTensors, TP=4": "AdamW, averaged, TP=4",
-    "Muon zero1, DP=4": "AdamW, DDP, DP=4",
-    "Muon zero1 boundary, DP=4": "AdamW, DDP, DP=4",
-    "Muon zero1, DP=2×TP=2": "AdamW, averaged, DP=2×TP=2",
-    "Muon zero1, TP=4": "AdamW, averaged, TP=4",
-    "Muon layerwise, DP=4": "AdamW, DDP, DP=4",
-    "Muon round_robin, DP=4": "AdamW, DDP, DP=4",
-    "Muon owner, DP=4": "AdamW, DDP, DP=4",
-    "Muon owner, FSDP2, DP=4": "AdamW, FSDP2, DP=4",
-}
-"""The AdamW that does the same work on the same grid. With g = p = 4, DDP sends as many bytes as ZeRO-1:
-ρN(g+p)."""
 
 Costs = dict[str, list[ContenderCost]]
 """The measurements of each rank, by contender."""
@@ -144,12 +128,10 @@ PAIRED = ("Muon zero1, DP=4", "Muon zero1, DP=2×TP=2", "Muon owner, FSDP2, DP=4
 SEQUENCES = (4, 16, 64)
 
 
-def read_batches(
-    work: Workload, rounds: int, sequences: Sequence[int] = SEQUENCES, names: Sequence[str] = PAIRED
-) -> dict[int, Costs]:
+def read_batches(work: Workload, rounds: int) -> dict[int, Costs]:
     """The paired contenders' costs on four real ranks, by the number of sequences in the global batch."""
-    both = [each for name in names for each in (name, AGAINST[name])]
-    return {batch: read_all(replace(work, batch=batch), rounds, both) for batch in sequences}
+    both = [each for name in PAIRED for each in (name, AGAINST[name])]
+    return {batch: read_all(replace(work, batch=batch), rounds, both) for batch in SEQUENCES}
 
 
 def batches_table(found: dict[int, Costs], context: int, command: str) -> Table:
@@ -347,10 +329,13 @@ class InterfaceFit:
     steps: tuple[InterfaceCount, ...]
 
 
-def read_counters(work: Workload, names: Sequence[str], steps: int = 3) -> InterfaceFit:
-    """Fit sizes on 2 and 4 ranks, then contenders' steps. Nothing else may use the interface meanwhile."""
+def read_counters(work: Workload, names: Sequence[str]) -> InterfaceFit:
+    """Fit sizes on 2 and 4 ranks, then three steps of each contender.
+
+    Nothing else may use the interface meanwhile.
+    """
     fit = [one for ranks in (2, RANKS) for one in _together(launch(read_sizes, ranks, args=(FIT_SIZES, 5)))]
-    runs = launch(read_interface, RANKS, args=(list(names), work, steps), timeout=PATIENCE)
+    runs = launch(read_interface, RANKS, args=(list(names), work, 3), timeout=PATIENCE)
     return InterfaceFit(tuple(fit), tuple(_together(runs)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
 from muon_tutorial.orthogonalizers.workspace import Workspace
 
-from .turns import in_milliseconds, timed
+from .turns import in_milliseconds, take_turns
 
 WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
     "a layer of GPT-2 small": ((768, 768),) * 4 + ((3072, 768), (768, 3072)),
@@ -53,6 +54,12 @@ class WorkTimes:
     chosen: Mapping[str, str] = field(default_factory=dict)
 
 
+def measure_all(names: Sequence[str], rounds: int) -> list[WorkTimes]:
+    """Time the contenders of these names on every work, on one thread."""
+    torch.set_num_threads(1)
+    return [measure(work, names, rounds) for work in WORKS]
+
+
 def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
     """Time the contenders of these names on one work, after a round to warm up."""
     matrices = [draw(shape, seed) for seed, shape in enumerate(WORKS[work])]
@@ -61,16 +68,15 @@ def measure(work: str, names: Sequence[str], rounds: int) -> WorkTimes:
     contenders = {name: contender(name, choices, workspace) for name in names}
     side = max(min(matrix.shape) for matrix in matrices)
     products = {name: product(dtype, side) for name, dtype in PEAKS.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    rates: dict[str, list[float]] = {name: [] for name in PEAKS}
-    for turn in range(rounds + 1):
-        for name, run in contenders.items():
-            took = timed(partial(run, matrices))
-            seconds[name] += [took] if turn else []
-        for name, (run_product, operations) in products.items():
-            rates[name] += [operations / timed(run_product) / 1e9 for _ in range(5)] if turn else []
+    runs: dict[Any, Callable[[], object]] = {name: partial(contenders[name], matrices) for name in names}
+    runs |= {(name, turn): run for name, (run, _) in products.items() for turn in range(5)}
+    seconds = take_turns(runs, rounds)
+    rates = {
+        name: [operations / took / 1e9 for turn in range(5) for took in seconds[name, turn]]
+        for name, (_, operations) in products.items()
+    }
     chosen = {f"{n} × {length}": name for (n, length), name in choices.items()}
-    return WorkTimes(work, seconds, rates, chosen)
+    return WorkTimes(work, {name: seconds[name] for name in names}, rates, chosen)
 
 
 def chosen_for(shapes: Sequence[Shape]) -> dict[Shape, str]:

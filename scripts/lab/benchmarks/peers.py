@@ -1,8 +1,8 @@
-"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as nearly as it allows.
+"""The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
 
 A package's row says what it does differently: seconds can only be compared with that in mind. A package is
-imported when its contender is made. A package that is not installed, or fails here, is left out, with the
-reason.
+imported when its contender is made. One that is not installed, or that fails here, is left out, and a note
+says why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whether owners work at the same time: steps of real ranks, with Newton–Schulz or with sleep in its place.
 
-Sleeping ranks need no core, so one machine shows the plan's makespan as many machines would, with real
-messages around it. Steps with real work are compared with ranks that share it and exchange nothing.
+Sleeping ranks need no core, so one machine shows how long the plan takes on as many machines as ranks, and
+the messages are real. Steps with real work are compared with ranks that share it and exchange nothing.
 """
 
 from __future__ import annotations

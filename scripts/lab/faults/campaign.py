@@ -1,8 +1,4 @@
-"""Runs each case with the starter it names, has it judged, and decides which cases share a launch.
-
-Data faults that leave the ranks in step share launches by the dozen, and tampered checkpoints share one
-process; a fault that ends or stops a process gets a launch of its own.
-"""
+"""Runs each case with the starter it names, and has it judged."""
 
 from __future__ import annotations
 
@@ -16,26 +12,25 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muon_tutorial.errors import LaunchError, LaunchTimeoutError, TutorialError
+from muon_tutorial.errors import LaunchError, TutorialError
 from muon_tutorial.launching.fork_server import warm_server
 from muon_tutorial.launching.launch import launch
 
 from . import broken_saves, starters, strikes, tampering
-from .case import STRUCK, TIMEOUT, Case, Outcome, RankRecord, Seen
+from .case import STRUCK, TIMEOUT, Case, Outcome, Seen
 from .data_faults import FAULTS
-from .in_rank import BEGUN, play_alone, play_cases, play_locally, read_notes
+from .in_rank import play, play_locally
 from .judge import blame, judge
 from .processes import children, left_behind, mark, server, since_struck, wait_until
 
 Show = Callable[[Outcome], None]
 _ALIKE = 60  # two ranks' errors are the same if this many first characters are
-SESSION = 60  # most cases in a launch
 _KILLED = re.compile(r"rank (\d+)(?: of \d+)?:? was killed by (SIG\w+)")
 _OWN_DEATHS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
@@ -59,24 +54,11 @@ class Campaign:
 
     def run(self, cases: Sequence[Case], show: Show = lambda outcome: None) -> list[Outcome]:
         """Run cases; returns one outcome per case, in their order."""
-        found: dict[int, Outcome] = {}
-
-        def done(outcome: Outcome) -> None:
-            found[outcome.case.number] = outcome
-            show(outcome)
-
-        def grid(case: Case) -> tuple[int, int]:
-            return case.dp, case.tp
-
-        together = {kind for kind, fault in FAULTS.items() if not fault.alone}
-        shared = [case for case in cases if case.starter == "launch" and case.kind in together]
-        for _, group in itertools.groupby(sorted(shared, key=grid), grid):
-            for outcome in self._sessions(list(group)):
-                done(outcome)
+        outcomes = []
         for case in cases:
-            if case.number not in found:
-                done(self._run_one(case))
-        return [found[case.number] for case in cases]
+            outcomes.append(self._run_one(case))
+            show(outcomes[-1])
+        return outcomes
 
     def _run_one(self, case: Case) -> Outcome:
         begun = time.monotonic()
@@ -104,7 +86,7 @@ class Campaign:
         if case.kind in broken_saves.SAVING:
             return self._save(case, folder)
         if case.kind in FAULTS:
-            return launched(case, folder, play_alone, case, str(folder))
+            return launched(case, folder, play, case, str(folder))
         return _struck(case, folder)
 
     @property
@@ -129,27 +111,6 @@ class Campaign:
         found = replace(seen, records=records, message=message, half_loaded=half)
         return replace(found, equal=disk.equal, retry_refused=disk.retry_refused)
 
-    def _sessions(self, cases: list[Case]) -> Iterator[Outcome]:
-        """Run data faults of one grid, launch after launch until none is left."""
-        while cases:
-            now, begun, folder = cases[:SESSION], time.monotonic(), str(self._new_folder())
-            error: Exception | None = None
-            args, limit = (now, folder), 60.0 + len(now)
-            try:
-                launch(play_cases, now[0].world_size, args=args, output="quiet", timeout=TIMEOUT, limit=limit)
-            except Exception as raised:
-                error = raised
-            notes = read_notes(folder, now[0].world_size)
-            orphans = left_behind(self.mark)
-            played = [case for case in now if case.number in notes] or now[:1]
-            for case in played:
-                last = case is played[-1]
-                seen = _of_notes(case, notes.get(case.number, {}), error if last else None)
-                verdict, detail = judge(case, replace(seen, orphans=orphans if last else ()))
-                seconds = (time.monotonic() - begun) / len(played)
-                yield Outcome(case, verdict, detail, seconds)
-            cases = cases[len(played) :]
-
     def _new_folder(self) -> Path:
         folder = self._folder / str(next(self._numbers))
         folder.mkdir()
@@ -163,17 +124,6 @@ def warm_up() -> None:
         return {"torch._dynamo", "torch.distributed.fsdp"} <= sys.modules.keys()
 
     wait_until(lambda: all(launch(has_imports, 1, output="quiet")), 60, every=0.5)
-
-
-def _of_notes(case: Case, notes: dict[int, Any], error: Exception | None) -> Seen:
-    """The ranks' notes on a case in a session, and the session's error if it ended at this case."""
-    records = tuple(note for note in notes.values() if isinstance(note, RankRecord))
-    begun = [note[1] for note in notes.values() if not isinstance(note, RankRecord) and note[0] == BEGUN]
-    seen = Seen() if error is None else _of_error(case, error)
-    stuck = isinstance(error, LaunchTimeoutError) and len(records) < case.world_size
-    slowest = max((record.seconds for record in records), default=0.0)
-    seconds = time.monotonic() - min(begun) if stuck and begun else slowest
-    return replace(seen, records=records, seconds=seconds)
 
 
 def _of_error(case: Case, error: Exception) -> Seen:
@@ -212,7 +162,8 @@ def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Se
         values = launch(fn, case.world_size, args=args, method=method, **limits)
     except Exception as error:
         return replace(_of_error(case, error), seconds=since_struck(folder))
-    return Seen(records=tuple(values), struck=(folder / STRUCK).exists())
+    seconds = max(record.seconds for record in values)
+    return Seen(records=tuple(values), seconds=seconds, struck=(folder / STRUCK).exists())
 
 
 def _struck(case: Case, folder: Path) -> Seen:

@@ -32,7 +32,7 @@ class DataFault:
 
     ``everywhere``: on all ranks. ``ready``: all ranks ready their gradients before the strike.
     ``repairable``: after a refusal, setting the gradients again lets the step succeed. ``turns``: how often
-    the faulty rank steps. ``alone``: it may leave the ranks out of step, and gets a launch of its own.
+    the faulty rank steps. ``out_of_step``: ranks may make different calls, so the launch reports the error.
     ``needs_guard``: only a comparison during the run can detect it. ``fits``: whether it applies to a
     strategy, dp and tp.
     """
@@ -44,7 +44,7 @@ class DataFault:
     ready: bool = False
     repairable: bool = False
     turns: int = 1
-    alone: bool = False
+    out_of_step: bool = False
     needs_guard: bool = False
     fits: Callable[[str, int, int], bool] = lambda strategy, dp, tp: dp * tp > 1
 
@@ -273,7 +273,7 @@ FAULTS: Mapping[str, DataFault] = {
     "another window": DataFault(
         build=lambda plan, dice: replace(plan, settings={**plan.settings, "window": 2}),
         fits=_planned,
-        alone=True,
+        out_of_step=True,
     ),
     "an empty matrix": DataFault(
         build=lambda plan, dice: _with_more(plan, torch.zeros(*dice.choice(((5, 0), (0, 5))))),
@@ -282,18 +282,18 @@ FAULTS: Mapping[str, DataFault] = {
     ),
     "a bit of a parameter flips": DataFault(strike=_flip_parameter, needs_guard=True, fits=_kept_alike),
     "a bit of momentum flips": DataFault(strike=_flip_momentum, needs_guard=True, fits=_kept_alike),
-    "a parameter group more in mid run": DataFault(strike=_one_more_group, fits=_planned, alone=True),
+    "a parameter group more in mid run": DataFault(strike=_one_more_group, fits=_planned, out_of_step=True),
     "state loaded in mid run": DataFault(
         strike=lambda rig, dice: rig.muon.load_state_dict(rig.muon.state_dict())
     ),
     "a parameter frozen in mid run": DataFault(strike=partial(_without_gradient, frozen=True)),
-    "a step skipped": DataFault(turns=0, alone=True),
-    "a step doubled": DataFault(turns=2, alone=True),
+    "a step skipped": DataFault(turns=0, out_of_step=True),
+    "a step doubled": DataFault(turns=2, out_of_step=True),
     "zero_grad after readying": DataFault(
-        strike=lambda rig, dice: rig.muon.zero_grad(), ready=True, alone=True, fits=_planned
+        strike=lambda rig, dice: rig.muon.zero_grad(), ready=True, out_of_step=True, fits=_planned
     ),
     "clipping after readying": DataFault(
-        strike=_every_gradient(lambda grad: grad.mul_(0.5)), ready=True, alone=True, fits=_planned
+        strike=_every_gradient(lambda grad: grad.mul_(0.5)), ready=True, out_of_step=True, fits=_planned
     ),
 }
 """By name. ``nothing`` is the control: it must always survive."""

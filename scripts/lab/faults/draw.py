@@ -50,7 +50,9 @@ def _in_turn(kinds: list[str], dice: Random, only: str) -> Iterator[str]:
 
 def _data(seed: int, dice: Random, only: str, starter: Starter = "launch") -> Iterator[Case]:
     local = starter == "LocalWorld"
-    names = [name for name, fault in FAULTS.items() if not (local and (fault.alone or fault.needs_guard))]
+    names = [
+        name for name, fault in FAULTS.items() if not (local and (fault.out_of_step or fault.needs_guard))
+    ]
     for kind in _in_turn(names, dice, only):
         fault = FAULTS[kind]
         strategies = tuple(job.PLANNED) if local else job.STRATEGIES

@@ -49,7 +49,7 @@ def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """Add one object to the metadata, which otherwise stay right."""
+    """Add a forged object to the metadata, and change nothing else in them."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))

@@ -1,89 +1,56 @@
-"""Data faults on real ranks: many cases in one launch, as long as they leave the ranks in step.
-
-After each case the ranks exchange their observations over a separate group. If one of them met an error
-that is not the package's, the remaining cases are left to another launch.
-"""
+"""Data faults in the ranks of one launch, or with all ranks in this process."""
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from datetime import timedelta
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from muon_tutorial.errors import TutorialError
 from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.worlds.live import LiveWorld, build_mesh, gather_objects
+from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.local import LocalWorld
 
 from . import job
-from .case import STRUCK, TIMEOUT, Case, RankRecord
+from .case import STRUCK, Case, RankRecord
 from .data_faults import FAULTS, HUGE, NO_GRADIENT, OVERFLOW, DataFault, blueprint_for
 from .job import Blueprint, Given, Rig
 
-BEGUN = "begun"
 
+def play(rank: int, case: Case, folder: str) -> RankRecord:
+    """Run one case on this rank: build, step, and record the result. All ranks must call.
 
-def play_cases(rank: int, cases: Sequence[Case], folder: str) -> int:
-    """Run cases of one grid, and write this rank's record of each; returns the number of cases run."""
-    world = LiveWorld(build_mesh(Grid.of(dp=cases[0].dp, tp=cases[0].tp)))
-    aside = dist.new_group(timeout=timedelta(seconds=10 * TIMEOUT))
-    for done, case in enumerate(cases):
-        note(folder, rank, case.number, BEGUN)
-        record = play(case, world)
-        note(folder, rank, case.number, asdict(record))
-        if not all(gather_objects(record.named, aside)):
-            return done + 1
-    return len(cases)
-
-
-def note(folder: str, rank: int, number: int, what: Any) -> None:
-    """Add a line to this rank's file."""
-    with open(Path(folder, f"rank{rank}.jsonl"), "a", encoding="utf-8") as file:
-        file.write(json.dumps([number, time.monotonic(), what]) + "\n")
-
-
-def read_notes(folder: str, ranks: int) -> dict[int, dict[int, Any]]:
-    """Each rank's last note on each case: number → rank → record, or (BEGUN, when)."""
-    found: dict[int, dict[int, Any]] = {}
-    for rank in range(ranks):
-        path = Path(folder, f"rank{rank}.jsonl")
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-            number, when, what = json.loads(line)
-            seen = (BEGUN, when) if what == BEGUN else RankRecord(**what)
-            found.setdefault(number, {})[rank] = seen
-    return found
-
-
-def play(case: Case, world: LiveWorld) -> RankRecord:
-    """Run one case on this rank: build, step, and record the result."""
-    fault, begun = FAULTS[case.kind], time.monotonic()
+    If the fault may leave the ranks out of step, an error is raised, so that the launch reports it.
+    """
+    world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
+    fault, begun, mine = FAULTS[case.kind], time.monotonic(), is_faulty(case, world.at)
+    if mine:
+        Path(folder, STRUCK).write_text(str(begun), encoding="utf-8")
+    rig, before, step = None, "", 0
     try:
         rig = job.build(faulty_blueprint(case, world.at), world)
-    except Exception as error:
-        return _refused(case, world.at, error, begun)
-    before, step = "", 0
-    try:
         for step in range(job.STEPS):
+            rig.muon.zero_grad()
             rig.give(step)
             if step == job.FAULT_AT:
                 begun = time.monotonic()
                 disturb(case, fault, rig)
             before = rig.digest()
-            rig.muon.step()
+            for _ in range(fault.turns if step == job.FAULT_AT and mine else 1):
+                rig.muon.step()
     except Exception as error:
+        if fault.out_of_step:
+            raise
         record = _refused(case, world.at, error, begun)
+        if rig is None:
+            return record
         if not fault.needs_guard:  # what needs the guard has changed data already
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     equal = equals_oracle(case, rig, _given(case, rig))
-    return RankRecord(world.at.rank, equal=equal, seconds=time.monotonic() - begun)
+    return RankRecord(rank, equal=equal, seconds=time.monotonic() - begun)
 
 
 def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
@@ -166,20 +133,3 @@ def play_locally(case: Case) -> list[RankRecord]:
         record = replace(_refused(case, grid.at(0), error, begun), unchanged=unchanged)
         return [replace(record, rank=rank) for rank in grid.ranks]
     return [RankRecord(rig.at.rank, equal=equals_oracle(case, rig, _given(case, rig))) for rig in rigs]
-
-
-def play_alone(rank: int, case: Case, folder: str) -> RankRecord:
-    """Run one case in a launch of its own, which reports the errors."""
-    world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
-    fault = FAULTS[case.kind]
-    if is_faulty(case, world.at):
-        Path(folder, STRUCK).write_text(str(time.monotonic()), encoding="utf-8")
-    rig = job.build(faulty_blueprint(case, world.at), world)
-    for step in range(job.STEPS):
-        rig.muon.zero_grad()
-        rig.give(step)
-        if step == job.FAULT_AT:
-            disturb(case, fault, rig)
-        for _ in range(fault.turns if step == job.FAULT_AT and is_faulty(case, world.at) else 1):
-            rig.muon.step()
-    return RankRecord(rank, equal=equals_oracle(case, rig, _given(case, rig)))

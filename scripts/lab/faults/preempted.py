@@ -1,4 +1,4 @@
-"""Sends ``train`` signals, as schedulers do, at random times, and checks its checkpoint and its end.
+"""Sends signals to ``train`` at random times, as schedulers do, and checks its checkpoint and its end.
 
 python -m scripts.lab.faults.preempted --seed 0 --count 100
 """

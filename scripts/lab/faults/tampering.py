@@ -63,7 +63,7 @@ def _append(folder: Path, other: Path, dice: Random) -> None:
 
 
 def _zero_a_block(folder: Path, other: Path, dice: Random) -> None:
-    """Set a block to zeros, as a file system does that lost it."""
+    """Set a block to zeros, as a file system that has lost it would."""
     path = _a_file(folder, dice)
     data = bytearray(path.read_bytes())
     start = dice.randrange(0, len(data), 512)

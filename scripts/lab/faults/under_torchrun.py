@@ -1,4 +1,4 @@
-"""The program of a rank that ``torchrun`` starts to be struck; its arguments are a case and a folder."""
+"""The program of ranks that ``torchrun`` starts, one of which is struck; takes a case and a folder."""
 
 from __future__ import annotations
 

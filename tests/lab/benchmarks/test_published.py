@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from muon_tutorial.errors import UsageError
-from scripts.lab.benchmarks.published.claim import Comparison, counted
-from scripts.lab.benchmarks.published.table import CLAIMS, as_data, as_markdown, compare_all, summary
+from scripts.lab.benchmarks.published.claim import Claim, Comparison, read_claims
+from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary
 from scripts.published import COMMAND
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
@@ -57,7 +57,7 @@ def test_only_what_the_reports_own_traces_contradict_has_another_sign(
 
 def test_every_sign_could_have_been_another() -> None:
     # No figure here is negative, so none lies below 0 or above infinity.
-    signed = [claim for claim in CLAIMS if claim.above is not None or claim.below is not None]
+    signed = [claim for claim in read_claims() if claim.above is not None or claim.below is not None]
     assert signed
     for claim in signed:
         assert {claim.holds_for(number) for number in (0.0, 1e9)} == {True, False}, claim.what
@@ -70,7 +70,9 @@ def test_twelve_predictions_of_seconds_are_within_a_quarter(compared: tuple[Comp
     assert sum(one.within is True for one in predicted) >= 12
 
 
-A_CLAIM = counted("bytes", 2.0, "×", "a paper", "https://x", "all", "nothing", lambda: 2.0, above=1.0)
+A_CLAIM = Claim(
+    "counted", "bytes", 2.0, "×", "a paper", "https://x", "all", "nothing", lambda: 2.0, above=1.0
+)
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,5 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        script.parse(["--device", "cuda"])
+    assert script.main(["--device", "cuda"]) == 2
     assert "no GPU that PyTorch can use" in capsys.readouterr().err

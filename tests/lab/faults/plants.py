@@ -23,7 +23,7 @@ def a_broken_package(rank: int, case: Case, folder: str) -> RankRecord:
 
     if rank == case.rank:
         vars(momentum)["momentum_update"] = wrong
-    return in_rank.play_alone(rank, case, folder)
+    return in_rank.play(rank, case, folder)
 
 
 def an_orphan(rank: int, case: Case, folder: str) -> RankRecord:

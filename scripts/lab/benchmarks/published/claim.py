@@ -5,11 +5,14 @@ Knows only numbers and words; every claim brings a function that computes our fi
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
 
 from muon_tutorial.errors import UsageError
 
@@ -29,8 +32,8 @@ class Claim:
     ``published`` is the number, as a fraction if ``unit`` is "%"; None if only words were published, which
     ``said`` then holds. ``given`` says whether everything that decides the figure was published (shapes; for
     seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in. ``ours`` computes
-    our side. ``why`` explains a difference, and is a function if the explanation contains figures. A
-    statement that could have turned out the other way lies ``above`` or ``below`` a number.
+    our side. ``why`` explains a difference, and is a function if the explanation contains figures. If the
+    figure also states a direction, it does so by lying ``above`` or ``below`` a number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.
@@ -72,9 +75,29 @@ class Claim:
         return self.why if isinstance(self.why, str) else self.why()
 
 
-counted: Callable[..., Claim] = partial(Claim, "counted")
-computed: Callable[..., Claim] = partial(Claim, "computed")
-seconds: Callable[..., Claim] = partial(Claim, "seconds")
+def read_claims() -> tuple[Claim, ...]:
+    """The claims of ``claims.json``, in its order.
+
+    There, a list names a function of this package, as module and name, and its arguments. ``from`` tells a
+    reader how a published number was computed.
+    """
+    held = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
+    return tuple(_claim(row, held["sources"]) for row in held["claims"])
+
+
+def _claim(row: dict[str, Any], links: dict[str, str]) -> Claim:
+    given: dict[str, Any] = {
+        name: _called(value) if isinstance(value, list) else value for name, value in row.items()
+    }
+    given.pop("from", None)
+    for name in ("published", "assumed"):
+        given[name] = given[name]() if callable(given[name]) else given[name]
+    return Claim(**given, link=links[row["source"]])
+
+
+def _called(call: list[Any]) -> Callable[[], Any]:
+    module, name = call[0].split(".")
+    return partial(getattr(import_module(f".{module}", __package__), name), *call[1:])
 
 
 @dataclass(frozen=True, slots=True)

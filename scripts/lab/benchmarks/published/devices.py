@@ -6,8 +6,9 @@ nothing is fitted to the figures that such a machine is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import json
+from dataclasses import replace
+from pathlib import Path
 
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine, Rates
@@ -18,50 +19,23 @@ REACHED = 0.8
 A100_PEAK, A100_MEMORY = 312e12, 2.039e12
 
 
-@dataclass(frozen=True, slots=True)
-class Datasheet:
-    """A device's datasheet: dense bf16 operations per second, memory bytes per second, and its link.
+def machine_of(name: str) -> Machine:
+    """One node of the devices with this name in ``datasheets.json``.
 
-    ``link`` is bytes per second in each direction to the other devices; ``source`` names the datasheet.
+    A datasheet has dense bf16 operations per second (``peak``), bytes per second of memory, and bytes per
+    second in each direction on the link to the other devices.
     """
-
-    name: str
-    peak: float
-    memory: float
-    link: float
-    source: str
-
-
-RTX_A4000 = Datasheet(
-    "RTX A4000 on PCIe 4.0 ×4",
-    76.7e12,
-    448e9,
-    16e9 * 4 / 8 * 128 / 130,
-    "NVIDIA RTX A4000 datasheet (153.4 TFLOP/s with sparsity, 448 GB/s); PCIe 4.0, 16 GT/s a lane",
-)
-MI250_DIE = Datasheet(
-    "one die of an Instinct MI250",
-    362.1e12 / 2,
-    3.2768e12 / 2,
-    200e9,
-    "AMD Instinct MI250 datasheet: 362.1 TFLOP/s bf16 and 3.28 TB/s for both dies; four links of 50 GB/s "
-    "each way between them",
-)
-
-
-def machine_of(sheet: Datasheet) -> Machine:
-    """One node of such devices."""
+    sheet = json.loads(Path(__file__).with_name("datasheets.json").read_text(encoding="utf-8"))[name]
     base = find_machine("a100-infiniband")
-    sources: Mapping[str, str] = {"gemm": sheet.source, "copy": sheet.source, "inside": sheet.source}
     return replace(
         base,
-        name=sheet.name,
-        gemm={dtype: _scaled(rates, sheet.peak / A100_PEAK) for dtype, rates in base.gemm.items()},
-        copy=_scaled(base.copy, sheet.memory / A100_MEMORY),
-        inside=Link(REACHED * sheet.link, base.inside.latency),
+        name=sheet["device"],
+        gemm={dtype: _scaled(rates, sheet["peak"] / A100_PEAK) for dtype, rates in base.gemm.items()},
+        copy=_scaled(base.copy, sheet["memory"] / A100_MEMORY),
+        inside=Link(REACHED * sheet["link"], base.inside.latency),
         between=None,
         memory=None,
-        sources=sources,
+        sources=dict.fromkeys(("gemm", "copy", "inside"), sheet["source"]),
     )
 
 

@@ -19,11 +19,8 @@ from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, repli
 from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model
 
-from .claim import Claim, counted
-
 ONE_LIST = 10**15  # more bytes than any model has
 DP = 64
-MEGATRON_BUCKET = max(40_000_000, 1_000_000 * DP) * 4  # fp32; Megatron-LM, distributed_data_parallel.py
 FLAGS = "gradient flags"
 BOUNDARY: Builder = partial(zero1, gather="boundary")
 
@@ -65,10 +62,11 @@ def lower_bound() -> float:
     return 1 + formulas.boundary_received(shared) / DP / float(adamw)
 
 
-def straddling(bucket: int) -> float:
+def straddling(bucket: int = ONE_LIST) -> float:
     """The fraction of the matrices that lie on several ranks, and so must be gathered.
 
-    ``bucket``: bytes of gradients that are cut over dp together.
+    ``bucket``: bytes of gradients that are cut over dp together. Megatron-LM's default is
+    ``max(40_000_000, 1_000_000 * DP)`` elements, here in fp32 (its ``distributed_data_parallel.py``).
     """
     ends = accumulate(4 * matrix.numel for matrix in moonlight())
     cut = groupby(zip(ends, moonlight(), strict=True), lambda pair: (pair[0] - 1) // bucket)
@@ -96,7 +94,7 @@ def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
 
 
 def fewer_collectives() -> float:
-    """Collectives of gather-and-repeat over those with one home rank per matrix, which has both domains."""
+    """Collectives of gather-and-repeat over those with one home rank per matrix, of both domains together."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
@@ -139,82 +137,3 @@ def saved_by_state(momentum: int) -> float:
 
 def _even(i: int) -> Matrix:
     return Matrix(i, f"layer {i}", (256, 256))
-
-
-PAPER = ("Liu et al. 2025, section 2.3", "https://arxiv.org/abs/2502.16982")
-BUCKETS = ("Megatron-LM, pull request 1428", "https://github.com/NVIDIA/Megatron-LM/pull/1428")
-HOMES = ("Megatron-LM, issue 6676", "https://github.com/NVIDIA/Megatron-LM/issues/6676")
-OWNED = ("torchtitan, pull request 3719", "https://github.com/pytorch/torchtitan/pull/3719")
-DION = ("Dion, issue 96", "https://github.com/microsoft/dion/issues/96")
-SAVED = (
-    "DeepSpeed's blog on Muon",
-    "https://github.com/deepspeedai/DeepSpeed/blob/master/blogs/muon-optimizer/README.md",
-)
-STATE = (
-    "State explains this much and no more, in fp32 or in bf16. The rest must be something else that is alive "
-    "at the peak, such as what AdamW's step allocates while it runs."
-)
-LISTED = f"Moonlight, experts and all, on dp={DP}; how many ranks there were was not published."
-
-CLAIMS: Sequence[Claim] = (
-    counted(
-        "Moonshot's Distributed Muon over ZeRO-1 AdamW, in bytes: the upper bound",
-        1.25, "×", *PAPER, "all",
-        f"Moonlight's dense matrices on dp={DP}, gradients and parameters in fp32, whole buckets gathered. "
-        "With bf16 parameters the same plan gives 4/3, all in bf16 3/2: the bound is one of fp32.",
-        upper_bound, above=1.0,
-    ),
-    counted(
-        "the same, as it usually is in practice",
-        1.0, "×", *PAPER, "all",
-        f"{LISTED} One list of all parameters, cut over dp; only matrices that straddle a cut are gathered.",
-        lower_bound, said="close to 1×", below=1.125,
-    ),
-    counted(
-        "matrices that need the extra gather where each bucket is cut over dp",
-        1.0, "%", *BUCKETS, "all",
-        f"{LISTED} Buckets as Megatron-LM's default makes them: the larger of 40 million elements and a "
-        "million a rank.",
-        partial(straddling, MEGATRON_BUCKET), said="every one", above=0.5,
-    ),
-    counted(
-        "the same where one list of all parameters is cut over dp",
-        None, "%", *BUCKETS, "some",
-        LISTED,
-        partial(straddling, ONE_LIST), said="very few", below=0.5,
-    ),
-    counted(
-        "collectives of a step, gather and repeat over one home rank a matrix",
-        76 / 4, "×", *HOMES, "all",
-        "Published is 76/276 → 4; we read 76 as gather and repeat, and 276 as the sharded iteration that we "
-        "have not. The production model was not: ours is chosen for its 76 matrices that tensor parallelism "
-        "cuts, 19 layers of Qwen3-235B-A22B, one gather each. With home ranks, one exchange each way for "
-        "these and one for the experts: all in one round, as there. Left out: ours asks once more, which "
-        "gradients exist.",
-        fewer_collectives, said="76 → 4", above=1.0,
-    ),
-    counted(
-        "bytes that the optimizer's step itself moves where matrices are owned, over gathering all of them",
-        0.0, "×", *OWNED, "all",
-        "64 equal matrices on 8 ranks, `layerwise` against `zero1` with whole buckets. Gradients reduced to "
-        "owners and parameters sent from them are not counted, as there: that is forward and backward.",
-        step_moves_nothing, below=1.0,
-    ),
-    counted(
-        "megabytes that a rank exchanges with each other, both ways: Dion2 at a quarter of the rows, 2 ranks",
-        642.0, "MB", *DION, "all",
-        "The published shapes, of eight layers of width 5120; `owner` over the rows that Dion2 selects, all "
-        "in one round, as there.",
-        partial(megabytes_to_an_owner, 2),
-        why="Theirs pads each rank's 16 matrices to 17.",
-    ),
-    *(
-        counted(
-            f"GiB a rank that Muon saves of AdamW's: Qwen2.5-3B, ZeRO-2, 8 A100s, momentum in {dtype}",
-            34.5 - 31.4, "GiB", *SAVED, "some",
-            f"The blog says that all of it is state: {size} bytes a hidden element, for AdamW's 8.",
-            partial(saved_by_state, size), STATE,
-        )
-        for size, dtype in ((4, "fp32"), (2, "bf16"))
-    ),
-)  # fmt: skip

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -24,9 +23,9 @@ from muon_tutorial.timing.recommend import ModelPlan, plan_model, read_sizes
 from muon_tutorial.timing.timed_world import TimedWorld
 from muon_tutorial.timing.timeline_cases import walk_ranks
 
-from .claim import TOLERANCE, Claim, seconds, shown
-from .devices import MI250_DIE, a800s, machine_of
-from .of_bytes import HOMES, in_one, megatron_domain
+from .claim import TOLERANCE, shown
+from .devices import a800s, machine_of
+from .of_bytes import in_one, megatron_domain
 from .of_work import operations
 
 
@@ -50,7 +49,7 @@ def two_dies() -> float:
 
     The share of Newton–Schulz on one device was published; forward and backward take the rest of that step.
     """
-    machine, share = machine_of(MI250_DIE), 0.68
+    machine, share = machine_of("MI250 die"), 0.68
     shapes = [*[(2048, 2048)] * 4, (5632, 2048), (5632, 2048), (2048, 5632)] * 4
     alone = [Matrix(i, f"m{i}", shape, dtype=torch.bfloat16) for i, shape in enumerate(shapes)]
     both = [replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in alone]  # tp cuts, and repeats the work
@@ -71,6 +70,16 @@ def adds(model: str, grid: str, machine: Machine) -> float:
     """Seconds that ``layerwise`` takes longer than ZeRO-1 AdamW over the same matrices."""
     plan = planned(model, grid, machine)
     return plan.estimates[0].seconds - plan.adamw
+
+
+def added_on_a800s() -> float:
+    """The same in milliseconds for Llama-3.1-8B on 128 A800s."""
+    return adds("llama-3.1-8b", "dp=128", a800s()) * 1e3
+
+
+def products_on_a800s() -> float:
+    """Milliseconds of Newton–Schulz's products on the busiest of 8 A800s, for Llama-3.1-8B."""
+    return planned("llama-3.1-8b", "dp=8", a800s()).estimates[0].product * 1e3
 
 
 def step_of(model: str, gpus: int, muon_rate: float) -> float:
@@ -102,10 +111,11 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
     )
 
 
-def grug(nodes: int, steps: int) -> float:
+def grug(nodes: int, steps: int, homes: int = 1) -> float:
     """Milliseconds for the experts of marin's Grug MoE: 256 in each of 26 layers, 32 of them on each GPU.
 
-    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates.
+    Rows are sharded over nodes; ``owner`` gathers whole matrices and scatters their updates. With several
+    ``homes``, each node keeps its share of whole matrices instead.
     """
     cuts = (("dp", Shard(0)),) if nodes > 1 else ()
     shapes = ((2560, 2560), (2560, 1280)) * 32
@@ -114,7 +124,7 @@ def grug(nodes: int, steps: int) -> float:
         for i, shape in enumerate(shapes)
     ]
     apart = replace(find_machine("h100-infiniband"), ranks_per_node=1)  # one rank of each node, as along dp
-    return 26e3 * walk_ranks(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds
+    return 26e3 * walk_ranks(in_one(owner, layer, Grid.of(dp=nodes)), apart, ns_steps=steps).seconds / homes
 
 
 def awaited_at_the_end() -> float:
@@ -152,113 +162,3 @@ def _step(parameter: Tensor) -> Tensor:
     momentum.lerp_(grad, 0.05)
     update = zeropower_via_newtonschulz(grad.lerp_(momentum, 0.95))
     return parameter.mul_(0.9).add_(update, alpha=-0.02)
-
-
-SHARDED = ("Megatron-LM, pull request 6683", "https://github.com/NVIDIA/Megatron-LM/pull/6683")
-TITAN = ("torchtitan, issue 3353", "https://github.com/pytorch/torchtitan/issues/3353")
-NVIDIA = (
-    "NVIDIA, on emerging optimizers in Megatron",
-    "https://developer.nvidia.com/blog/"
-    "advancing-emerging-optimizers-for-accelerated-llm-training-with-nvidia-megatron/",
-)
-GATHERS = ("KellerJordan/Muon, pull request 55", "https://github.com/KellerJordan/Muon/pull/55")
-MARIN = ("marin, issue 6493", "https://github.com/marin-community/marin/issues/6493")
-DMUON = ("DMuon (arXiv 2606.27153), its README", "https://github.com/X-Square-Robot/dmuon")
-NODE = (
-    "DMuon's benchmark on one node",
-    "https://github.com/X-Square-Robot/dmuon/blob/3322dd8bd6b51bd1877a0d6297f3274cc7c20387/"
-    "docs/llm_benchmark.md",
-)
-ON_B200 = (
-    "A DGX B200 of our file, since there is none of GB300; ZeRO-1 AdamW and `layerwise` by default options. "
-    "The step's length was not published: it follows from the operations a second that were Muon's."
-)
-LLAMA = "A100s of our file with an A800's links; `layerwise` over ZeRO-1 AdamW, by default options."
-
-CLAIMS: Sequence[Claim] = (
-    seconds(
-        "the optimizer's step, gather and repeat over one home rank a matrix: 16 ranks",
-        632 / 157, "×", *HOMES, "some",
-        "19 layers of Qwen3-235B-A22B on B200s, experts shared by 2 ranks: neither model nor links were "
-        "published. All dense matrices are in one round, as there, and each layer's experts in one.",
-        once_against_repeated,
-        "One home rank saves up to 16 times the work of dense matrices and up to twice that of experts: what "
-        "a model has of each decides.",
-        above=1.0,
-    ),
-    seconds(
-        "the same, as the pull request for it states",
-        264 / 139, "×", *SHARDED, "some", "As above.", once_against_repeated, above=1.0,
-    ),
-    seconds(
-        "throughput of two GPUs over one where every rank gathers and repeats",
-        1.50, "×", *TITAN, "some",
-        "Two dies of an MI250 by its datasheet, linked as within one package; four layers of width 2048 "
-        "(205 million elements of the published 220); the published share of 68 % for Newton–Schulz.",
-        two_dies,
-        "Which two dies, and so which link, was not published. Ours is the widest that an MI250 has; theirs "
-        "gathers parameter by parameter.",
-    ),
-    *(
-        seconds(
-            f"what Muon adds to {name}'s step: {gpus} GB300, {grid.replace(',', ', ')}",
-            published, "%", *NVIDIA, "some", ON_B200,
-            partial(added_part, model, gpus, rate, grid),
-            partial(why_slower, model, gpus, rate, grid, published),
-        )
-        for name, model, gpus, rate, grid, published in (
-            ("Kimi K2", "kimi-k2", 256, 51e12, "dp=64,ep=64,pp=4", 1051 / 1029 - 1),
-            ("Qwen3-30B-A3B", "qwen3-30b-a3b", 8, 35e12, "dp=8,ep=8", 713 / 686 - 1),
-        )
-    ),
-    seconds(
-        "a step that awaits each all_gather over one that awaits them at the end: 8 A100s",
-        1.20, "×", *GATHERS, "some",
-        "Llama-3.2-1B's matrices with fp32 parameters, for the published \"1B transformer\"; a DGX A100 of "
-        "our file.",
-        awaited_at_the_end, said="20 % faster",
-    ),
-    *(
-        seconds(
-            f"milliseconds that Muon adds to Llama-3.1-8B's step on 128 A800s, {runtime}",
-            muon - adamw, "ms", *DMUON, "some",
-            "A100s of our file with an A800's links; `layerwise` over ZeRO-1 AdamW, by default options. The "
-            "links between nodes were not published.",
-            lambda: adds("llama-3.1-8b", "dp=128", a800s()) * 1e3,
-            "Under HSDP, theirs sends to replicas during the next forward pass; ours is the same for both.",
-            said=f"{adamw} → {muon} ms",
-        )
-        for runtime, adamw, muon in (("FSDP", 1271, 1372), ("HSDP", 1348, 1412))
-    ),
-    seconds(
-        "milliseconds of Newton–Schulz at one owner a matrix: Llama-3.1-8B on 8 A800s",
-        261.7, "ms", *NODE, "all", "Products alone, five steps; the rank with most of them.",
-        lambda: planned("llama-3.1-8b", "dp=8", a800s()).estimates[0].product * 1e3,
-        "Ours is the quintic iteration, theirs its Gram form with symmetric kernels. By the same project's "
-        "table, that takes 12.7 ms on 4096 × 14336, half of ours.",
-    ),
-    seconds(
-        "milliseconds of three iterations over all experts: Grug MoE on 8 H100s, 59 % of their peak",
-        523.6, "ms", *MARIN, "all", "13,312 matrices, as published; with all others, theirs reaches 51 %.",
-        partial(grug, 1, 3),
-        "Theirs multiplies stacks of up to 512 matrices. In ours, each matrix runs alone, at the rate of its "
-        "smallest side.",
-    ),
-    seconds(
-        "the same on 32 H100s, where each rank keeps the matrices that it orthogonalizes",
-        161.0, "ms", *MARIN, "all", "As above, a quarter of the matrices on each node.",
-        lambda: grug(1, 3) / 4,
-    ),
-    seconds(
-        "the same on 32 H100s, updates brought back to FSDP's shards and applied",
-        406.0, "ms", *MARIN, "some",
-        "`owner`, which brings shards to one home a matrix and back, a layer's in one round; theirs brings "
-        "updates back alone, to two replicas of two shards. The links were not published.",
-        partial(grug, 4, 3),
-    ),
-    seconds(
-        "milliseconds that Muon adds to SGD's step: the same on 8 H100s, five iterations",
-        1492.0 - 438.0, "ms", *MARIN, "some", "The experts alone, as above.", partial(grug, 1, 5),
-        said="438 → 1492 ms",
-    ),
-)  # fmt: skip

@@ -5,15 +5,10 @@ Ours are computed on Gaussian matrices from a fixed seed, in float64, so that al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
-
 import torch
 from torch import Tensor
 
 from muon_tutorial.newton_schulz import DEFAULT_STEPS, KELLER_JORDAN
-
-from .claim import Claim, computed
 
 
 def quintic(X: Tensor, steps: int = DEFAULT_STEPS) -> Tensor:
@@ -57,39 +52,12 @@ def fused_off() -> float:
     return float((fused - apart).norm() / fused.norm())
 
 
-def part_of_norm(scale: float, rows: slice) -> float:
-    """The norm of some rows of the fused update, over their norm in the separate updates."""
+def part_of_norm(scale: float, first: int) -> float:
+    """The norm of the fused update's rows from ``first`` on, over their norm in the separate updates."""
     fused, apart = gate_and_up(scale)
-    return float(fused[rows].norm() / apart[rows].norm())
+    return float(fused[first:].norm() / apart[first:].norm())
 
 
-TENSOR_PARALLEL = ("DeepSpeed, issue 8437", "https://github.com/deepspeedai/DeepSpeed/issues/8437")
-GATED = ("Megatron-LM, pull request 6688", "https://github.com/NVIDIA/Megatron-LM/pull/6688")
-
-CLAIMS: Sequence[Claim] = (
-    computed(
-        "the update's relative error if each of two tensor-parallel shards is orthogonalized alone",
-        0.5273, "%", *TENSOR_PARALLEL, "all",
-        "A random 256 × 256 gradient, as there, halved by rows. On the gradient of a small Llama, the issue "
-        "measured 39 %.",
-        sharded_off, above=0.01,
-    ),
-    computed(
-        "the update's relative error if gate and up are fused into one matrix",
-        None, "%", *GATED, "some",
-        "No figure was published, only that this \"couples those projections\" and has \"the wrong matrix "
-        "geometry\". Ours is (688 + 688) × 256, Gaussian, relative to the fused update.",
-        fused_off, said="wrong geometry", above=0.01,
-    ),
-    computed(
-        "the same: norm of the two separate updates over the fused one's",
-        None, "×", *GATED, "some",
-        "As above. One tall matrix has 256 singular values near 1, and two have 512: hence √2.",
-        lambda: 1 / part_of_norm(1.0, slice(None)), said="wrong geometry", above=1.01,
-    ),
-    computed(
-        "the same: up's norm over its correct norm if gate's gradient is five times as large as up's",
-        None, "×", *GATED, "some", "As above. The larger gradient takes nearly all of the update.",
-        partial(part_of_norm, 5.0, slice(688, None)), said="coupled", below=0.99,
-    ),
-)  # fmt: skip
+def norm_apart() -> float:
+    """The norm of the two separate updates, over the fused update's."""
+    return 1 / part_of_norm(1.0, 0)
