@@ -14,10 +14,9 @@ from typing import Any
 def names_in(package: str, *files: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__`` and ``__dir__``; if several files have a name, the first file's is used.
 
-    >>> find, listed = names_in("muon_tutorial.learn.course", "series", "glossary")
-    >>> find("look_up")("ring").terms[0].lesson, "LESSONS" in listed()
-    ('03', True)
+    A string may name several files, with blanks in between.
     """
+    files = tuple(" ".join(files).split())
 
     def find(name: str) -> Any:
         for file in (name,) if name in files else () if name.startswith("__") else files:

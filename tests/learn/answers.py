@@ -44,10 +44,8 @@ def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..
     return test
 
 
-def assert_quiz(quiz: Exercise, right: Mapping[str, Any], wrong: Mapping[str, tuple[Any, str]]) -> None:
-    """Assert that the right numbers pass, and that for each wrong one the quiz names it and says why."""
+def assert_quiz(quiz: Exercise, right: Mapping[str, Any]) -> None:
+    """Assert that the right numbers pass, and that the quiz names each wrong one."""
     assert quiz.check(right)
-    for name, (number, says) in wrong.items():
-        message = message_of_wrong(quiz, {**right, name: number})
-        assert message.startswith(f"{name}:")
-        assert says in message
+    for name, number in right.items():
+        assert message_of_wrong(quiz, {**right, name: 2 * number + 1}).startswith(f"{name}: ")

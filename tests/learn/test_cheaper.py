@@ -17,7 +17,7 @@ from muon_tutorial.learn import cheaper as lesson
 from muon_tutorial.learn.cheaper import costs, exercises, late_rank, on_ranks, trace_events
 from muon_tutorial.learn.cheaper.costs import Setting
 
-from .answers import PASSES, assert_quiz, judged, message_of_wrong
+from .answers import PASSES, assert_quiz, judged
 
 GRIDS = [(3, 2), (4, 1)]
 
@@ -137,16 +137,14 @@ SUMS: list[tuple[Any, str]] = [
 
 
 def test_headlines_know_right_from_wrong() -> None:
-    right = lesson.right_headlines()
-    wrong = {name: (9.0, exercises._HEADLINE_HINTS[name]) for name in right}
-    assert_quiz(exercises.headlines_exercise(), right, wrong)
+    assert_quiz(exercises.headlines_exercise(), lesson.right_headlines())
 
 
 WRONG_WAITS: list[tuple[Any, str]] = [
-    (lambda flights: {each.rank: each.done - each.issued for each in flights}, "Nothing moves before"),
+    (lambda flights: {each.rank: each.done - each.issued for each in flights}, "No byte moves before"),
     (
         lambda flights: {each.rank: max(f.issued for f in flights) - each.issued for each in flights},
-        "Rank 0 was done before the last one asked",
+        "Rank 0 was done before rank 1 asked",
     ),
     (lambda flights: [0] * len(flights), "Give a dictionary"),
 ]
@@ -208,10 +206,7 @@ def test_the_quiz_knows_right_from_wrong() -> None:
         "gloo": 1.0,
         "Newton–Schulz": 1e3 * lesson.muon_step("all fp32", "layerwise").product,
     }
-    wrong = {"bf16": (1.5, "zero1 by AdamW's"), "gloo": (2.0, "last column"), "Newton–Schulz": (1, "product")}
-    quiz = exercises.quiz(counted, 2, 1)
-    assert_quiz(quiz, right, wrong)
-    assert "Still open" in message_of_wrong(quiz, {**right, "gloo": ...})
+    assert_quiz(exercises.quiz(counted, 2, 1), right)
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(1, 2), (5, 1)])

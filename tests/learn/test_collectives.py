@@ -98,8 +98,8 @@ def says(function: Callable, ranks: int, timeout: float = 5.0) -> str:
 
 
 WRONG_RINGS = [
-    (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, who holds it already"),
-    (made(more_rounds=1), "sends piece 1 to rank 1, who holds it already"),
+    (always_its_own, "Round 2: rank 0 sends piece 0 to rank 1, which holds it already"),
+    (made(more_rounds=1), "sends piece 1 to rank 1, which holds it already"),
     (made(more_rounds=-1), "Rank 0 returned no piece at place 1: that buffer was never filled"),
     (made(sent=lambda r, step: r - step - 1), "Round 1: rank 0 sends a buffer that holds no piece yet"),
     (lambda *given: solution(*given)[::-1], "at place 0. Pieces are in the order of ranks"),
@@ -128,8 +128,8 @@ def test_the_sum_of_the_reader_passes_and_says_its_bytes_beside_par() -> None:
     exercise = collectives.check_reduce_scatter(4)
     verdict = exercise.check(reduce_scatter)
     assert verdict
-    assert "Your all_reduce: 24,576 bytes; par 24,576." in verdict.message
-    assert "Your all_reduce: 61,440 bytes; par 24,576." in exercise.check(fetches_all).message
+    assert "Yours takes 24576 bytes in its all_reduce; par is 24576." in verdict.message
+    assert "Yours takes 61440 bytes in its all_reduce; par is 24576." in exercise.check(fetches_all).message
 
 
 def reduce_scatter(pieces: list[Tensor], rank: int, ranks: int) -> Tensor:
@@ -210,7 +210,7 @@ def test_a_broadcast_sends_the_whole_tensor() -> None:
 
 
 def test_a_rank_that_gets_another_piece_has_not_got_through() -> None:
-    run = collectives.run_setting(lambda mine, rank, ranks, first: mine, ("send",) * 4)
+    run = collectives.run_setting(lambda mine, rank, ranks, first: mine, ("send",) * 4, "gloo")
     assert not collectives.has_arrived(run)
 
 
@@ -229,11 +229,7 @@ def test_the_prediction_and_the_quiz_know_right_from_wrong(ranks: int) -> None:
     stuck = collectives.guess_stuck()
     for wrong, says in ((1, "too few"), (5, "the rest can follow"), ("many", "whole number")):
         assert_wrong(stuck, wrong, says)
-    assert_quiz(
-        collectives.quiz(ranks),
-        {"messages": count, "share": 0.5, "bytes": 3_500_000},
-        {"messages": (count + 1, "on a ring"), "share": (1, "Divide"), "bytes": (7_000_000, "formula(")},
-    )
+    assert_quiz(collectives.quiz(ranks), {"messages": count, "share": 0.5, "bytes": 3_500_000})
 
 
 def test_a_wire_is_fitted_through_exact_times_and_never_negative() -> None:

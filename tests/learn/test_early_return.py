@@ -13,11 +13,10 @@ from muon_tutorial import Grid
 from muon_tutorial.engine.collective import Start, Wait, Walk
 from muon_tutorial.learn import early_return as lesson
 from muon_tutorial.learn.early_return import exercises, loops, missing_wait
-from muon_tutorial.learn.exercises.judge import Exercise
 from muon_tutorial.worlds.local import LocalWorld
 
 from ..exhaustive import left_out
-from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
+from .answers import assert_quiz, assert_wrong, judged
 
 RANKS = [2, 3]
 
@@ -69,7 +68,7 @@ WRONG_LOOPS = [
         lambda count, gather, work, window: lesson.prefetch(count, gather, work, window + 1),
         "yours holds 2 at once",
     ),
-    (lesson.one_by_one, "window 2: yours takes 25 ms; 17 are possible"),
+    (lesson.one_by_one, "window 2: yours takes 25 ms; 17 ms are enough"),
     (forgets_the_wait, "work was given a ticket"),
     (lambda count, *rest: lesson.prefetch(count - 1, *rest), "your loop works on [0, 1, 2, 3]"),
     (mixes_tickets_up, "on rank 0 work(0, …) got another matrix"),
@@ -102,8 +101,8 @@ def test_the_reference_and_another_way_to_write_it_pass(ranks: int) -> None:
 
 @pytest.mark.parametrize("window", [1, 2, 9])
 def test_a_loop_gives_the_bits_of_one_process_in_any_window(window: int) -> None:
-    held, walks = loops.real_walks(lesson.prefetch, 5, window, 3, 7)
-    LocalWorld(Grid.of(dp=3)).run(walks)
+    held = [loops.RealMatrices(rank, 3, 7) for rank in range(3)]
+    LocalWorld(Grid.of(dp=3)).run([lesson.prefetch(5, it.gather, it.work, window) for it in held])
     assert [loops.first_wrong(each, 5) for each in held] == [None] * 3
     held[1].updates[3] = held[1].updates[3] + 2**-6
     assert loops.first_wrong(held[1], 5) == 3
@@ -126,7 +125,7 @@ WRONG_WAITS = [
     (11, "leaving[i]", "still comes out wrong"),
     (12, "leaving[i - 2]", "still comes out wrong"),
     (7, "coming[i]", "still comes out wrong"),
-    (4, "leaving[i - 1]", "The bits are right, but it takes 58 ms; 50 are possible"),
+    (4, "leaving[i - 1]", "The bits are right, but it takes 58 ms; 50 ms are enough"),
     (9, "leaving[i - 1]", "that share used the *other* buffer"),
     (10, " leaving[ i-1 ]", "that share used the *other* buffer"),
     (1, "leaving[i - 2]", "one of the lines 2 to 13"),
@@ -185,11 +184,7 @@ def test_a_late_backend_reads_when_a_rank_waits() -> None:
 
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_quiz_knows_right_from_wrong(ranks: int) -> None:
-    right = {"endless": 14, "held": 3, "exposed": 2}
-    wrong = {"endless": (12, "larger window"), "held": (2, "asked for ahead"), "exposed": (0, "hides")}
-    quiz: Exercise = exercises.quiz(ranks)
-    assert_quiz(quiz, right, wrong)
-    assert "Still open" in message_of_wrong(quiz, {**right, "held": ...})
+    assert_quiz(exercises.quiz(ranks), {"endless": 14, "held": 3, "exposed": 2})
 
 
 def test_a_larger_window_saves_time_on_a_link_costs_memory_and_saves_nothing_on_one_core() -> None:

@@ -1,21 +1,11 @@
-"""Pictures can be read and have the same bytes for the same data; what each rank holds."""
+"""Pictures can be read, and say in words and letters what each rank holds."""
 
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from muon_tutorial import Grid, Matrix, Plan, Shard, replicated, zero1
 from muon_tutorial.learn.pictures import colours
-from muon_tutorial.learn.pictures.holdings import (
-    RankBoxes,
-    compute_holdings,
-    momentum_holdings,
-    name_contents,
-    say_held,
-    weight_holdings,
-)
+from muon_tutorial.learn.pictures.holdings import RankBoxes, name_contents, say_held
 from muon_tutorial.plan.layout import Box
 
 SHAPE = (12, 8)
@@ -49,39 +39,10 @@ def test_ink_can_be_read_on_every_fill_and_fills_differ() -> None:
 def test_what_is_held_is_said_without_rows_that_are_not_there() -> None:
     assert say_held(RankBoxes(0, (Box((0, 0), SHAPE),)), SHAPE) == "the whole matrix"
     past_the_end = Box((12, 0), (0, 8))
-    assert say_held(RankBoxes(1, (past_the_end,), "L"), SHAPE) == "nothing"
-    assert say_held(RankBoxes(1, (), "L"), SHAPE) == "nothing"
-    one_row = RankBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end), "L")
-    assert say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1 (bytes L)"
-
-
-SIZES = st.integers(1, 12)
-RANKS = st.integers(1, 4)
-
-
-def plan_of(builder: object, shape: tuple[int, int], dp: int, tp: int, dim: int = 1) -> Plan:
-    first, second = ("tp", Shard(0)), ("tp", Shard(dim))
-    matrices = [Matrix(0, "first", (5, 7), (first,)), Matrix(1, "second", shape, (second,))]
-    return builder(matrices, Grid.of(dp=dp, tp=tp))  # type: ignore[operator]
-
-
-@given(rows=SIZES, columns=SIZES, dp=RANKS, tp=RANKS, dim=st.sampled_from((0, 1)))
-def test_zero1_momentum_has_one_holder_for_each_element(
-    rows: int, columns: int, dp: int, tp: int, dim: int
-) -> None:
-    held = momentum_holdings(plan_of(zero1, (rows, columns), dp, tp, dim), 1)
-    count = torch.zeros(rows, columns, dtype=torch.int64)
-    for item in held:
-        for box in item.boxes:
-            count[box.slices] += 1
-    assert (count == 1).all()
-
-
-def test_replicated_momentum_is_copied_as_the_weight_is_and_newton_schulz_sees_all_where_it_works() -> None:
-    plan = plan_of(replicated, (6, 8), 2, 2)
-    assert momentum_holdings(plan, 1) == weight_holdings(plan, 1)
-    held = compute_holdings(plan_of(zero1, (6, 8), 2, 2), 1)
-    assert {box.shape for item in held for box in item.boxes} == {(6, 8)}
+    assert say_held(RankBoxes(1, (past_the_end,)), SHAPE) == "nothing"
+    assert say_held(RankBoxes(1, ()), SHAPE) == "nothing"
+    one_row = RankBoxes(1, (Box((3, 0), (1, 8)), Box((4, 0), (1, 2)), past_the_end))
+    assert say_held(one_row, SHAPE) == "row 3, all columns and row 4, columns 0 to 1"
 
 
 def test_contents_are_named_by_their_bytes_and_letters_do_not_run_out() -> None:

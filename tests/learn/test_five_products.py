@@ -61,7 +61,7 @@ def without_norm(G: Tensor) -> Tensor:
 
 
 WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
-    (partial(all_of_it, lay=False), "Right, and dear"),
+    (partial(all_of_it, lay=False), "Right, but costly"),
     (partial(all_of_it, turn=False), "Was it turned back?"),
     (partial(all_of_it, least=0.0), "zeros gives NaN"),
     (partial(all_of_it, steps=4), "That is 4 steps, not 5."),
@@ -126,13 +126,7 @@ def test_the_bounds_know_right_from_wrong(steps: int) -> None:
 def test_the_quiz_knows_right_from_wrong(steps: int) -> None:
     gflop = steps * (4 * 768**2 * 3072 + 2 * 768**3) / 1e9
     right = {"growth": 3.4445**steps, "products": 3 * steps, "gflop": gflop, "norm": 0.5}
-    wrong = {
-        "growth": (9, "multiplies"),
-        "products": (steps, "@"),
-        "gflop": (1, "flops"),
-        "norm": (0.25, "add up to 1"),
-    }
-    assert_quiz(five_products.quiz(steps), right, wrong)
+    assert_quiz(five_products.quiz(steps), right)
 
 
 @pytest.mark.parametrize("steps", STEPS)

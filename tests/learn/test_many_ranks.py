@@ -7,7 +7,7 @@ import pytest
 from muon_tutorial.learn.many_ranks import exercises, scaling
 from muon_tutorial.timing.recommend import plan_model
 
-from .answers import assert_quiz, assert_wrong, message_of_wrong
+from .answers import assert_quiz, assert_wrong
 
 
 def test_a_step_is_what_the_planner_says_of_it() -> None:
@@ -55,6 +55,4 @@ def test_neither_ring_is_sooner() -> None:
 def test_the_quiz_knows_right_from_wrong() -> None:
     first, *_, last = scaling.steps()
     right = {"idle": 1488, "floor": 1000 * last.floor, "latency": last.latency / first.latency}
-    wrong = {"idle": (560, "idle_owners"), "floor": (0.06, "milliseconds"), "latency": (512, "Divide")}
-    assert_quiz(exercises.quiz(), right, wrong)
-    assert "Still open" in message_of_wrong(exercises.quiz(), {**right, "idle": ...})
+    assert_quiz(exercises.quiz(), right)

@@ -143,7 +143,7 @@ WRONG_CLIPS: list[tuple[Any, str]] = [
     ),
     (
         lambda gradients, limit: [each.to_local().mul_(1 / 64) for each in gradients],
-        "All multiplied with 0.0156",
+        "All multiplied by 0.0156",
     ),
     (lambda gradients, limit: [each.to_local().mul_(1 / 8) for each in gradients], "was shortened"),
 ]
@@ -166,7 +166,7 @@ test_a_wrong_clip_is_told_what_is_wrong_with_it = pytest.mark.live(
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks of which one has been killed."""
     folder = tmp_path_factory.mktemp("killed")
-    assert lives.start(folder, (2, 1), replace(JOB, victim=1))
+    assert lives.start(folder, (2, 1), replace(JOB, victim=1), Port(), False, "gloo", lives.PATIENCE)
     lives.keep_copy(folder)
     return folder
 
@@ -191,9 +191,7 @@ def test_ranks_that_do_not_save_together_are_told_so() -> None:
     exercise = lesson.check_survival(2, 1, JOB, Port, timeout=4.0)
     assert_wrong(exercise, ports.on_rank_0_only, port.load, "some of them never called it")
     assert_wrong(exercise, ports.torch_save, port.load, "there was no checkpoint of step 2")
-    assert_wrong(
-        exercise, port.save, ports.nothing_asked, "there nothing has been saved. Hint: manager.latest_step()"
-    )
+    assert_wrong(exercise, port.save, ports.nothing_asked, "Hint: Then manager.latest_step()")
     assert_wrong(exercise, port.save, ports.no_step_returned, "load returned None; the loop needs the next")
 
 
@@ -210,7 +208,7 @@ def test_a_life_can_be_read_from_what_a_killed_run_left(killed: Path) -> None:
 @pytest.mark.live
 def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
     grid = 3, 1
-    life, others = lives.life_of(*grid, JOB)
+    life, others = lives.life_of(*grid, JOB, Port())
     assert life.last.grid == port.other_grid(*grid) != grid
     assert lives.ends_alike(others)
     assert others.same_grid.last.begin == 2
@@ -221,9 +219,7 @@ def test_what_is_the_same_to_the_bit_is_what_the_lesson_says() -> None:
     assert ends[0] == pytest.approx(ends[1], abs=1e-2)
     assert "run, the end of the run: the same bits in" in lesson.draw_bits(bits).alt
     assert life.taken_twice == 1
-    right = {"twice": 1, "files": grid[0], "too_long": grid[0] ** 0.5}
-    wrong: Any = {"twice": (3, "taken_twice"), "files": (1, "tensor_files"), "too_long": (4, "clipped_alone")}
-    assert_quiz(lesson.quiz(life), right, wrong)
+    assert_quiz(lesson.quiz(life), {"twice": 1, "files": grid[0], "too_long": grid[0] ** 0.5})
 
 
 def test_one_process_runs_the_same_four_functions_without_any_rank(tmp_path: Path) -> None:

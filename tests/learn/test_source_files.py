@@ -113,7 +113,7 @@ def test_a_lesson_has_every_name_that_its_notebook_uses(source: Path) -> None:
 
 
 def test_names_are_listed_and_a_wrong_one_is_refused() -> None:
-    assert {"ring_all_gather", "run_gather", "check_ring", "explore_sum"} <= set(dir(collectives))
+    assert {"ring_all_gather", "run_sum", "check_ring", "explore_sum"} <= set(dir(collectives))
     with pytest.raises(AttributeError, match="collectives' has no attribute 'fasted'"):
         collectives.fasted
 

@@ -72,8 +72,7 @@ def gpt_matrices(
 
 def plans_of(dp: int, tp: int) -> dict[str, Plan]:
     """A plan of the three small matrices for each strategy, and one that gathers only at boundaries."""
-    grid = Grid.of(dp=dp, tp=tp)
-    return {name: build(small_matrices(), grid) for name, build in BUILDERS.items()}
+    return {name: build(small_matrices(), Grid.of(dp=dp, tp=tp)) for name, build in BUILDERS.items()}
 
 
 def entries_of_rank(plan: Plan) -> int:
@@ -83,7 +82,7 @@ def entries_of_rank(plan: Plan) -> int:
 
 
 def touched_entries(plan: Plan, at: Coordinate) -> int:
-    """Entries of this rank's pieces of the matrices that it orthogonalizes."""
+    """Entries that a rank holds of the matrices that it orthogonalizes."""
     return sum(
         entry.matrix.box(at).numel
         for bucket in plan.buckets
@@ -93,7 +92,7 @@ def touched_entries(plan: Plan, at: Coordinate) -> int:
 
 
 def rows_of(ledger: Ledger, rank: int) -> dict[str, int]:
-    """Bytes that a rank sent by the ledger, per phase; phases that sent nothing are left out."""
+    """Bytes that a rank sent according to the ledger, by phase; phases without bytes are left out."""
     return {row.phase: row.ring for row in ledger.rows(rank) if row.ring and row.phase != FLAGS}
 
 
@@ -127,12 +126,10 @@ def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
 
 
 @cache
-def bills_at(
-    dp: int, tp: int, dtype: str, gather: Gather, megabytes: int
-) -> tuple[StepBill, StepBill, float]:
-    """AdamW's bill, Muon's, and how often a matrix is orthogonalized on average, for a GPT on a grid."""
+def bills_at(dp: int, tp: int, dtype: str, gather: Gather, size: int) -> tuple[StepBill, StepBill, float]:
+    """AdamW's bill, Muon's, and how many ranks orthogonalize a matrix on average; buckets of ``size`` MB."""
     matrices, grid = gpt_matrices(dtypes=DTYPES[dtype]), Grid.of(dp=dp, tp=tp)
-    plan = zero1(matrices, grid, gather=gather, round_bytes=megabytes * 1_000_000)
+    plan = zero1(matrices, grid, gather=gather, round_bytes=size * 1_000_000)
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     runs = sum(len(entry.workers) for entry in entries) * tp / len(entries)
     return adamw_bill(plan), bill_of("Muon, zero1", plan), runs

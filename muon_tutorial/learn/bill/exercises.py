@@ -22,7 +22,7 @@ Bill = Callable[[int, int, int, int], Mapping[str, int]]
 def runs_exercise(dp: int, tp: int) -> Exercise:
     """The prediction: how many ranks run Newton–Schulz on the matrix o, by strategy."""
     right = costs.runs_of(plans_of(dp, tp), "o")
-    lies = "Where does o lie in the bucket? Every slice that has a part of it works on it."
+    lies = "Where does o lie in the bucket? Every rank whose slice has a part of o works on all of o."
     position = "One dp position owns it, and all tp ranks at that position work on it."
     return guesses(
         ("replicated", right["replicated"], "Every rank does everything."),
@@ -39,7 +39,6 @@ _BILL_HINTS = (
     "A rank passes on tp − 1 pieces of every matrix that it works on, in bfloat16.",
     "New weights are fp32, and every rank needs all slices.",
 )
-"""One for each phase of the bill."""
 
 
 def bill_exercise(dp: int, tp: int) -> Exercise:
@@ -65,10 +64,8 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
                 if came[phase] is ...:
                     return Diagnosis(f"{phase} is still open.")
                 if came[phase] != due.get(phase, 0):
-                    said = (
-                        f"{where}, {phase}: yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}."
-                    )
-                    return Diagnosis(said, (hint,))
+                    counted = f"yours {came[phase]:,} bytes, the ledger's {due.get(phase, 0):,}"
+                    return Diagnosis(f"{where}, {phase}: {counted}.", (hint,))
         return None
 
     def mine(bill: Bill) -> float:
@@ -82,7 +79,7 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
-    """The exercise's reference: how many entries of a matrix a dp position sends to each other one."""
+    """The exercise's reference: how many entries of a matrix one dp position sends to each of the others."""
     held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
     return [held[place] if held[p] and p != place else 0 for p in range(dp)]
 
@@ -113,7 +110,7 @@ def sends_exercise() -> Exercise:
 def quiz(dp: int, tp: int) -> Exercise:
     plans = plans_of(dp, tp)
     saved = bill_of("", plans["zero1"]).total - bill_of("", plans["zero1, boundary"]).total
-    slices = "How many slices have a part of up? Each of them on all tp ranks."
+    slices = "How many slices have a part of up? For each of them, all tp ranks work on up."
     return numbers(
         ("saved", saved, "Subtract the totals of two lines: zero1, and zero1, boundary."),
         ("state", bill_of("", plans["zero1"]).state, "counted[0] knows: the state of zero1 on rank 0."),
@@ -122,5 +119,4 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: runs, bill, boundary gather, quiz."""
     return (runs_exercise(dp, tp), bill_exercise(dp, tp), sends_exercise(), quiz(dp, tp))

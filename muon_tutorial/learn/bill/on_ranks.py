@@ -44,7 +44,7 @@ Fetched = tuple[int, bool | None]
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
     """Gather the shared matrix with split sizes from ``sends``. Must be called by all ranks.
 
-    ``sends(matrix, length, place, dp)`` returns how many entries a dp position sends to each other one.
+    ``sends(matrix, length, place, dp)`` returns how many entries one dp position sends to each of the others.
     """
     torch.set_num_threads(1)
     world, plan = LiveWorld(build_mesh({"dp": dp, "tp": tp})), plan_of(dp, tp)
@@ -69,7 +69,6 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
 
 
 def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
-    """What one rank's ledger counted, by strategy and phase."""
     lines = [f"{'strategy':16} {'phase':26} {'bytes sent':>12}"]
     for name, found in counted[rank].items():
         lines += [f"{name:16} {phase:26} {sent:12,}" for phase, sent in found.sent.items()]
@@ -77,7 +76,6 @@ def say_counted(counted: Sequence[Mapping[str, Counted]], rank: int = 0) -> str:
 
 
 def say_fetched(fetched: Sequence[Fetched]) -> str:
-    """What each rank sent, and whether it got the whole matrix, in words."""
     lines = []
     for rank, (sent, whole) in enumerate(fetched):
         holds = "does not work on it" if whole is None else f"holds all of it: {whole}"

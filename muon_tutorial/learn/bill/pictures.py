@@ -15,19 +15,14 @@ from . import costs
 from .costs import AVERAGE, BOUNDARY, DTYPES, Gather, StepBill, adamw_bill, bill_of, plans_of
 
 _WIDTH = 900
-_NUMBER = {
-    AVERAGE: "1",
-    "gradient reduce_scatter": "1",
-    "gradient reduce": "1",
-    "dp gather": "2",
-    "tp gather": "3",
-    "updates all_reduce": "6",
-    "update broadcast": "6",
-    "gather to owners": "2",
-    "scatter from owners": "6",
-    "parameter all_gather": "7",
-    "parameter broadcast": "7",
+_PHASES = {
+    "1": (AVERAGE, "gradient reduce_scatter", "gradient reduce"),
+    "2": ("dp gather", "gather to owners"),
+    "3": ("tp gather",),
+    "6": ("updates all_reduce", "update broadcast", "scatter from owners"),
+    "7": ("parameter all_gather", "parameter broadcast"),
 }
+_NUMBER = {phase: number for number, phases in _PHASES.items() for phase in phases}
 _FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
 _LEGEND = "1 average the gradients · 2 dp gather · 3 tp gather · 6 share the updates · 7 parameter all_gather"
 DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
@@ -40,8 +35,7 @@ def hero() -> Picture:
     plans |= {"round_robin": round_robin(matrices, grid), "replicated": replicated(matrices, grid)}
     bills = [adamw_bill(plans["zero1"]), *(bill_of(name, plan) for name, plan in plans.items())]
     size = f"{sum(matrix.numel for matrix in matrices) / 1e6:.0f} million entries"
-    title = f"Bytes that one rank sends in a step: a GPT of {size}, {grid}"
-    return draw_bills(bills, title, "hero")
+    return draw_bills(bills, f"Bytes that one rank sends in a step: a GPT of {size}, {grid}", "hero")
 
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
@@ -49,40 +43,39 @@ def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
     figure, axes = blank(_WIDTH, 78 + 46 * len(bills), title)
     most, words = max(1, *(bill.total for bill in bills)), []
     for number, bill in enumerate(bills):
-        y = 42 + 46 * number
-        write(axes, 16, y + 16, bill.name)
-        _draw_bar(axes, 160, y, 560 * bill.total / most, bill, ADAMW if not number else MUON)
         times = f"{bill.total / bills[0].total:.2f} ×" if bills[0].total else ""
-        write(axes, 160 + 560 * bill.total / most + 8, y + 16, f"{_bytes(bill.total)}   {times}")
+        _draw_bar(axes, number, 560 * bill.total / most, bill, f"{_bytes(bill.total)}   {times}")
         parts = ", ".join(f"{phase} {_bytes(sent)}" for phase, sent in bill.sent.items())
         words.append(f"{bill.name}: {_bytes(bill.total)}, {times} ({parts or 'nothing'})")
     write(axes, 16, 56 + 46 * len(bills), _LEGEND, color=QUIET)
     return finish(figure, f"bill-{name}", f"{title}. {'. '.join(words)}.")
 
 
-def _draw_bar(axes: Axes, x: float, y: float, width: float, bill: StepBill, edge: str) -> None:
+def _draw_bar(axes: Axes, number: int, width: float, bill: StepBill, said: str) -> None:
+    x, y, edge = 160.0, 42 + 46 * number, MUON if number else ADAMW
+    write(axes, 16, y + 16, bill.name)
     for phase, sent in bill.sent.items():
-        wide, number = width * sent / max(1, bill.total), _NUMBER[phase]
-        rectangle(axes, x, y, wide, 32, _FILL[number], edgecolor=edge, linewidth=1.8)
+        wide, phase_number = width * sent / max(1, bill.total), _NUMBER[phase]
+        rectangle(axes, x, y, wide, 32, _FILL[phase_number], edgecolor=edge, linewidth=1.8)
         if wide > 14:
-            centred(axes, x + wide / 2, y + 16, number, 12, weight="bold")
+            centred(axes, x + wide / 2, y + 16, phase_number, 12, weight="bold")
         x += wide
+    write(axes, 160 + width + 8, y + 16, said)
 
 
 def _bytes(number: float) -> str:
     return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number:,.0f} B"
 
 
-def draw_small_bills(dp: int, tp: int, rank: int = 0) -> Picture:
-    """The bills of the three small matrices for one rank."""
+def draw_small_bills(dp: int, tp: int) -> Picture:
     plans = plans_of(dp, tp)
     order = (BOUNDARY, "zero1", "round_robin", "replicated")
-    bills = [adamw_bill(plans["zero1"], rank), *(bill_of(name, plans[name], rank) for name in order)]
-    return draw_bills(bills, f"Bytes that rank {rank} sends in a step, dp={dp}, tp={tp}", f"small-{rank}")
+    bills = [adamw_bill(plans["zero1"]), *(bill_of(name, plans[name]) for name in order)]
+    return draw_bills(bills, f"Bytes that rank 0 sends in a step, dp={dp}, tp={tp}", "small-0")
 
 
 def draw_boundary(dp: int, tp: int) -> Picture:
-    """The bucket of the three matrices, its slices, and what the first slice's rank fetches in each way."""
+    """The bucket of the three matrices, its slices, and what rank 0 fetches with each of the two gathers."""
     plan = plans_of(dp, tp)["zero1"]
     [bucket] = plan.buckets
     at = plan.grid.at(0)
@@ -123,16 +116,13 @@ def draw_boundary(dp: int, tp: int) -> Picture:
 
 
 def draw_at(dp: int, tp: int, dtype: str, gather: Gather, bucket: int) -> Picture:
-    """The bill of a GPT on a grid and AdamW's, and where Muon's is larger or smaller."""
+    """AdamW's and Muon's bills for a GPT on a grid, and how much larger or smaller Muon's is."""
     adamw, muon, runs = costs.bills_at(dp, tp, dtype, gather, MEGABYTES[bucket])
     title = f"dp={dp}, tp={tp}, {dtype}, gather {gather}, buckets of {MEGABYTES[bucket]} MB"
     figure, axes = blank(_WIDTH, 300, title)
     most = 2.0 * adamw.total
     for number, bill in enumerate((adamw, muon)):
-        y, width = 42 + 46 * number, 600 * min(1.0, bill.total / most)
-        write(axes, 16, y + 16, bill.name)
-        _draw_bar(axes, 160, y, width, bill, ADAMW if not number else MUON)
-        write(axes, 160 + width + 8, y + 16, _bytes(bill.total))
+        _draw_bar(axes, number, 600 * min(1.0, bill.total / most), bill, _bytes(bill.total))
     write(axes, 16, 146, _LEGEND, color=QUIET)
     more = (muon.total / adamw.total - 1) * 100
     less = (muon.state / adamw.state - 1) * 100
@@ -149,7 +139,6 @@ def draw_at(dp: int, tp: int, dtype: str, gather: Gather, bucket: int) -> Pictur
 
 
 def explore_bills(live: bool = True) -> Shell | Picture:
-    """Play through bucket sizes, with buttons for dp, tp, dtypes and gather: a bill compared with AdamW's."""
     still = draw_at(4, 2, "all fp32", "all", 1)
     buttons = {"dp": choice("dp", DPS), "tp": choice("tp", TPS), "dtype": choice("dtypes", list(DTYPES))}
     buttons["gather"] = choice("gather", ("all", "boundary"))

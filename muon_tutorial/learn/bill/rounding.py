@@ -1,4 +1,4 @@
-"""Lesson 10: why two runs that add in different orders drift apart, and how far off a sum can be."""
+"""Lesson 10: why two runs that add in different orders drift apart, and how wrong a sum can be."""
 
 from __future__ import annotations
 
@@ -16,24 +16,14 @@ from ..the_mirror.on_ranks import MATRICES, local_gradients
 Matrices = Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class SumError:
-    """Mean gradients compared with exact ones: how many entries are rounded, and by how much."""
-
-    rounded: int
-    count: int
-    largest: float
-    of_bound: float
-
-
-def sum_error(gradients: Matrices, seed: int, dp: int) -> SumError:
-    """How far gradients that were averaged over dp are from the exact mean, computed in float64."""
+def sum_error(gradients: Matrices, seed: int, dp: int) -> tuple[Tensor, float]:
+    """Each entry's error from the exact mean over dp, and the largest error in parts of its bound."""
     places = [local_gradients(seed, place) for place in range(dp)]
     parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
     sums = {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
     errors = torch.cat([(gradients[n].double() - sums[n].total / dp).abs().flatten() for n in MATRICES])
     of_bound = max(gradient_error(gradients[name], sums[name], dp) for name in MATRICES)
-    return SumError(int((errors > 0).sum()), errors.numel(), float(errors.max()), of_bound)
+    return errors, of_bound
 
 
 def mean_of(seed: int, texts: int) -> dict[str, Tensor]:
@@ -43,11 +33,10 @@ def mean_of(seed: int, texts: int) -> dict[str, Tensor]:
 
 
 def say_sum(seed: int, texts: int) -> str:
-    """The error of a sum in fp32 and its bound, in words."""
-    error = sum_error(mean_of(seed, texts), seed, texts)
+    errors, of_bound = sum_error(mean_of(seed, texts), seed, texts)
     return (
-        f"entries         {error.count}, of which not the exact mean: {error.rounded}\n"
-        f"largest error   {error.largest:.1e}; in parts of its bound: {error.of_bound:.3f}"
+        f"entries         {errors.numel()}, of which not the exact mean: {int((errors > 0).sum())}\n"
+        f"largest error   {float(errors.max()):.1e}; in parts of its bound: {of_bound:.3f}"
     )
 
 
@@ -67,15 +56,15 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
     )
 
 
-def nudged(gradients: Matrices, name: str = "o") -> dict[str, Tensor]:
-    """The same gradients, with the entry nearest to a rounding edge of bfloat16 moved over that edge."""
-    grad = gradients[name].clone()
+def nudged(gradients: Matrices) -> dict[str, Tensor]:
+    """The same gradients, but the entry of o that is nearest to a rounding edge of bfloat16 is over it."""
+    grad = gradients["o"].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())
     number, before = grad.view(-1)[place], _first_input(grad).bfloat16()[place].clone()
     while _first_input(grad).bfloat16()[place] == before:
         number.copy_(torch.nextafter(number, number * 2))
-    return {**gradients, name: grad}
+    return {**gradients, "o": grad}
 
 
 def _first_input(grad: Tensor) -> Tensor:
@@ -84,7 +73,7 @@ def _first_input(grad: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """One gradient entry moved over a rounding edge: by how much, and how many weights changed, how far."""
+    """How far one gradient entry was moved, how many weights this changed, and how far."""
 
     by: float
     weights: int
@@ -104,7 +93,7 @@ class Nudge:
 
 
 def nudge(seed: int, texts: int) -> Nudge:
-    """Move one entry of o's gradient over a rounding edge, and take a step with and without this."""
+    """Take a step, and take it again with one entry of o's gradient moved over a rounding edge."""
     gradients = mean_of(seed, texts)
     other = nudged(gradients)
     one, two = step_alone(gradients, seed), step_alone(other, seed)

@@ -1,7 +1,4 @@
-"""Lesson 15, evidence in a run's notes: the first rung that differs from the oracle, and waiting ranks.
-
-Pure functions of a run: nothing here starts a rank.
-"""
+"""Lesson 15, evidence in a run's notes: the first rung that differs from the oracle, and waiting ranks."""
 
 from __future__ import annotations
 
@@ -47,8 +44,8 @@ def rungs(run: TrainingRun) -> list[Rung]:
 
 def hash_of(results: Any) -> str:
     """Six hex digits that stand for all bits of a rung."""
-    parts = [each.numpy().tobytes() for each in results.values()]
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:6]
+    raw = b"".join(each.numpy().tobytes() for each in results.values())
+    return hashlib.sha256(raw).hexdigest()[:6]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +197,7 @@ def say_flight(run: TrainingRun, rank: int, last: int = 4) -> str:
     """One rank's last entries in PyTorch's flight recorder: kind, group, number in the group, sizes."""
     entries = run.reports[rank].flight[-last:]
     if not entries:
-        return "nothing recorded: set TORCH_FR_BUFFER_SIZE before ranks start; old torch has none for Gloo"
+        return "nothing recorded: set TORCH_FR_BUFFER_SIZE before ranks start; old torch has no Gloo calls"
     return "\n".join(
         f"{each['profiling_name']:<18} group {each['process_group'][0]:<3} call "
         f"{each['collective_seq_id']:<3} sizes {each['input_sizes']}"

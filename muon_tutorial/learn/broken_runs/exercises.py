@@ -42,7 +42,7 @@ _RESTARTED = """\
             self.lr = self.lr / 2
 """
 
-PATIENTS: dict[str, tuple[Lines, ...]] = {
+PLANTED: dict[str, tuple[Lines, ...]] = {
     "hang": (("range(1, steps + 1)", "range(1, steps + 1 - (self.rank == 2))"),),
     "lie": ((_SHARE, _RESTARTED + _SHARE),),
     "A": (("return self.seed\n", "return self.seed + self.rank\n"),),
@@ -67,13 +67,13 @@ STORIES = {
     "G": "Each rank sorted by its own norms. That hid a second mistake: place 0 shared every matrix.",
 }
 """What is told of a mistake after the repair."""
-LETTERS = tuple(letter for letter in PATIENTS if len(letter) == 1)
+LETTERS = tuple(letter for letter in PLANTED if len(letter) == 1)
 
 
 def file_of(name: str, dp: int, tp: int, seed: int) -> str:
-    """The loop's file with a patient's mistake in it."""
+    """The loop's file with one run's mistake in it."""
     text, (low, high) = inspect.getsource(Loop), _thresholds(dp, seed)
-    for sound, broken in PATIENTS[name]:
+    for sound, broken in PLANTED[name]:
         assert text.count(sound) == 1, sound
         text = text.replace(sound, broken.format(low=low, high=high) if "{" in broken else broken)
     return text
@@ -81,7 +81,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """A low and a high threshold; only one dp position's loss passes each, and only in one step."""
+    """A low and a high threshold; each is passed by the loss of one dp position only, in one step only."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -135,10 +135,10 @@ class Clinic:
         check_grid(self.dp, self.tp)
 
     def run(self, name: str) -> TrainingRun:
-        """The run of a patient's unrepaired file.
+        """The run of a broken file, unrepaired.
 
         Raises:
-            UsageError: there is no patient of that name.
+            UsageError: there is no run of that name.
         """
         self._text(name)
         if name not in self.kept:
@@ -148,10 +148,10 @@ class Clinic:
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
-        """A patient's file with line numbers, or one method of it.
+        """A broken file with line numbers, or one method of it.
 
         Raises:
-            UsageError: there is no patient of that name, or no such method.
+            UsageError: there is no run of that name, or no such method.
         """
         lines = tuple(enumerate(self._text(name).splitlines(), 1))
         starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
@@ -163,15 +163,14 @@ class Clinic:
         return Listing(lines[max(0, first - 1) : stop - 1])
 
     def check(self, name: str, repair: Any) -> AnswerVerdict:
-        """Run a patient's file with some lines replaced: {number: new line}; "nothing" changes no line.
+        """Run a broken file with some lines replaced: {number: new line}; "nothing" changes no line.
 
         Raises:
-            UsageError: there is no patient of that name.
+            UsageError: there is no run of that name.
         """
         self._text(name)
         if name not in self.exercises:
-            judge_it = functools.partial(self._judge, name)
-            self.exercises[name] = Exercise(judge_it, praise=STORIES[name])
+            self.exercises[name] = Exercise(functools.partial(self._judge, name), praise=STORIES[name])
         verdict = self.exercises[name].check(repair)
         ran = self.kept.get(f"{name}, repaired")
         if ran is None or verdict.passed is None:
@@ -179,7 +178,7 @@ class Clinic:
         return replace(verdict, picture=draw_ladder(ran))
 
     def _text(self, name: str) -> str:
-        if not isinstance(name, str) or name not in PATIENTS:
+        if not isinstance(name, str) or name not in PLANTED:
             raise UsageError(f"there is no run {name!r}. The runs are {', '.join(LETTERS)}.")
         return file_of(name, self.dp, self.tp, self.seed)
 
@@ -209,11 +208,7 @@ class Clinic:
 
 
 def with_lines(text: str, repair: Mapping[int, str]) -> str:
-    """A file with some lines replaced. A new line keeps the indentation of the old one; "" deletes it.
-
-    >>> with_lines("if x:\\n    a\\n    b\\n", {2: "c", 3: ""})
-    'if x:\\n    c\\n'
-    """
+    """A file with some lines replaced. A new line keeps the indentation of the old one; "" deletes it."""
     lines = text.splitlines()
     for number, line in repair.items():
         old = lines[number - 1]
@@ -234,7 +229,6 @@ def judge(run: TrainingRun) -> Diagnosis | None:
 
 
 def open_clinic(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> Clinic:
-    """The broken files of a grid."""
     return Clinic(dp, tp, seed, backend)
 
 
@@ -247,8 +241,7 @@ def guess() -> Exercise:
         if rung != "share":
             return f"rung: {rung} does not use the learning rate. Which phase multiplies with it?"
         if agree is not True:
-            why = "each matrix has one owner, and all copies take its rows. So they agree, wrong or not."
-            return f"agree: {why}"
+            return "agree: a matrix has one owner, and all copies take its rows. So they agree, wrong or not."
         return None
 
     return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
@@ -264,7 +257,7 @@ def quiz(hang: TrainingRun, lie: TrainingRun) -> Exercise:
     spot, waiting = first_difference(lie), sum(bool(report.stuck) for report in hang.reports)
     agree, step = int(copies_agree(lie)), spot.step if spot else 0
     return numbers(
-        ("waiting", waiting, "Count who gave up: sum(bool(report.stuck) for report in hang.reports)."),
+        ("waiting", waiting, "Count those that gave up: sum(bool(report.stuck) for report in hang.reports)."),
         ("agree", agree, "1 if the copies of the lying run agree: lesson.copies_agree(lie)."),
         ("step", step, "In which step of the lying run's ladder is the first red rung?"),
     )

@@ -80,16 +80,13 @@ class TrainingRun:
 
 
 @functools.cache
-def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int], dict[str, Tensor]]:
-    """Every result of a sound run in one process, by step, rung and dp position (-1: the same on all).
-
-    It has no ranks, groups or calls, so it cannot hang or disagree with itself.
-    """
+def oracle(dp: int, seed: int) -> dict[tuple[int, str, int], dict[str, Tensor]]:
+    """Every result of a sound run in one process, by step, rung and dp position (-1: the same on all)."""
     with measure.one_thread():
         weights = training_rank.initial_weights(seed)
         memory = {name: torch.zeros_like(weight) for name, weight in weights.items()}
         found = {(0, "start", ALL): weights}
-        for step in range(1, steps + 1):
+        for step in range(1, STEPS + 1):
             batches = [training_rank.batches_of(seed, step, place) for place in range(dp)]
             own = [training_rank.loss_and_gradients(weights, each)[1] for each in batches]
             found |= {(step, "gradient", place): each for place, each in enumerate(own)}
@@ -103,9 +100,7 @@ def oracle(dp: int, seed: int, steps: int = STEPS) -> dict[tuple[int, str, int],
     return found
 
 
-def run_file(
-    text: str, dp: int, tp: int, seed: int = 0, backend: str = "gloo", name: str = "the run"
-) -> TrainingRun:
+def run_file(text: str, dp: int, tp: int, seed: int, backend: str, name: str) -> TrainingRun:
     """Train on real ranks with the loop in ``text``; ranks that wait too long give up."""
     reports = launch(train, dp * tp, args=(dp, tp, seed, text), backend=backend, timeout=PATIENCE)
     return TrainingRun(dp, tp, seed, tuple(reports), name)
@@ -132,7 +127,6 @@ def flight() -> tuple[Mapping[str, Any], ...]:
     """This process's entries in PyTorch's flight recorder; empty if the recorder is off or missing."""
     try:
         dump: Any = torch._C._distributed_c10d
-        text = dump._dump_fr_trace_json(True, False)
-        return tuple(json.loads(text)["entries"])
+        return tuple(json.loads(dump._dump_fr_trace_json(True, False))["entries"])
     except Exception:  # a private function: if it fails, the lesson goes on without it
         return ()

@@ -1,7 +1,7 @@
 """Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads.
 
 In the film of a step, ranks in a local world send a number that is 0 while all is well, and 1 after the
-fault; each sum spreads it to its group.
+fault. Each sum spreads the 1 to its group.
 """
 
 from __future__ import annotations
@@ -39,13 +39,6 @@ def hero() -> Picture:
     return draw_edges(edges, grid, found["guilty"], source, "broken_runs-hero")
 
 
-def recording_of(run: TrainingRun) -> str:
-    """The data of a run that the first picture needs, as JSON."""
-    edges = [[each.waiter, each.awaited, each.step, each.phase] for each in waits(run)]
-    guilty = next(rank for rank, report in enumerate(run.reports) if not report.stuck)
-    return json.dumps({"dp": run.dp, "tp": run.tp, "waits": edges, "guilty": guilty}) + "\n"
-
-
 def draw_waits(run: TrainingRun, guilty: int = -1) -> Picture:
     """Which ranks wait for which in a run that hangs; edges to ``guilty`` are red."""
     title = f"{run.name[0].upper()}{run.name[1:]}, just now, on {run.grid.world_size} real processes"
@@ -63,14 +56,13 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         at = grid.at(rank)
         place[rank] = (width / 2 + across * (at["tp"] - (grid.size("tp") - 1) / 2), 72 + down * at["dp"])
     for edge in edges:
-        start = place[edge.waiter]
-        stop = place[edge.awaited]
+        start, stop = place[edge.waiter], place[edge.awaited]
         marked = edge.awaited == guilty
         colour, shrink = WRONG if marked else INK, 20 if start[0] == stop[0] else 42
         ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
         thick = 3.2 if marked else 1.5
         arrow(axes, start, stop, color=colour, linewidth=thick, mutation_scale=20, zorder=4, **ends)
-        along, aside = 0.42, 0.075  # the bend's place: this part of the way along, and this far beside it
+        along, aside = 0.42, 0.075  # where the arrow bends: its share of the way, and its distance beside it
         bend_x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
         bend_y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
         box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}
@@ -81,9 +73,8 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         rectangle(axes, x - 52, y - 21, 104, 42, fill, linewidth=2.4 if rank == guilty else 1.0, zorder=6)
         centred(axes, x, y - 7, f"rank {rank}", 11.5, weight="bold", zorder=7)
         centred(axes, x, y + 10, "waits" if rank in stuck else "is gone", zorder=7)
-    said = [str(edge) for edge in edges]
     blame = f" The edges to rank {guilty} are marked: it should be there." if guilty >= 0 else ""
-    waiting = "; ".join(said) or "no rank waits"
+    waiting = "; ".join(map(str, edges)) or "no rank waits"
     return finish(figure, name, f"{title}. Which rank waits for which: {waiting}.{blame}")
 
 
@@ -132,7 +123,7 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     for row, name in enumerate(CALLS):
         y = top + row * high
         write(axes, 16, y + high / 2 - 4, name, 11)
-        for group in (group for link, group in now.links if link == name):  # who have just called each other
+        for group in (group for link, group in now.links if link == name):  # they have just called each other
             ends = [left + wide * (each + 0.5) for each in (group[0], group[-1])]
             axes.plot(ends, [y + high / 2 - 4] * 2, color=INK, linewidth=3, zorder=3)
         for each in range(ranks):
@@ -142,11 +133,9 @@ def draw_spread(dp: int, tp: int, rank: int, phase: str, fault: str, moment: int
     end = now.end or ("the step has ended" if moment >= len(film) - 1 else "")
     below = textwrap.fill(end, (left + wide * ranks) // 9)
     write(axes, 16, top + high * len(CALLS) + 24, below, 11, color=WRONG if now.end else QUIET)
-    said = [
-        f"rank {each}: {', '.join(f'{name} {_state(now, (name, each))[1]}' for name in CALLS)}"
-        for each in range(ranks)
-    ]
-    alt = f"Moment {moment}: rank {rank} {what} {phase}. {'; '.join(said)}. {end}"
+    words = ([f"{name} {_state(now, (name, each))[1]}" for name in CALLS] for each in range(ranks))
+    said = "; ".join(f"rank {each}: {', '.join(told)}" for each, told in enumerate(words))
+    alt = f"Moment {moment}: rank {rank} {what} {phase}. {said}. {end}"
     return finish(figure, f"broken_runs-spread-{rank}-{phase}-{fault}-{moment}", alt)
 
 
@@ -159,15 +148,12 @@ def _state(now: Moment, cell: tuple[str, int]) -> tuple[str, str]:
 
 
 def explore_spread(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """Choose a rank, a phase and a fault, and play one step, call by call."""
     last, draw = moments_of(dp, tp), functools.partial(draw_spread, dp, tp)
     still = draw_spread(dp, tp, 2, "average", "wrong", last)
     ranks, phases = rank_choice(dp * tp), choice("phase", list(CALLS))
     ranks.value, phases.value = 2, "average"
-    return play(draw, last, still, live, rank=ranks, phase=phases, fault=choice("fault", SPREADS))
-
-
-SPREADS = {"a wrong number": "wrong", "a skipped call": "skips"}
+    faults = choice("fault", {"a wrong number": "wrong", "a skipped call": "skips"})
+    return play(draw, last, still, live, rank=ranks, phase=phases, fault=faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +201,7 @@ def _program(mine: int, rank: int, phase: str, fault: str) -> Walk:
                 continue
             wrong = 1.0
         numbers = torch.tensor([wrong])
-        label = Label(name)
-        told = yield Collective("all_reduce", CALLS[name], numbers.dtype, numbers, 1, label)
+        told = yield Collective("all_reduce", CALLS[name], numbers.dtype, numbers, 1, Label(name))
         wrong = float(told.any())
 
 

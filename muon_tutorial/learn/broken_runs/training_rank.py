@@ -32,6 +32,7 @@ CALLS = {"load": ("tp",), "average": ("dp",), "gather": ("tp",), "share": ("dp",
 """The phases of a step in which ranks call each other, in the order of the program, and the axes of each."""
 
 Matrices = Mapping[str, Tensor]
+Batch = tuple[Tensor, Tensor]
 
 
 def initial_weights(seed: int) -> dict[str, Tensor]:
@@ -40,20 +41,18 @@ def initial_weights(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) / shape[1] ** 0.5 for name, shape in SHAPES.items()}
 
 
-def batch(seed: int, step: int, place: int, number: int) -> tuple[Tensor, Tensor]:
+def batch(seed: int, step: int, place: int, number: int) -> Batch:
     """Inputs and targets of one small batch that a dp position reads in a step."""
     generator = torch.Generator().manual_seed(((seed * 1009 + step) * 101 + place) * 11 + number)
     return torch.randn(ROWS, 16, generator=generator), torch.randn(ROWS, 16, generator=generator)
 
 
-def batches_of(seed: int, step: int, place: int) -> list[tuple[Tensor, Tensor]]:
+def batches_of(seed: int, step: int, place: int) -> list[Batch]:
     """All batches that a dp position reads in a step, in their order."""
     return [batch(seed, step, place, number) for number in range(BATCHES)]
 
 
-def loss_and_gradients(
-    weights: Matrices, batches: list[tuple[Tensor, Tensor]]
-) -> tuple[float, dict[str, Tensor]]:
+def loss_and_gradients(weights: Matrices, batches: list[Batch]) -> tuple[float, dict[str, Tensor]]:
     """The loss and the gradients of all matrices, summed over the batches in the given order."""
     total, summed = 0.0, {name: torch.zeros_like(weight) for name, weight in weights.items()}
     for inputs, targets in batches:
@@ -103,7 +102,6 @@ class RankNotes:
     updates: dict[str, Tensor]
 
     def own_seed(self) -> int:
-        """The seed of this rank's weights."""
         raise NotImplementedError
 
     def __init__(self, rank: int, dp: int, tp: int, seed: int) -> None:
@@ -123,15 +121,11 @@ class RankNotes:
         groups = {ranks: dist.new_group(list(ranks)) for ranks in members}
         return groups[self.at.group(*axes)]
 
-    # A rank's notes.
-
     def keep(self, rung: str, results: Matrices) -> None:
-        """Keep copies of a phase's results."""
         self.notes.rungs[self.step, rung] = {name: each.detach().clone() for name, each in results.items()}
 
     @contextmanager
     def calling(self, phase: str, what: Sequence[str] = ()) -> Iterator[dist.ProcessGroup]:
-        """Note when a call to other ranks begins and ends."""
         group = self.groups[phase]
         ranks = tuple(dist.get_process_group_ranks(group))
         self.notes.calls.append(CallNote(self.step, phase, ranks, ", ".join(what), time.time()))
@@ -153,7 +147,7 @@ class RankNotes:
 
 
 def check_grid(dp: int, tp: int) -> None:
-    """Refuse a grid that is too small for this lesson, or that its matrices do not fit.
+    """Refuse a grid that is too small for this lesson, or that cannot cut its matrices evenly.
 
     Raises:
         UsageError: an axis is shorter than 2, or tp does not divide the rows of all matrices.

@@ -21,13 +21,14 @@ from ...plan.exchange import LocalShards
 from ...plan.strategies import STRATEGIES as ALL
 from ...plan.strategies import Builder, layerwise
 from ...timing.commands import find_machine
-from ...timing.machine import Machine
 from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 from ...timing.step_cost import StepEstimate, estimate, estimate_adamw
 from ..bill.costs import BOUNDARY, DTYPES, bill_of, gpt_matrices
 
-MODEL, MACHINE, RANKS = "llama-3.2-1b", "h100-infiniband", 8
+MODEL, RANKS = "llama-3.2-1b", 8
+machine = cache(partial(find_machine, "h100-infiniband"))
+"""The machine from whose file all seconds are computed."""
 ROUND_BYTES = 400_000_000
 STRATEGIES: Mapping[str, Builder] = {
     "zero1": partial(zero1, cut="bucket"),
@@ -39,17 +40,11 @@ LINKS = {"full speed": 1.0, "1 / 8": 1 / 8, "1 / 64": 1 / 64}
 TOKENS = tuple(2**power for power in range(15, 23))
 """Tokens per step, all ranks together."""
 FEWER = {"1.1 ×": 1.1, "as many": 1.0, "2 ×": 2.0}
-"""AdamW's steps over Muon's, to the same loss.
+"""AdamW's number of steps divided by Muon's, both to the same loss.
 
 Wen et al. 2025 (arXiv 2509.02046) find 1.1 at 1.2 billion parameters; Liu et al. 2025 (arXiv 2502.16982)
 report 2 for compute-optimal training.
 """
-
-
-@cache
-def machine() -> Machine:
-    """The machine from whose file all seconds are computed."""
-    return find_machine(MACHINE)
 
 
 @cache
@@ -100,7 +95,7 @@ def _source() -> str:
 class Setting:
     """What is compared: dtypes of weights and gradients, tokens per step, bandwidth relative to the file's.
 
-    ``fewer`` is AdamW's number of steps over Muon's, to the same loss; 1 compares single steps.
+    ``fewer`` is AdamW's number of steps to a loss divided by Muon's; 1 compares single steps.
     """
 
     dtypes: str = "all fp32"
@@ -116,17 +111,15 @@ class Setting:
 
     @property
     def adamw(self) -> StepEstimate:
-        """AdamW's step, with the link speed in the file."""
         return adamw_step(self.dtypes)
 
     @property
     def muon_seconds(self) -> float:
-        """Seconds of training with Muon per step that AdamW takes to the same loss."""
+        """Seconds that Muon trains for each of AdamW's steps, if both train to the same loss."""
         return (forward_backward(self.tokens) + self.muon.seconds_at(self.bandwidth)) / self.fewer
 
     @property
     def adamw_seconds(self) -> float:
-        """Seconds of a training step with AdamW."""
         return forward_backward(self.tokens) + self.adamw.seconds_at(self.bandwidth)
 
 
@@ -150,11 +143,7 @@ class Waterfall:
         return self.last / self.first
 
     def say(self, number: float, sign: str = "") -> str:
-        """A number in the unit."""
         return f"{number / self.unit:{sign}.3g} {self.unit_name}".replace("-", "−")
-
-
-FEWER_STEPS = "fewer steps"
 
 
 def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
@@ -172,7 +161,7 @@ def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> 
     """The same changes, and what fewer steps save of the total."""
     if fewer == 1.0:
         return changes
-    return {**changes, FEWER_STEPS: (first + sum(changes.values())) * (1 / fewer - 1)}
+    return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
 
 
 def _sent(at: Setting) -> Waterfall:
@@ -196,8 +185,6 @@ def _seconds(at: Setting) -> Waterfall:
 
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
 """The range in which a break-even is searched, relative to the file's bandwidth."""
-Lead = Callable[[float], float]
-"""Seconds by which Muon is ahead, by bandwidth."""
 
 
 def lead(at: Setting, bandwidth: float) -> float:
@@ -206,8 +193,8 @@ def lead(at: Setting, bandwidth: float) -> float:
     return there.adamw_seconds - there.muon_seconds
 
 
-def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """The bandwidth at which a lead changes sign, or None if it does not.
+def break_even(lead: Callable[[float], float], slowest: float, fastest: float) -> float | None:
+    """The bandwidth at which a lead in seconds changes sign, or None if it does not.
 
     Seconds are bytes over bandwidth, plus a part that no link shortens: linear in 1 / bandwidth.
     """
@@ -221,19 +208,15 @@ def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
 def say_break_evens() -> str:
     """For some settings, which optimizer is ahead on slow and on fast links, and where that changes."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
-    for at in settings_tried():
+    tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
+    for dtypes, strategy, tokens in tried:  # with and without a break-even
+        at = Setting(dtypes, tokens, 1.0, strategy, FEWER["1.1 ×"])
         turn = break_even(partial(lead, at), SLOWEST, FASTEST)
         slow, fast = ("Muon" if lead(at, end) > 0 else "AdamW" for end in (SLOWEST, FASTEST))
         below = f"{slow} on every link" if turn is None else f"{slow} below {say_bandwidth(turn)}"
         said = below if turn is None else f"{below}, {fast} above"
-        rows.append(f"{at.dtypes:14}{at.strategy:12}{at.tokens:12,}   {said}")
+        rows.append(f"{dtypes:14}{strategy:12}{tokens:12,}   {said}")
     return "\n".join(rows)
-
-
-def settings_tried() -> list[Setting]:
-    """Settings with and without a break-even."""
-    tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
-    return [Setting(dtypes, tokens, 1.0, strategy, FEWER["1.1 ×"]) for dtypes, strategy, tokens in tried]
 
 
 def say_bandwidth(part: float) -> str:
@@ -247,7 +230,7 @@ _TRAVELS = {
     "updates": "^update|scatter from",
     "weights": "^parameter",
 }
-"""What travels in a step, in order, and a pattern for the phases in which it does."""
+"""What a step sends, in order, and a pattern for the names of the phases that send it."""
 CUT_BUCKETS = 'zero1, cut="bucket"'
 BUILDERS: Mapping[str, Builder] = {
     **ALL,
@@ -265,7 +248,7 @@ CHOICES = {
     "owner": "Momentum lies as the weights do; one rank of the grid works. For FSDP2, and any other cut.",
     "owner_per_replica": "The same in each replica. For HSDP with slow links between replicas.",
 }
-"""Who keeps the momentum of a matrix and who orthogonalizes it, by strategy, and when to take it."""
+"""Who keeps the momentum of a matrix and who orthogonalizes it, by strategy, and when to use which."""
 
 
 def say_strategies(dp: int, tp: int) -> str:

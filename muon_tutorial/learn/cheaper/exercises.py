@@ -18,6 +18,7 @@ from ...evidence.predict import predict
 from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
+from ..bill.costs import entries_of_rank
 from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, first, numbers, value_of
 from . import on_ranks, trace_events
 from .costs import Setting, lead, muon_step
@@ -37,14 +38,13 @@ def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
     return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
 
 
-_AT_HOME = "Each gradient travels to its owner and each weight back from there. Momentum stays at home."
 _BYTES_HINTS = {
     "AdamW": (
         "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends a slice, "
         "entries / dp, to each of dp − 1 others: together (dp − 1) × entries, times the bytes of an entry.",
     ),
     "zero1": ("As AdamW, and a gather of the momentum, which is bfloat16 whatever the gradients are.",),
-    "layerwise": (_AT_HOME,),
+    "layerwise": ("Each gradient travels to its owner, and each weight back. Momentum stays at home.",),
 }
 
 
@@ -60,7 +60,7 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
 
 @cache
 def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes that the ranks of the first dp group together send, by the plans."""
+    """The bytes that the ranks of the first dp group together send, according to the plans."""
     item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
     entries = length_of(dp, tp)
     found = {"AdamW": int(dp * zero1_adamw(dp, entries, item, item))}
@@ -73,8 +73,7 @@ def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
 
 def length_of(dp: int, tp: int) -> int:
     """Entries of the lesson's bucket at one tp position, padding included."""
-    plan = plan_of(dp, tp)
-    return plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
+    return entries_of_rank(plan_of(dp, tp))
 
 
 def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Diagnosis | None:
@@ -128,9 +127,8 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
         return f"Return all weights of the bucket, {len(due[0]):,} entries. Yours is {shape!r}."
     if not all(map(torch.equal, came, due)):
         if all(map(torch.equal, came, step_in_one_process(_undivided, dp, tp, seed)[0])):
-            said = "AdamW got the sum of all gradients, not their mean"
-            hint = "bucket.summands says how many were summed."
-            return Diagnosis(f"{said}: its step hardly shows that, eps apart.", (hint,))
+            said = "AdamW got the sum of all gradients, not their mean. The steps differ only because of eps."
+            return Diagnosis(said, ("bucket.summands says how many gradients were summed.",))
         if off := max(float((mine - came[0]).abs().max()) for mine in came[::tp]):
             return f"The ranks of a dp group end with different weights, by up to {off:.1e}."
         return "The ranks agree, and have other weights than AdamW's."
@@ -142,7 +140,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
 
 
 def _checked(step: StepOfAdamW) -> StepOfAdamW:
-    """The reader's step; its errors become messages with the line."""
+    """The reader's step, whose errors become messages."""
 
     def walk(*given: Any) -> Walk:
         asked = value_of(step, *given)
@@ -219,10 +217,10 @@ def _flights(*times: tuple[int, int]) -> list[Flight]:
     return [Flight(rank, *named, group, 0, *issued_done) for rank, issued_done in enumerate(times)]
 
 
-_DONE_EARLY = "Rank 0 was done before the last one asked. So it did not wait for it."
+_DONE_EARLY = "Rank 0 was done before rank 1 asked, so it did not wait for rank 1."
 WAIT_CASES: Sequence[tuple[str, list[Flight], str]] = (
-    ("Rank 2 comes last", _flights((0, 90), (30, 90), (70, 92)), "Nothing moves before the last has asked."),
-    ("All come together", _flights((5, 50), (5, 50)), "Nobody waits; all of it is transfer."),
+    ("Rank 2 comes last", _flights((0, 90), (30, 90), (70, 92)), "No byte moves before rank 2 has asked."),
+    ("All come together", _flights((5, 50), (5, 50)), "No rank waits; all of it is transfer."),
     ("Rank 0 only sends, and is done early", _flights((0, 20), (60, 80)), _DONE_EARLY),
 )
 

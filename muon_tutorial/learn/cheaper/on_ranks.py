@@ -141,7 +141,6 @@ def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
 
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:
-    """What a dp group's ledgers counted, compared with AdamW's, in words."""
     lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that a dp group sends along dp"]
     for dtype, found in together(counted, tp).items():
         base = found[ADAMW]

@@ -25,7 +25,6 @@ def hero() -> Picture:
 
 
 def draw_waterfalls(at: Setting, name: str) -> Picture:
-    """Bytes, time and memory of a setting, each as a waterfall from AdamW to Muon."""
     falls = costs.waterfalls(at)
     rows = [len(fall.changes) + 2 for fall in falls]
     where = f"{MODEL} on one node, {RANKS} ranks"
@@ -81,7 +80,6 @@ def _draw_bar(
 
 
 def explore_costs(live: bool = True) -> Shell | Picture:
-    """Play through tokens per step, with buttons for dtypes, links, strategy and steps saved."""
 
     def draw(tokens: int, dtypes: str, link: float, strategy: str, fewer: float) -> Picture:
         at = Setting(dtypes, TOKENS[tokens], link, strategy, fewer)

@@ -48,7 +48,7 @@ class TraceSummary:
 
     @property
     def sum_over_names(self) -> int:
-        """The time that a sum over names gives."""
+        """The durations of all events with such a name, added up."""
         return sum(row.total for row in self.matched)
 
     @property
@@ -58,7 +58,7 @@ class TraceSummary:
 
     @property
     def times_counted(self) -> float:
-        """The number of events summed by name per collective."""
+        """How many events the sum over names counts for each collective."""
         return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
 
 
@@ -98,10 +98,6 @@ class StepSizes:
     ranks: int
     straddling: int
 
-    def all_reduced(self) -> Fraction:
-        """Bytes a rank sends if DDP all-reduces fp32 gradients of the whole model on a ring."""
-        return formulas.ddp_adamw(self.world, self.whole, 4)
-
     def zero1_adamw(self) -> Fraction:
         """Bytes a rank sends in ZeRO-1 AdamW, with gradients and parameters in fp32."""
         return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
@@ -113,10 +109,6 @@ class StepSizes:
     def tp_gather(self) -> int:
         """Bytes received over tensor parallelism, in bf16."""
         return self.straddling * 2
-
-    def momentum_gather(self) -> Fraction:
-        """Bytes received over data parallelism, in bf16: the part of Muon's bytes that the trace shows."""
-        return formulas.rho(self.ranks) * self.shard * 2
 
 
 def step_sizes(adamw: TraceSummary, muon: TraceSummary) -> StepSizes:
@@ -135,9 +127,11 @@ def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
     """Muon's bytes over AdamW's: as the two runs moved them, and at equal settings."""
     sizes = step_sizes(adamw, muon)
     zero1, with_tp = sizes.zero1_muon(), sizes.zero1_muon() + sizes.tp_gather()
-    moved = sizes.momentum_gather() + sizes.tp_gather()
+    # Muon's traces show only bf16 gathers; DDP all-reduces the whole model's fp32 gradients
+    moved = formulas.rho(sizes.ranks) * sizes.shard * 2 + sizes.tp_gather()
+    all_reduced = formulas.ddp_adamw(sizes.world, sizes.whole, 4)
     return (
-        _bytes("what these two runs moved, a step: not the same work", moved, sizes.all_reduced()),
+        _bytes("what these two runs moved, a step: not the same work", moved, all_reduced),
         _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, sizes.zero1_adamw()),
         _bytes("and with Muon's gather over tp", with_tp, sizes.zero1_adamw()),
     )

@@ -13,6 +13,8 @@ from .published_traces import SOURCE, TraceSummary, compare_bytes, packaged_summ
 GATHER = "ncclDevKernel_AllGather_RING_LL"
 PRODUCT = "ampere_bf16_s16816gemm_bf16_128x128"
 US = 1000  # nanoseconds
+report = packaged_summaries
+"""The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
 Waited = Callable[[Sequence[Flight]], Mapping[int, int]]
 """For one collective: nanoseconds that each rank waited."""
 
@@ -55,11 +57,6 @@ def communicating(events: Iterable[TraceEvent]) -> int:
     return measure(covered(at_work(events)))
 
 
-def report() -> dict[str, TraceSummary]:
-    """The numbers from the report's four traces, by run; times are nanoseconds over five steps."""
-    return packaged_summaries()
-
-
 FIELDS: Mapping[str, tuple[str, Callable[[TraceSummary], int]]] = {
     "sum_over_names": ("all events with such a name", lambda run: run.sum_over_names),
     "kernels": ("communication kernels alone", lambda run: run.kernels),
@@ -96,14 +93,13 @@ def right_headlines() -> dict[str, float]:
 
 
 def say_bytes() -> str:
-    """The rows of the checked report that compare bytes."""
     runs = report()
     rows = compare_bytes(runs["adamw"], runs["muon"])
     return "\n".join(f"{row.shown:6} {row.how:18} {row.what}" for row in rows)
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: how long each rank waited for the last one; a rank done earlier only sent."""
+    """The exercise's reference: how long each rank waited for the last to ask; 0 if it was done by then."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,10 +15,11 @@ from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
-from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, ring_formula
+from .on_ranks import ITEM, NUMEL, PATIENCE, CollectiveRun, my_piece, my_pieces, play_on_ranks, ring_formula
 from .pictures import GATHER, SUM, draw_ladder
 
 Found = str | Diagnosis
+Judge = Callable[[CollectiveRun], Iterator[Found]]
 
 SPOILERS = {
     "messages": [r"\bmessages\W+(\w+\W+)?14\b"],
@@ -29,7 +29,7 @@ SPOILERS = {
 
 ORDER_HINT = "isend first, then recv, then wait() for the isend."
 GATHER_HINTS = (
-    "In the first round pass on your own piece; then always the one that has just come.",
+    "In the first round, send your own piece. After that, send the piece that has just arrived.",
     "In round `step` (from 0) rank r sends piece (r - step) % ranks and receives (r - step - 1) % ranks.",
 )
 SUM_HINTS = (
@@ -83,15 +83,13 @@ def guess_stuck() -> Exercise:
         whole = isinstance(stuck, int)
         return why((not whole, "Give a whole number."), (stuck == 1, few), (stuck != 2, free)) or None
 
-    praise = "Only if all do the same. One that differs sets the others free, one by one."
+    praise = "Only if all do the same. A rank that differs sets the others free, one by one."
     return Exercise(judge, praise=praise)
 
 
 def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
     """The exercise: a ring all_gather on real ranks; each rank passes on the piece that it got last."""
-    play = partial(
-        on_ranks.play_on_ranks, bring=on_ranks.my_piece, ranks=ranks, backend=backend, timeout=timeout
-    )
+    play = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
     praise = "Every rank holds every piece, in order, after sending one fewer than there are."
     hints = (*GATHER_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_returned, _judge_messages, _judge_pieces, _judge_ring)
@@ -100,11 +98,7 @@ def check_ring(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> 
 
 
 def _with_ladder(
-    judges: Sequence[Callable[[CollectiveRun], Iterator[Found]]],
-    hints: tuple[str, ...],
-    heading: tuple[str, str],
-    name: str,
-    run: CollectiveRun,
+    judges: Sequence[Judge], hints: tuple[str, ...], heading: tuple[str, str], name: str, run: CollectiveRun
 ) -> Diagnosis | None:
     """The first mistake found, with the run's ladder; it gets ``hints`` if it has none of its own."""
     found = first(chain.from_iterable(judge(run) for judge in judges))
@@ -115,31 +109,20 @@ def _with_ladder(
 
 
 def check_reduce_scatter(ranks: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
-    """The hard exercise: a reduce_scatter on real ranks. Par counts the bytes of the all_reduce it makes."""
-    play = partial(
-        on_ranks.play_on_ranks, bring=on_ranks.my_pieces, ranks=ranks, backend=backend, timeout=timeout
-    )
+    """The hard exercise: a reduce_scatter on real ranks. Par counts bytes of an all_reduce built on it."""
+    play = partial(play_on_ranks, bring=my_pieces, ranks=ranks, backend=backend, timeout=timeout)
 
     def bytes_of_all_reduce(reduce_scatter: Callable[..., Any]) -> int:
         both = partial(on_ranks.ring_all_reduce, reduce_scatter=reduce_scatter)
-        run = on_ranks.run_sum(both, ranks, backend)
-        return max(run.bytes_sent(rank) for rank in range(ranks))
+        return max(on_ranks.run_sum(both, ranks, backend).bytes_sent(rank) for rank in range(ranks))
 
-    par = BytesPar("bytes", ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks), bytes_of_all_reduce)
+    least = ring_formula("all_reduce", ranks * NUMEL, ITEM, ranks)
+    par = Par("bytes in its all_reduce", least, bytes_of_all_reduce)
     praise = "Every rank has its piece of the sum."
     hints = (*SUM_HINTS, ORDER_HINT)
     judges = (_judge_stuck, _judge_own_sum, _judge_received, _judge_waits)
     judge = partial(_with_ladder, judges, SUM_HINTS, SUM, "collectives-wrong-sum")
     return Exercise(judge_on_ranks(play, judge), hints, praise, par, ("ring_reduce_scatter",))
-
-
-@dataclass(frozen=True, slots=True)
-class BytesPar(Par):
-    """Par in bytes: what the busiest rank sends in an all_reduce, compared with what a ring needs."""
-
-    def say(self, *answers: Any) -> str:
-        """The bytes that a run of the answer sent, and par."""
-        return f"Your all_reduce: {self.count(*answers):,} bytes; par {self.number:,}."
 
 
 def _judge_own_sum(run: CollectiveRun) -> Iterator[Found]:
@@ -213,7 +196,7 @@ def _judge_messages(run: CollectiveRun) -> Iterator[Found]:
     if wrong := messages.first_repeat(run.start, run.messages):
         if wrong.content is None:
             yield f"Round {wrong.round}: rank {wrong.sender} sends a buffer that holds no piece yet."
-        held = "who holds it already. What came last is what the next rank lacks."
+        held = "which holds it already. The next rank lacks the piece that came last."
         yield f"Round {wrong.round}: {wrong}, {held}"
 
 

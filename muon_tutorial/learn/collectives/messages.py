@@ -1,4 +1,4 @@
-"""Messages between ranks, recorded as they happen, and what each rank holds after them.
+"""Messages between ranks, recorded as they are sent, and what each rank holds after them.
 
 Inside ``noting``, ``torch.distributed``'s own send and receive write a note of every call. The numbers in a
 piece encode which piece it is and which ranks' summands are in it. Drawing and judging are done elsewhere.
@@ -40,11 +40,7 @@ def fill(piece: int, rank: int, ranks: int, numel: int, dtype: torch.dtype = tor
 
 
 def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
-    """What a tensor holds, or None if it is not a piece or a sum of one piece's summands.
-
-    >>> content_of(fill(2, rank=0, ranks=4, numel=8) + fill(2, rank=3, ranks=4, numel=8), 4)
-    PieceContent(piece=2, ranks=frozenset({0, 3}))
-    """
+    """What a tensor holds, or None if it is not a piece or a sum of one piece's summands."""
     flat = tensor.detach().reshape(-1)
     value = float(flat[0]) if flat.numel() else float("nan")
     if not (0 < value < 2**24 and value.is_integer() and bool((flat == value).all())):
@@ -73,20 +69,11 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
     """Record every send and receive that this process makes inside, in the order of its calls."""
     notes: list[MessageNote] = []
 
-    def note(
-        original: Callable[..., Any],
-        tensor: Tensor,
-        dst: int | None = None,
-        *,
-        src: int | None = None,
-        group: Any = None,
-        tag: int = 0,
-        group_dst: int | None = None,
-        group_src: int | None = None,
-    ) -> Any:
+    def note(original: Callable[..., Any], tensor: Tensor, *peers: Any, **named: Any) -> Any:
         verb = _VERBS[original.__name__]
-        peer = next((place for place in (dst, src, group_dst, group_src) if place is not None), None)
-        if peer is None or group is not None or tag:
+        peers += tuple(named.pop(name, None) for name in ("dst", "src", "group_dst", "group_src"))
+        peer = next((rank for rank in peers if rank is not None), None)
+        if peer is None or any(named.values()):
             raise ValueError("in this lesson, pass only the tensor and the other rank (no group or tag)")
         if not 0 <= peer < ranks:
             raise ValueError(f"there is no rank {peer}: ranks go from 0 to {ranks - 1}. Take it % {ranks}.")

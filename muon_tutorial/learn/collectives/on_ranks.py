@@ -18,7 +18,6 @@ from ...errors import RankFailedError
 from ...evidence.ring_bytes import ring_bytes
 from ...launching.launch import launch
 from ...plan.grid import Grid
-from ..exercises.on_real_ranks import run_or_reference
 from ..inputs.measure import fastest  # noqa: F401  (the notebook uses it, too)
 from ..my_muon.reference import ring_all_gather, ring_reduce_scatter
 from . import messages
@@ -54,7 +53,6 @@ class CollectiveRun(MessageLog):
     reports: tuple[CallReport, ...]
 
     def bytes_sent(self, rank: int, first: int = 1, last: int = 10**6) -> int:
-        """Bytes that a rank sent in some of the rounds."""
         mine = (m for m in self.messages if m.sender == rank and first <= m.round <= last)
         return sum(message.nbytes for message in mine)
 
@@ -70,14 +68,6 @@ def my_piece(rank: int, ranks: int) -> Tensor:
 def my_pieces(rank: int, ranks: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """What a rank brings to a sum: all pieces, with its own entries."""
     return [messages.fill(piece, rank, ranks, NUMEL, dtype) for piece in range(ranks)]
-
-
-def run_gather(
-    algorithm: Algorithm, ranks: int, backend: str = "gloo", timeout: float = PATIENCE
-) -> CollectiveRun:
-    """Run ``algorithm(my piece, rank, ranks)`` on real ranks; if it is still a stub, run the reference."""
-    play_it = partial(play_on_ranks, bring=my_piece, ranks=ranks, backend=backend, timeout=timeout)
-    return run_or_reference(play_it, algorithm, ring_all_gather)
 
 
 def run_sum(
@@ -116,10 +106,7 @@ def play(rank: int, algorithm: Algorithm, bring: Bring, ranks: int) -> CallRepor
 
 
 def say_bytes(total: CollectiveRun, dtype: torch.dtype, formula: Callable[..., Any]) -> str:
-    """What rank 0 sent in an all_reduce of this dtype and in its halves, as counted and by ``formula``.
-
-    ``formula(collective, entries, itemsize, ranks)`` gives bytes.
-    """
+    """Rank 0's bytes in an all_reduce and its halves: counted, and by formula(kind, entries, size, ranks)."""
     ranks = total.ranks
     half = total.messages_sent(0) - (ranks - 1)  # the gather comes last, with one message per piece
     entries, size = ranks * NUMEL, dtype.itemsize
@@ -152,7 +139,6 @@ class LinkSpeed:
     bandwidth: float
 
     def seconds(self, nbytes: float) -> float:
-        """The model's seconds for a message."""
         return self.latency + nbytes / self.bandwidth
 
 
@@ -166,7 +152,6 @@ def fit_wire(sizes: Sequence[int], seconds: Sequence[float]) -> LinkSpeed:
 
 
 def say_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[float]) -> str:
-    """A machine's latency and bandwidth, in words."""
     same = wire.latency * wire.bandwidth
     return (
         f"{f'a message of {sizes[0]} bytes':<29}{seconds[0] * 1e6:10,.0f} µs\n"
@@ -230,10 +215,7 @@ def run_every_setting(exchange: Exchange, backend: str = "gloo") -> SettingRuns:
     return SettingRuns(arrived)
 
 
-def run_setting(
-    exchange: Exchange, setting: Setting, backend: str = "gloo", patience: float = SHORT
-) -> CollectiveRun:
-    """Run ``exchange`` on real ranks with one setting of the switches."""
+def run_setting(exchange: Exchange, setting: Setting, backend: str, patience: float = SHORT) -> CollectiveRun:
     return play_on_ranks(partial(_with_switches, exchange, setting), my_piece, SWITCHES, backend, patience)
 
 

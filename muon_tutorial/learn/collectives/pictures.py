@@ -40,7 +40,6 @@ def _y(row: int) -> float:
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: an all_reduce on a ring."""
     ranks = 4
     start = tuple({piece: frozenset({rank}) for piece in range(ranks)} for rank in range(ranks))
     sent = of_ring_all_reduce(ranks, NUMEL * ITEM)
@@ -130,7 +129,6 @@ def _say(message: Message, sums: bool) -> str:
 
 
 def explore_sum(run: MessageLog, live: bool = True) -> Shell | Picture:
-    """The rounds of an all_reduce as a film."""
 
     def draw(moment: int) -> Picture:
         return draw_ladder(run, SUM, f"collectives-sum-{moment}", moment)
@@ -165,7 +163,7 @@ def picture_of_wire(wire: LinkSpeed, sizes: Sequence[int], seconds: Sequence[flo
 
 _WIDE, _HIGH = 560, 420
 _DASHED = "dashed: not sent yet · bold: passes just now"
-_TO_THE_END: dict[str, Any] = {"shrinkA": 0, "shrinkB": 0}
+_TO_THE_END: Any = {"shrinkA": 0, "shrinkB": 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +229,8 @@ def _draw_ring(axes: Axes, ring: _Ring, runs: SettingRuns) -> None:
         off = (78 if start[1] == stop[1] else 30) / math.dist(start, stop)
         ends = between(start, stop, off), between(start, stop, 1 - off)
         line, colour = ("-", INK) if rank in ring.done else ((0, (4, 3)), QUIET)
-        width = 3.4 if rank in ring.now else 1.6
-        picture.arrow(
-            axes, *ends, linestyle=line, linewidth=width, mutation_scale=20, color=colour, **_TO_THE_END
-        )
+        look = {"linestyle": line, "linewidth": 3.4 if rank in ring.now else 1.6, **_TO_THE_END}
+        picture.arrow(axes, *ends, mutation_scale=20, color=colour, **look)
     for rank, (x, y) in enumerate(ring.spots):
         rectangle(axes, x - 76, y - 27, 152, 54, rank_colour(rank), linewidth=1.4, zorder=4)
         centred(axes, x, y - 10, f"rank {rank}", 11.5, weight="bold", zorder=5)
@@ -258,7 +254,6 @@ def _say_ring(runs: SettingRuns, ring: _Ring) -> str:
 
 
 def draw_every_setting(runs: SettingRuns) -> Picture:
-    """Every setting of the switches, and how it ended on real ranks."""
     columns, wide, high, top = 4, 150, 118, 72
     figure, axes = blank(columns * wide + 16, top + high * (len(EVERY) // columns) + 8)
     title = f"All {len(EVERY)} settings of the switches, on real processes"

@@ -82,7 +82,7 @@ def shapes_exercise() -> Exercise:
         "The length of a run is n / tp, rounded up: -(-n // tp).",
         "What is left for tp_rank is n - step * tp_rank; never less than 0, never more than step.",
     )
-    praise = "As torch.chunk cuts, for those that get less, or nothing, too."
+    praise = "As torch.chunk cuts, also for ranks that get less, or nothing."
     return Exercise(judge, hints, praise, keeps=("local_shape",))
 
 
@@ -275,6 +275,5 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: pieces, shapes, layers, holders, qkv, quiz."""
     layers, holders = layers_exercise(dp, tp, backend), holders_exercise(dp, tp)
     return pieces_exercise(tp), shapes_exercise(), layers, holders, qkv_exercise(), quiz(dp, tp)

@@ -22,8 +22,6 @@ KINDS: tuple[CutKind, CutKind] = ("column", "row")
 DIM: dict[CutKind, int] = {"column": 0, "row": 1}
 UP, DOWN = (10, 8), (6, 10)
 BATCH = 4
-PATIENCE = 10.0
-"""Seconds after which a rank gives up waiting if an answer hangs."""
 
 
 def cut(weight: Tensor, kind: CutKind, tp_rank: int, tp: int, shape_of: ShapeOf = local_shape) -> Tensor:
@@ -81,14 +79,13 @@ class LayersRun:
         return [(output, self.given.alone(rank // self.tp)) for rank, output in enumerate(self.outputs)]
 
     def same_bits(self) -> bool:
-        """Whether all outputs equal one process's to the bit."""
         return all(torch.equal(one, other) for one, other in self.pairs())
 
 
 def run_layers(function: Layers, dp: int, tp: int, backend: str = "gloo") -> LayersRun:
     """Call ``function(x, my piece of up, my piece of down, tp group)`` on every rank, with whole numbers."""
     given = make_numbers("whole", dp, 0)
-    outputs = launch(call_layers, dp * tp, args=(function, given, dp, tp), backend=backend, timeout=PATIENCE)
+    outputs = launch(call_layers, dp * tp, args=(function, given, dp, tp), backend=backend, timeout=10.0)
     return LayersRun(dp, tp, given, tuple(outputs))
 
 
@@ -100,17 +97,15 @@ def call_layers(rank: int, function: Layers, given: LinearNumbers, dp: int, tp: 
 
 
 def say_layers(run: LayersRun, kind: str) -> str:
-    """One line that says whether the ranks' outputs equal one process's."""
     near = all(torch.allclose(one, other, rtol=1e-4, atol=1e-4) for one, other in run.pairs())
     return f"{kind + ' numbers':17} the same output: {near!s:6} the same bits: {run.same_bits()}"
 
 
 def my_parameters(rank: int, tp: int, seed: int, shape_of: ShapeOf = local_shape) -> list[torch.nn.Parameter]:
     """This rank's pieces of both weights, each with attributes that say how it was cut."""
-    whole, tp_rank = make_numbers("ordinary", 0, seed), rank % tp
-    parameters = []
+    whole, parameters = make_numbers("ordinary", 0, seed), []
     for weight, kind in zip((whole.up, whole.down), KINDS, strict=True):
-        parameter: Any = torch.nn.Parameter(cut(weight, kind, tp_rank, tp, shape_of))
+        parameter: Any = torch.nn.Parameter(cut(weight, kind, rank % tp, tp, shape_of))
         parameter.partition_dim = DIM[kind]
         parameter.partition_sizes = Shard(DIM[kind]).lengths(weight.shape[DIM[kind]], tp)
         parameters.append(parameter)
@@ -137,7 +132,6 @@ class KeptByRank:
 
 
 def kept_by(muon: Any) -> KeptByRank:
-    """What this rank's optimizer keeps."""
     parameters = [parameter for group in muon.param_groups for parameter in group["params"]]
     momentum = tuple(muon.state[parameter]["momentum_buffer"].detach() for parameter in parameters)
     return KeptByRank(tuple(parameter.detach() for parameter in parameters), momentum)
@@ -145,19 +139,13 @@ def kept_by(muon: Any) -> KeptByRank:
 
 def plan_of(dp: int, tp: int) -> Plan:
     """The plan of the two weights, in one bucket."""
-    matrices = [
-        Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),)),
-        Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),)),
-    ]
-    return zero1(matrices, Grid.of(dp=dp, tp=tp))
+    up = Matrix(0, "up", UP, (("tp", Shard(DIM["column"])),))
+    down = Matrix(1, "down", DOWN, (("tp", Shard(DIM["row"])),))
+    return zero1([up, down], Grid.of(dp=dp, tp=tp))
 
 
 def slice_length(dp: int, tp: int) -> int:
-    """The number of entries of its tp coordinate's buffer that each rank keeps, padding included.
-
-    >>> slice_length(2, 3)
-    28
-    """
+    """The number of entries of its tp coordinate's buffer that each rank keeps, padding included."""
     [bucket] = plan_of(dp, tp).buckets
     return bucket.length(bucket.model_layout, plan_of(dp, tp).grid.at(0)) // dp
 
@@ -166,9 +154,6 @@ def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[lis
     """The reference: the ranks that hold the weight ``up[row, column]``, and the rank with its momentum.
 
     ``length`` is the length of each rank's slice of the buffer, which begins with the piece of ``up``.
-
-    >>> who_holds(7, 2, 2, 3, 28)
-    ([1, 4], 1)
     """
     most = -(-UP[0] // tp)  # rows of the first piece
     tp_rank, my_row = divmod(row, most)

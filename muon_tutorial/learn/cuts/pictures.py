@@ -24,16 +24,11 @@ _CUTS: dict[CutKind, str] = {
     "column": "Column parallel cuts the rows of W: its out features.",
     "row": "Row parallel cuts the columns of W: its in features.",
 }
-_MOST_TP = 6
-"""The largest tp in the film of the fused weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinearOperand:
-    """One matrix of ``y = x Wᵀ``: its name, its shape, and the dimension that tp cuts, or None.
-
-    ``partial``: every tp coordinate holds a partial sum of every entry.
-    """
+    """One matrix of ``y = x Wᵀ``. tp cuts its dimension ``dim``, or leaves each rank a ``partial`` sum."""
 
     name: str
     shape: tuple[int, int]
@@ -45,7 +40,6 @@ class LinearOperand:
         return shard_box(self.shape, Replicate() if self.dim is None else Shard(self.dim), tp_rank, tp)
 
     def say(self, tp_rank: int, tp: int) -> str:
-        """The part that one tp coordinate holds, in words."""
         if self.dim is None or tp == 1:
             return f"{'a part of every sum in' if self.partial and tp > 1 else 'all of'} {self.name}"
         box, what = self.box(tp_rank, tp), ("row", "column")[self.dim]
@@ -66,7 +60,6 @@ def operands(shape: tuple[int, int], kind: CutKind) -> tuple[LinearOperand, Line
 
 
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """A rank's part of a Linear, with buttons for the rank and for the cut."""
     grid = Grid.of(dp=dp, tp=tp)
     cut = choice("cut", {f"{kind} parallel": kind for kind in KINDS}, width=130)
     draw = partial(draw_linear, grid, UP)
@@ -141,7 +134,7 @@ def hero() -> Picture:
 
 
 def picture_of_kept(dp: int, tp: int, kept: Sequence[KeptByRank]) -> Picture:
-    """The same, with letters that show which contents were equal in a real run."""
+    """The same picture of a real run, in which equal letters mean equal contents."""
     weights, _, momentum = letters_of(kept)
     return draw_holders(plan_of(dp, tp), "cuts-kept", weights, momentum)
 
@@ -234,12 +227,11 @@ def say_buffer(plan: Plan, tp_rank: int, letters: Sequence[str] = ()) -> str:
 
 
 def slide_qkv(live: bool = True) -> Shell | Picture:
-    """A slider for tp: a fused weight cut as one, and the same weight with q, k and v each cut."""
-    return play(draw_tp, _MOST_TP, draw_tp(2), live, label="tp", interval=1500, first=1)
+    """Play through tp: a fused weight cut as one, and the same weight with q, k and v each cut."""
+    return play(draw_tp, 6, draw_tp(2), live, label="tp", interval=1500, first=1)
 
 
 def draw_tp(tp: int) -> Picture:
-    """Both cuts of the fused weight at one tp."""
     panels = (("cut as one", rows_as_one), ("q, k and v each cut", rows_of_each))
     figure, axes = blank(_WIDTH, 442)
     said = []

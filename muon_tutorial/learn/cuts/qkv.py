@@ -38,7 +38,6 @@ class FusedWeight:
         return next((tp_rank for tp_rank, rows in enumerate(self.held) if row in rows), -1)
 
     def ranks_of(self, head: int) -> list[int]:
-        """The tp coordinates that hold rows of one head."""
         return sorted({holder for part in range(3) for holder in self.holders(part, head)})
 
     def torn(self) -> list[int]:
@@ -46,11 +45,7 @@ class FusedWeight:
         return [head for head in range(self.heads) if len(self.ranks_of(head)) > 1]
 
     def name(self, row: int) -> str:
-        """A row in words.
-
-        >>> cut_fused(rows_as_one, 2).name(13)
-        'row 1 of k'
-        """
+        """A row in words."""
         part, row = divmod(row, self.heads * self.size)
         return f"row {row} of {PARTS[part]}"
 
@@ -69,16 +64,11 @@ def rows_of_each(tp_rank: int, tp: int) -> list[int]:
 
 
 def cut_fused(rows_of: RowsOf, tp: int) -> FusedWeight:
-    """The lesson's fused weight, cut over ``tp``."""
     return FusedWeight(HEADS, HEAD_DIM, tuple(tuple(rows_of(part, tp)) for part in range(tp)))
 
 
 def count_torn(tp: int) -> int:
-    """The number of torn heads if the fused weight is cut as one.
-
-    >>> count_torn(1), count_torn(2)
-    (0, 4)
-    """
+    """The number of torn heads if the fused weight is cut as one."""
     return len(cut_fused(rows_as_one, tp).torn())
 
 

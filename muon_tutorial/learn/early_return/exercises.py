@@ -9,7 +9,8 @@ from ... import Grid
 from ...worlds.local import LocalWorld
 from ..exercises.judge import Diagnosis, Exercise, beside, first, guesses, numbers
 from ..pictures.picture import Picture
-from .loops import Loop, LoopTimes, TimedLoop, first_wrong, one_by_one, prefetch, real_walks, time_loop
+from . import loops
+from .loops import Loop, LoopTimes, TimedLoop, one_by_one, prefetch, time_loop
 from .missing_wait import PROGRAM, RIGHT_LINE, RIGHT_TICKET, run_program, with_wait
 from .pictures import draw_loops, draw_program
 
@@ -39,15 +40,13 @@ def _schedules(ranks: int) -> list[TimedLoop]:
 
 def makespan_exercise(ranks: int) -> Exercise:
     """The prediction: how long three schedules take."""
-    right = makespans(ranks)
-    ahead = "While it works, the next comes. What is left to wait for?"
-    slow = "Now a gather takes longer than the work. Draw both lanes: which one is never idle?"
-    return guesses(
-        ("one_at_a_time", right["one_at_a_time"], "Nothing overlaps: a gather and the work, then the next."),
-        ("ahead_of_work", right["ahead_of_work"], ahead),
-        ("slow_link", right["slow_link"], slow),
-        praise="The busier lane sets the pace; the other one only adds its first, or last.",
+    hints = (
+        "Nothing overlaps: a gather and the work, then the next.",
+        "While a rank works, its next matrix arrives. What is left to wait for?",
+        "Now a gather takes longer than the work. Draw both lanes: which one is never idle?",
     )
+    asked = ((*right, hint) for right, hint in zip(makespans(ranks).items(), hints, strict=True))
+    return guesses(*asked, praise="The busier lane sets the pace; the other only adds its first, or last.")
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
@@ -56,10 +55,11 @@ def prefetch_exercise(ranks: int, seed: int) -> Exercise:
     def judge(loop: Loop) -> Diagnosis | None:
         if tried := first(_judge_times(loop, times, window, ranks) for times, window in TRIED):
             return tried
-        held, walks = real_walks(loop, COUNT, 2, ranks, seed)
+        held = [loops.RealMatrices(rank, ranks, seed) for rank in range(ranks)]
+        walks = [loops.guarded(loop, COUNT, each.gather, each.work, 2) for each in held]
         LocalWorld(Grid.of(dp=ranks)).run(walks)
         for each in held:
-            if (turn := first_wrong(each, COUNT)) is not None:
+            if (turn := loops.first_wrong(each, COUNT)) is not None:
                 said = f"The schedule is right, but on rank {each.rank} work({turn}, …) got another matrix."
                 return Diagnosis(said, ("Tickets are answered in the order in which you asked.",))
         return None
@@ -72,24 +72,24 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
     count = len(times.work)
     where = f"{count} matrices, window {window}"
     if mine.watch.done != list(range(count)):
-        said = f"{where}: your loop works on {mine.watch.done}; each of 0 to {count - 1} once, in order."
+        said = f"{where}: your loop works on {mine.watch.done}, not on 0 to {count - 1}, once each, in order."
         return Diagnosis(said, ("How often does work run, and with which i?",))
-    loops = {"yours": mine, "possible": due}
+    both = {"yours": mine, "possible": due}
     if mine.watch.held > window:
-        held = f"holds {mine.watch.held} at once, asked for and not done"
-        said = f"{where}: yours {held}. Memory grows with it."
+        held = f"{where}: yours holds {mine.watch.held} at once, asked for and not done"
+        said = f"{held}. The more it holds, the more memory it needs."
         hints = (
             "Ask for matrix a only when a < i + window.",
             "Ask first, then wait and work: a gather asked for before work(i) is held at the same time as i.",
         )
-        return Diagnosis(said, hints, draw_loops(loops, where, "tried"))
+        return Diagnosis(said, hints, draw_loops(both, where, "tried"))
     if mine.milliseconds > due.milliseconds:
-        said = f"{where}: yours takes {mine.milliseconds:g} ms; {due.milliseconds:g} are possible."
+        said = f"{where}: yours takes {mine.milliseconds:g} ms; {due.milliseconds:g} ms are enough."
         hints = (
             "When you work on matrix i, which gathers are already under way? There may be window − 1.",
             "Keep the tickets in a list. Before you wait for matrix i, ask for all up to i + window − 1.",
         )
-        return Diagnosis(said, hints, draw_loops(loops, where, "tried"))
+        return Diagnosis(said, hints, draw_loops(both, where, "tried"))
     return None
 
 
@@ -108,12 +108,12 @@ def wait_exercise(ranks: int) -> Exercise:
             )
             return Diagnosis(said, hints, draw_program(run, "Your run"))
         if run.milliseconds > due.milliseconds:
-            times = f"{run.milliseconds:g} ms; {due.milliseconds:g} are possible"
+            times = f"{run.milliseconds:g} ms; {due.milliseconds:g} ms are enough"
             said = f"The bits are right, but it takes {times}."
             hint = "Wait as late as you can, and for the oldest ticket that will do."
             return Diagnosis(said, (hint,), draw_program(run, "Your run: right, and slow"))
         if re.sub(r"\s", "", ticket) == "leaving[i-1]":
-            said = "The bits are right. But that share used the *other* buffer: with this wait, one would do."
+            said = "The bits are right, but that share used the *other* buffer. So you need only one buffer."
             return Diagnosis(said, ("Which matrix used buffers[i % 2] before matrix i?",))
         return None
 
@@ -121,20 +121,18 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def draw_schedules(ranks: int) -> Picture:
-    """The three loops of the prediction."""
-    loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
-    return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
+    shown = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
+    return draw_loops(dict(shown), f"{COUNT} matrices, three schedules", "schedules")
 
 
 def broken_program(ranks: int) -> Picture:
-    """A picture of the unchanged program, and of what goes wrong in it."""
     return draw_program(run_program(PROGRAM, ranks), "The program as it stands")
 
 
 def quiz(ranks: int) -> Exercise:
     two, three, all_at_once = (time_loop(prefetch, QUICK, window, ranks) for window in (2, 3, COUNT))
     ahead = "A window of three holds the matrix being worked on and those asked for ahead."
-    endless = "Once the link is never waited for but at the start, a larger window gains nothing."
+    endless = "Once a rank waits for the link only at the start, a larger window gains nothing."
     return numbers(
         ("endless", all_at_once.milliseconds, endless),
         ("held", float(three.watch.held), ahead),
@@ -143,5 +141,4 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: makespan, prefetch, wait, quiz."""
     return makespan_exercise(ranks), prefetch_exercise(ranks, seed), wait_exercise(ranks), quiz(ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -87,7 +87,6 @@ class LoopTimes:
 
     @classmethod
     def alike(cls, count: int, gather: float, work: float) -> LoopTimes:
-        """The same times for all matrices."""
         return cls((gather,) * count, (work,) * count)
 
 
@@ -100,7 +99,7 @@ class TimedLoop:
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds until the last rank ended, rounded so that whole toy times stay whole."""
+        """Milliseconds until the last rank ended, rounded so that whole numbers stay whole."""
         return round(1000 * self.timeline.seconds, 6)
 
 
@@ -187,11 +186,9 @@ class RealMatrices:
         return exchange("gather", index, torch.cat(pieces), self.ranks)
 
     def work(self, index: int, arrived: Any) -> Tensor:
-        """Newton–Schulz on the gathered matrix."""
         check_came(arrived)
         with self.noting():
-            whole = arrived.view(self.rows * self.ranks, -1)
-            self.updates[index] = zeropower_via_newtonschulz(whole)
+            self.updates[index] = zeropower_via_newtonschulz(arrived.view(self.rows * self.ranks, -1))
         return self.updates[index]
 
     def right(self, index: int) -> Tensor:
@@ -208,18 +205,9 @@ def exchange(phase: str, index: int, packed: Tensor, ranks: int) -> Collective:
 
 def first_wrong(matrices: RealMatrices, count: int) -> int | None:
     """The first turn whose update is missing, or differs from one process's in any bit."""
-    for index in range(count):
-        if index not in matrices.updates or not torch.equal(matrices.updates[index], matrices.right(index)):
-            return index
-    return None
-
-
-def real_walks(
-    loop: Loop, count: int, window: int, ranks: int, seed: int
-) -> tuple[list[RealMatrices], Sequence[Walk]]:
-    """A loop over small real matrices on every rank, for a world without processes."""
-    held = [RealMatrices(rank, ranks, seed) for rank in range(ranks)]
-    return held, [guarded(loop, count, each.gather, each.work, window) for each in held]
+    came = matrices.updates
+    wrong = (i for i in range(count) if i not in came or not torch.equal(came[i], matrices.right(i)))
+    return next(wrong, None)
 
 
 def try_in_timed_world(program: Callable[[int], Walk], ranks: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from ... import Grid
 from ...engine.collective import Collective, Start, Wait, Walk
 from ...timing.timed_world import TimedWorld
 from ...timing.timeline import StepTimeline, predicted_timeline
+from ...worlds.local import LocalWorld
 from ..exercises.judge import MistakeError
 from .loops import RealMatrices, asked_for, busy_for, exchange, guarded, toy_machine
 
@@ -49,7 +50,7 @@ def say_program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """A run of the program with one more wait: its first wrong matrix, if any, and its timeline."""
+    """The first wrong matrix, if any, the timeline, and the second at which that was ``overwritten``."""
 
     wrong: int | None
     timeline: StepTimeline
@@ -57,7 +58,6 @@ class ProgramRun:
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds until the last rank ended."""
         return round(1000 * self.timeline.seconds, 6)
 
 
@@ -96,7 +96,7 @@ def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     wrong, timeline = _first_wrong(names["program"], ranks), _timeline(names["program"], ranks, share)
     if wrong is None:
         return ProgramRun(wrong, timeline, None)
-    # when the next matrix was written to the wrong one's buffer, if that was still being sent
+    # when the next matrix was written to the wrong matrix's buffer, if that buffer was still being sent
     shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
     written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
     return ProgramRun(wrong, timeline, written if written < shared.end else None)
@@ -117,7 +117,7 @@ def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> 
 
     def work(index: int, whole: Any) -> Tensor:
         busy_for(WORK)
-        return torch.empty(1, device="meta")
+        return buffers[0]
 
     buffers = [torch.empty(1, device="meta") for _ in range(2)]
     walks = [guarded(program, COUNT, gather, work, share, buffers) for _ in range(ranks)]
@@ -127,16 +127,15 @@ def _timeline(program: Callable[..., Walk], ranks: int, milliseconds: float) -> 
 def _first_wrong(program: Callable[..., Walk], ranks: int) -> int | None:
     held, walks = [RealMatrices(rank, ranks, seed=0) for rank in range(ranks)], []
     for each in held:
-        like = each.right(0).reshape(-1)
-        buffers = [torch.zeros_like(like) for _ in range(2)]
+        buffers = [torch.zeros_like(each.right(0).reshape(-1)) for _ in range(2)]
         work, share = partial(_flat_work, each), partial(exchange, "share", ranks=ranks)
         walks.append(guarded(program, COUNT, each.gather, work, share, buffers))
     came = run_late(walks)
     for index in range(COUNT):  # every rank must have its rows of every owner's update
         updates = [owner.right(index).reshape(-1).chunk(ranks) for owner in held]
-        for rank in range(ranks):
-            if not torch.equal(came[rank][index], torch.cat([update[rank] for update in updates])):
-                return index
+        due = [torch.cat([update[rank] for update in updates]) for rank in range(ranks)]
+        if not all(torch.equal(mine[index], right) for mine, right in zip(came, due, strict=True)):
+            return index
     return None
 
 
@@ -147,51 +146,27 @@ def _flat_work(held: RealMatrices, index: int, whole: Any) -> Tensor:
 @dataclass(eq=False)
 class _LateTicket:
     request: Any
-    turn: int
     answer: Tensor | None = None
-
-
-@dataclass(eq=False)
-class _LateRank:
-    walk: Walk
-    asked: int = 0
-    waiting: _LateTicket | None = None
-    answer: Any = None
-    value: Any = None
-    ended: bool = False
-    read: dict[int, Tensor] = field(default_factory=dict)
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
     """Run all ranks to their end, and return their values; a rank's data is read when it waits."""
-    ranks = [_LateRank(walk) for walk in walks]
-    while not all(rank.ended for rank in ranks):
-        for rank in ranks:
-            _proceed(rank)
-        for place, ticket in enumerate(rank.waiting for rank in ranks if rank.waiting is not None):
-            came = [other.read[ticket.turn].chunk(len(ranks))[place] for other in ranks]
-            ticket.answer = torch.cat(came)
-    return [rank.value for rank in ranks]
+    return LocalWorld(Grid.of(dp=len(walks))).run([_late(walk) for walk in walks])
 
 
-def _proceed(rank: _LateRank) -> None:
-    """Let a rank go on until it waits for something that has not arrived."""
-    while not rank.ended:
-        if rank.waiting is not None:
-            rank.answer, rank.waiting = rank.waiting.answer, None
+def _late(walk: Walk) -> Walk:
+    """The same walk, but each request is made when the rank waits for it."""
+    answer: Any = None
+    while True:
         try:
-            turn = rank.walk.send(rank.answer)
+            turn = walk.send(answer)
         except StopIteration as stop:
-            rank.ended, rank.value = True, stop.value
-            return
+            return stop.value
         if isinstance(turn, Start):
-            rank.answer = _LateTicket(turn.request, rank.asked)
-            rank.asked += 1
+            answer = _LateTicket(turn.request)
             continue
         assert isinstance(turn, Wait)
-        ticket = turn.ticket
-        if isinstance(ticket, _LateTicket) and ticket.answer is None:
-            rank.waiting = ticket
-            rank.read[ticket.turn] = ticket.request.send.clone()
-            return
-        rank.answer = ticket.answer if isinstance(ticket, _LateTicket) else ticket
+        answer = turn.ticket
+        if isinstance(answer, _LateTicket):
+            answer.answer = (yield answer.request) if answer.answer is None else answer.answer
+            answer = answer.answer

@@ -69,7 +69,6 @@ def _record_steps(rank: int, plan: Plan, windows: Sequence[int], steps: int) -> 
 
 
 def say_stopwatch(told: Sequence[tuple[float, float]]) -> str:
-    """Each rank's stopwatch in words: seconds of the call, and of the wait."""
     lines = [f"{'rank':<6}{'the call, ms':>14}{'the wait, ms':>14}"]
     for rank, (call, wait) in enumerate(told):
         lines.append(f"{rank:<6}{1000 * call:>14.2f}{1000 * wait:>14.2f}")

@@ -101,32 +101,28 @@ _WORDS["transfer"] = "has on its way"
 
 def _panel(step: PredictedStep, window: int) -> Panel:
     times = f"{step.milliseconds:.0f} ms, of which rank 0 waits {step.exposed:.0f}"
-    heading = f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB"
-    return Panel(heading, step.timeline, (0, 1))
+    return Panel(f"window {window}: {times}; buffers up to {step.peak / 1e6:.1f} MB", step.timeline, (0, 1))
 
 
 def hero() -> Picture:
-    """The first picture: the same step with windows of one and of three."""
     link, windows = "200 Mbit/s", (1, 3)
     panels = [_panel(predict(link, window), window) for window in windows]
     return draw_panels(panels, f"One step of Muon, two schedules (predicted for a link of {link})", "hero")
 
 
 def draw_step(link: str, window: int) -> Picture:
-    """One step for a link and a window."""
     step, where = predict(link, window), f"{link}, a core for each rank"
     where = "a bare loopback, one core for both ranks" if link == LOOPBACK else where
     return draw_panels([_panel(step, window)], f"Predicted: {where}", f"step-{LINKS.index(link)}-{window}")
 
 
 def explore_windows(live: bool = True) -> Shell | Picture:
-    """Play through windows, with buttons for the link."""
     still, links = draw_step("50 Mbit/s", 3), choice("link", LINKS)
     return play(draw_step, MOST, still, live, label="window", interval=1500, first=1, link=links)
 
 
 def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> Picture:
-    """Loops on the toy machine, rank 0 of each."""
+    """Rank 0 of each loop on the toy machine."""
     panels = [
         Panel(f"{heading}: {loop.milliseconds:g} ms, holds up to {loop.watch.held}", loop.timeline, (0,))
         for heading, loop in loops.items()
@@ -135,17 +131,12 @@ def draw_loops(loops: dict[str, TimedLoop], title: str, name: str = "loops") -> 
 
 
 def draw_run(timeline: StepTimeline, title: str) -> Picture:
-    """A recorded run, with all its ranks."""
-    panel = Panel(f"{1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)
-    return draw_panels([panel], title, "run")
+    return draw_panels([Panel(f"{1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)], title, "run")
 
 
 def draw_recorded_windows(timelines: Sequence[StepTimeline], windows: Sequence[int], title: str) -> Picture:
-    """Recorded steps with several windows, below each other."""
-    panels = [
-        Panel(f"window {window}: {1000 * timeline.seconds:.1f} ms", timeline, timeline.ranks)
-        for window, timeline in zip(windows, timelines, strict=True)
-    ]
+    pairs = zip(windows, timelines, strict=True)
+    panels = [Panel(f"window {n}: {1000 * each.seconds:.1f} ms", each, each.ranks) for n, each in pairs]
     return draw_panels(panels, title, "windows")
 
 
@@ -163,10 +154,8 @@ def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, windo
     """A recorded step, and above it its prediction, on the first two ranks."""
     step = recording.step(strategy, window, link)
     ranks = step.timeline.ranks[:2]
-    panels = [
-        Panel(f"predicted: {1000 * said.seconds:.0f} ms", said, ranks),
-        Panel(f"recorded: {1000 * step.timeline.seconds:.0f} ms", step.timeline, ranks),
-    ]
+    pair = {"predicted": said, "recorded": step.timeline}
+    panels = [Panel(f"{how}: {1000 * each.seconds:.0f} ms", each, ranks) for how, each in pair.items()]
     title = f"{strategy}, window {window}, {link}; ranks 0 and 1 of {len(step.timeline.ranks)}"
     foot = "recorded: " + ", ".join(recording.about[what] for what in ("machine", "date"))
     return draw_panels(panels, title, f"recorded-{strategy}-{window}-{link}", foot)
@@ -175,7 +164,6 @@ def draw_recorded(recording: Recording, said: StepTimeline, strategy: str, windo
 def explore_recording(
     recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline], live: bool = True
 ) -> Shell | Picture:
-    """A recording's steps, with buttons for link, window and strategy."""
 
     @functools.cache
     def draw(link: str, window: int, strategy: str) -> Picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,6 @@ RATES = {"50 Mbit/s": 6.25e6, "200 Mbit/s": 2.5e7, "1 Gbit/s": 1.25e8}
 LINKS = (*RATES, LOOPBACK)
 MOST = 6
 SIDE = 256
-_RECORDED = Path(__file__).parents[1] / "inputs" / "recorded" / "timelines.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,6 @@ class PredictedStep:
 
     @property
     def milliseconds(self) -> float:
-        """Milliseconds until the last rank ended."""
         return 1000 * self.timeline.seconds
 
     @property
@@ -51,10 +49,7 @@ def plan_of(ranks: int, buckets: int = MOST, side: int = SIDE) -> Plan:
 
 
 def machine_of(link: str) -> Machine:
-    """A laptop's processor per rank, with a network card that sends by itself.
-
-    For a bare loopback, all ranks share one processor, which also sends.
-    """
+    """A laptop's processor per rank, and a card that sends by itself; on loopback one processor does all."""
     laptop = find_machine("laptop")
     if link == LOOPBACK:
         return replace(laptop, cores=1)
@@ -73,43 +68,34 @@ def predict(link: str, window: int) -> PredictedStep:
 
 def recorded() -> Recording:
     """Real steps on a bare loopback and on one with limited bandwidth."""
-    return read_recording(_RECORDED)
+    return read_recording(Path(__file__).parents[1] / "inputs" / "recorded" / "timelines.json")
 
 
 def say_about(recording: Recording) -> str:
-    """What was recorded, in words."""
     return "\n".join(f"{name + ':':<9} {value}" for name, value in recording.about.items())
 
 
 def predict_recorded(recording: Recording) -> dict[tuple[str, int, str], StepTimeline]:
-    """The timed world's prediction for each recorded step, by strategy, window and link.
-
-    It uses the machine's numbers that were measured with the recording.
-    """
+    """The timed world's prediction for each recorded step, with the machine's numbers from the recording."""
     task, machine = TimelineTask(**recording.task), machine_from(recording.machine)
     found = {}
     for step in recording.steps:
         there = machine if step.rate is None else machine.on_bus(step.rate)
-        case = predict_case(task, there, step.strategy, step.window)
-        found[step.strategy, step.window, step.link] = case
+        key = (step.strategy, step.window, step.link)
+        found[key] = predict_case(task, there, step.strategy, step.window)
     return found
 
 
 def say_gains(recording: Recording, said: Mapping[tuple[str, int, str], StepTimeline]) -> str:
     """For each strategy and link: a step with each window, the time saved, and the predicted saving."""
-    lines = [
-        f"{'strategy':<10}{'link':<10}{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
-    ]
+    names = f"{'window 1, ms':>14}{'window 3, ms':>14}{'saved':>8}{'predicted':>11}"
+    lines = [f"{'strategy':<10}{'link':<10}{names}"]
     for one in recording.steps:
         if one.window == 1:
             three = recording.step(one.strategy, 3, one.link)
             seen = [1000 * statistics.median(each.seconds) for each in (one, three)]
             due = [said[one.strategy, window, one.link].seconds for window in (1, 3)]
-            gains = f"{_gain(seen):>8}{_gain(due):>11}"
-            lines.append(f"{one.strategy:<10}{one.link:<10}{seen[0]:>14.0f}{seen[1]:>14.0f}{gains}")
+            saved, predicted = (f"{round(100 * (1 - after / before))} %" for before, after in (seen, due))
+            times = f"{seen[0]:>14.0f}{seen[1]:>14.0f}{saved:>8}{predicted:>11}"
+            lines.append(f"{one.strategy:<10}{one.link:<10}{times}")
     return "\n".join(lines)
-
-
-def _gain(seconds: Sequence[float]) -> str:
-    before, after = seconds
-    return f"{round(100 * (1 - after / before))} %"

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with an answer, and hints for this mistake, one for each time that it is made.
-
-    ``picture`` shows what this wrong answer does.
-    """
+    """What is wrong with an answer, a hint for each time that it is made, and a picture of its effect."""
 
     what: str
     hints: tuple[str, ...] = ()
@@ -37,18 +34,13 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Par:
-    """A number that a good answer reaches, as in golf: less is better. ``count`` computes the answer's.
-
-    >>> Par("calls", 3, len).say([1, 2, 3, 4])
-    'Yours takes 4 calls; par is 3.'
-    """
+    """A number that a good answer reaches, as in golf: less is better. ``count`` computes the answer's."""
 
     unit: str
     number: float
     count: Callable[..., float]
 
     def say(self, *answers: Any) -> str:
-        """An answer's number, and par."""
         mine = self.count(*answers)
         better = " You are below it!" if mine < self.number else ""
         return f"Yours takes {mine:g} {self.unit}; par is {self.number:g}.{better}"
@@ -70,7 +62,7 @@ _SAID = {True: "Right.", False: "Not yet.", None: "No answer yet."}
 
 @dataclass(frozen=True, slots=True)
 class VerdictLook:
-    """How a verdict looks in HTML: its mark and its colours. Pages have it as a class."""
+    """How a verdict looks in HTML: its CSS class on web pages, its mark and its colours."""
 
     name: str
     mark: str
@@ -79,7 +71,6 @@ class VerdictLook:
 
     @property
     def style(self) -> str:
-        """The style of the box around the verdict."""
         colours = f"border-left:4px solid {self.edge};background:{self.fill};color:{INK}"
         return f"{colours};padding:6px 12px;max-width:820px"
 
@@ -89,7 +80,7 @@ LOOKS = {
     False: VerdictLook("wrong", "✗", WRONG, WRONG_FILL),
     None: VerdictLook("open", "…", QUIET, EMPTY),
 }
-"""By whether the answer passed; None if there is no answer."""
+"""Each verdict's look, by whether the answer passed; None if there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +210,7 @@ def _is_open(answer: Any) -> bool:
 
 
 def names_or_none(answer: object, known: Container[object], kind: type = str) -> list[Any] | None:
-    """The answer's names, or whole numbers, as a list; None if it is anything but some that are ``known``."""
+    """The answer's names, or whole numbers, as a list; None if it has any that are not ``known``."""
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         return None
     names = list(answer)
@@ -238,9 +229,6 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
     """A quiz answered by numbers: for each a name, the right number, and what to say about a wrong one.
 
     ``within`` is the relative error that an answer may have.
-
-    >>> numbers(("legs", 4, "Count a cat's.")).check({"legs": 5})
-    Not yet. legs: 5 is not it. Count a cat's.
     """
 
     def judge(answers: Mapping[str, Any]) -> str | None:
@@ -259,11 +247,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:
-    """A prediction of several things, in order: for each a name, the right value, and what to say otherwise.
-
-    >>> guesses(("legs", 4, "Count a cat's."), ("wings", 0, "None."), praise="A cat it is.").check(4, 2)
-    Not yet. wings: not 2. None.
-    """
+    """A prediction of several things, in order: for each a name, its value, and what to say if wrong."""
 
     def judge(*said: Any) -> str | Diagnosis | None:
         return first(
@@ -276,7 +260,7 @@ def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> E
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """Spoilers: patterns of open predictions, each beside its answer, as notebooks show them."""
+    """By name, patterns that find the answer next to a prediction that is still open."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 
@@ -286,11 +270,7 @@ def first(found: Iterable[str | Diagnosis | None]) -> Any:
 
 
 def why(*cases: tuple[object, str], otherwise: str = "") -> str:
-    """What to say about a wrong answer: the text of the first case that holds.
-
-    >>> why((False, "Too few."), (True, "Too many."), otherwise="Count again.")
-    'Too many.'
-    """
+    """What to say about a wrong answer: the text of the first case that holds."""
     return next((said for holds, said in cases if holds), otherwise)
 
 

@@ -63,13 +63,12 @@ AnyRun = TypeVar("AnyRun")
 
 def is_stub(run: Any) -> bool:
     """Whether the reader's function was still a stub, so that any rank returned ``...``."""
-    if run is ... or (not isinstance(run, Mapping | list | tuple) and not is_dataclass(run)):
-        return run is ...
     if is_dataclass(run):
-        return bool(getattr(run, "is_open", False)) or any(
-            is_stub(getattr(run, part.name)) for part in fields(run)
-        )
-    return any(map(is_stub, run.values() if isinstance(run, Mapping) else run))
+        parts = [getattr(run, part.name) for part in fields(run)]
+        return bool(getattr(run, "is_open", False)) or any(map(is_stub, parts))
+    if isinstance(run, Mapping | list | tuple):
+        return any(map(is_stub, run.values() if isinstance(run, Mapping) else run))
+    return run is ...
 
 
 @contextmanager

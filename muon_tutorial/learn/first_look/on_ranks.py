@@ -52,19 +52,13 @@ def mean_gradient(seed: int, dp: int) -> Tensor:
 
 def my_columns(matrix: Tensor, rank: int, tp: int) -> Tensor:
     """A copy of the columns of ``matrix`` that a rank holds when tp cuts it."""
-    box = shard_box(tuple(matrix.shape), Shard(TP_DIM), rank % tp, tp)
-    return matrix[box.slices].clone()
-
-
-def join_columns(pieces: Sequence[Tensor]) -> Tensor:
-    """The whole matrix from the pieces of one dp position, in the order of tp."""
-    return torch.cat(list(pieces), dim=TP_DIM)
+    return matrix[shard_box(tuple(matrix.shape), Shard(TP_DIM), rank % tp, tp).slices].clone()
 
 
 def differing_bits(after: Sequence[Tensor], alone: Tensor, tp: int) -> list[int]:
     """For each copy of the weight, how many bits differ from the weight that a single process computed."""
-    copies = (join_columns(after[first : first + tp]).view(torch.int32) for first in range(0, len(after), tp))
-    differ = (copy ^ alone.detach().view(torch.int32) for copy in copies)
+    copies = (torch.cat(list(after[first : first + tp]), TP_DIM) for first in range(0, len(after), tp))
+    differ = (copy.view(torch.int32) ^ alone.detach().view(torch.int32) for copy in copies)
     return [sum(int((bits >> place & 1).sum()) for place in range(32)) for bits in differ]
 
 
@@ -84,7 +78,6 @@ def cost_of_steps(rank: int, dp: int, tp: int, seed: int, steps: int) -> tuple[f
 
 
 def say_cost(costs: Sequence[tuple[float, int]], alone: float, start: float) -> str:
-    """The measurements of this machine, in words."""
     slowest, memory = map(max, zip(*costs, strict=True))
     return (
         f"cores this notebook may use   {measure.cores()}\n"

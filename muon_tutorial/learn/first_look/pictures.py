@@ -1,7 +1,4 @@
-"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film.
-
-In the film, a piece of the matrix has the colour of the rank that keeps its momentum.
-"""
+"""Pictures of lesson 00: a matrix on its grid of ranks, and the step as a film in the keepers' colours."""
 
 from __future__ import annotations
 
@@ -123,18 +120,16 @@ def hero() -> Picture:
     """The first picture of the lesson: one weight on a grid of ranks, each with what it holds."""
     plan = plan_of(2, 2)
     title = f"One weight matrix, {SHAPE[0]} rows × {SHAPE[1]} columns"
-    return draw_grid(plan.grid, weight_holdings(plan), title, "colour: held by this rank · grey: not here")
+    what = "colour: held by this rank · grey: not here"
+    return draw_grid(plan.grid, weight_holdings(plan), title, what, "first_look-hero")
 
 
 def picture_of_momentum(plan: Plan) -> Picture:
-    """Which rank keeps which part of the momentum."""
     held = momentum_holdings(plan)
     return draw_grid(plan.grid, held, "The momentum", "grey: not here", "first_look-momentum")
 
 
-def draw_grid(
-    grid: Grid, held: Sequence[RankBoxes], title: str, what: str, name: str = "first_look-hero"
-) -> Picture:
+def draw_grid(grid: Grid, held: Sequence[RankBoxes], title: str, what: str, name: str) -> Picture:
     """One matrix per rank of a grid, coloured where the rank holds it, with the grid's axes."""
     place = _place(grid, 84, 108, 780)
     figure, axes = blank(round(max(place.right, 500)), round(place.bottom + 4))
@@ -145,8 +140,7 @@ def draw_grid(
         if item.boxes and place.width >= 180:
             last = max(box.offset[1] + box.shape[1] for box in item.boxes) - 1
             label += f": columns {min(box.offset[1] for box in item.boxes)}–{last}"
-        pieces = [Piece(box, item.rank) for box in item.boxes]
-        _draw_rank(axes, place, item.rank, pieces, label)
+        _draw_rank(axes, place, item.rank, [Piece(box, item.rank) for box in item.boxes], label)
     said = "; ".join(f"{grid.at(item.rank)} holds {say_held(item, SHAPE)}" for item in held)
     return finish(figure, name, f"{title}, on a grid of {grid.size('dp')} × {grid.size('tp')} ranks. {said}.")
 
@@ -161,15 +155,13 @@ def _write_axes(axes: Axes, place: _Place) -> None:
         write(axes, 16, y + place.height / 2, f"dp {position}", 12, weight="bold")
 
 
-def _draw_rank(
-    axes: Axes, place: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any
-) -> None:
+def _draw_rank(axes: Axes, at: _Place, rank: int, pieces: Sequence[Piece], label: str, **look: Any) -> None:
     """One rank's matrix: the pieces it holds in their keepers' colours, the rest grey, and a label below."""
-    x, y = place.corner(rank)
-    rectangle(axes, x, y, place.width, place.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
+    x, y = at.corner(rank)
+    rectangle(axes, x, y, at.width, at.height, EMPTY, **{"linewidth": 1.4, "zorder": 2, **look})
     for piece in pieces:
-        _draw_piece(axes, place, (x, y), piece)
-    write(axes, x, y + place.height + 13, label)
+        _draw_piece(axes, at, (x, y), piece)
+    write(axes, x, y + at.height + 13, label)
 
 
 def _draw_piece(axes: Axes, place: _Place, corner: tuple[float, float], piece: Piece, order: int = 3) -> None:
@@ -200,7 +192,6 @@ class StepFilm:
 
     @property
     def verdict(self) -> str:
-        """How many bits of the new weight differ from a single process's."""
         return f"{self.differ} of {self.bits:,} bits differ"
 
     def label(self, rank: int, moment: FilmMoment) -> str:
@@ -220,8 +211,7 @@ def film_of(plan: Plan, reports: Sequence[WeightReport], alone: Any) -> StepFilm
     names, count = ("before", "momentum", "after"), len(reports)
     named = name_contents([getattr(report, name) for name in names for report in reports])
     letters = {name: tuple(named[n * count : (n + 1) * count]) for n, name in enumerate(names)}
-    together = [report.after for report in reports]
-    differ = max(differing_bits(together, alone, plan.grid.size("tp")))
+    differ = max(differing_bits([report.after for report in reports], alone, plan.grid.size("tp")))
     return StepFilm(plan, tuple(moments_of(plan)), letters, differ, alone.numel() * alone.itemsize * 8)
 
 
@@ -242,8 +232,7 @@ def _draw_frame(film: StepFilm, moment: int) -> Picture:
         at = between(place.corner(flight.source), place.corner(flight.target), gone)
         _draw_piece(axes, place, at, flight.piece, 5)
     if ended:
-        frame = (84, place.bottom + 2, place.right - _GAP - 84, 36)
-        verdict(axes, frame, film.verdict, not film.differ, 13)
+        verdict(axes, (84, place.bottom + 2, place.right - _GAP - 84, 36), film.verdict, not film.differ, 13)
     return finish(figure, "first_look-film", _say_frame(film, moment))
 
 
@@ -282,7 +271,6 @@ _TOLD = (0, 2, 4, 5, 6, 7)
 
 
 def draw_story(film: StepFilm) -> Picture:
-    """The film's moments side by side, and its verdict."""
     grid = film.plan.grid
     columns = 3 if grid.size("tp") < 4 else 2 if grid.size("tp") < 7 else 1
     room = 888 / columns

@@ -31,11 +31,7 @@ TOY_LONGEST_FIRST = longest_first(TOY, (0, 0))
 
 
 def loads_of(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
-    """The work of each rank.
-
-    >>> loads_of([8, 7, 6, 5, 4], [0, 1, 1, 0, 0], 2)
-    [17.0, 13.0]
-    """
+    """The work of each rank."""
     loads = [0.0] * ranks
     for cost, rank in zip(costs, owners, strict=True):
         loads[rank] += cost
@@ -106,8 +102,7 @@ def explain_gathered(run: SharingRun) -> str | None:
             there = run.after(rank)[place.slice]
             start = there[:64].to(WIRE)
             right = on_ranks.updates(run.seed).items()
-            begun = (name for name, update in right if torch.equal(start, update[:64]))
-            other = next(begun, "")
+            other = next((name for name, update in right if torch.equal(start, update[:64])), "")
             what = f"the update of {other} begins" if other else "is something else"
             what = what if bool(there.any()) else "are zeros"
             where = f"that of {place.name}, {place.start:,} to {place.stop:,}"
@@ -127,18 +122,14 @@ def _say_case(run: SharingRun) -> str:
 
 
 def ranks_of(flags: int, ranks: int) -> list[int]:
-    """The ranks whose bits are set.
-
-    >>> ranks_of(0b101, 4)
-    [0, 2]
-    """
+    """The ranks whose bits are set."""
     return [rank for rank in range(ranks) if flags >> rank & 1]
 
 
 def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tensor) -> str:
     owner, writers = place.owner(run.ranks), ranks_of(int(run.writers()[first]), run.ranks)
     if not bool(right[place.slice].any()):
-        return f"Nobody has that update, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
+        return f"No rank has that update, so zeros belong there; {say_ranks(writers or [rank])} wrote there."
     if len(writers) > 1:
         return f"There, entries of {say_ranks(writers)} are added up."
     if run.after(rank)[first] == 0:
@@ -146,7 +137,7 @@ def _why(run: SharingRun, rank: int, place: BufferPlace, first: int, right: Tens
             return f"It is zero there: rank {owner}, the owner, has not put its update in that place."
         if rank == owner:
             return f"It is zero there. Rank {rank} had handed over its update: is what comes back a sum?"
-        return f"It is zero there. Rank {owner} has the update, but it never reached rank {rank}: what sums?"
+        return f"It is zero there. Rank {owner} has the update, but rank {rank} never got it. What adds up?"
     if run.filled(owner)[first] == right[first]:
         return f"Rank {owner} handed over the right update, but the sum of all buffers is not what came back."
     if writers and writers != [owner]:
@@ -179,7 +170,7 @@ def early_starts(ranks: int, lacking: Lacking) -> Mapping[str, int]:
 
 
 def early_wrong(ranks: int, lacking: Lacking) -> list[str]:
-    """The matrices that come out wrong then: those put in a wrong place, and those that they overwrite."""
+    """The matrices that the early code gets wrong: those in a wrong place, and those that they overwrite."""
     starts = early_starts(ranks, lacking).items()
     moved = {name: start for name, start in starts if start != place_of(name).start}
     hit = {p.name for p in PLACES for name, start in moved.items() if reaches_into(name, start, p)}
@@ -351,6 +342,5 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: guess, prediction, repair, gather, five matrices, quiz."""
     fixed, less = check_share(dp, backend, seed), check_gather(dp, backend, seed)
     return guess(dp), predict(dp), fixed, less, check_toy(), quiz(dp)

@@ -40,7 +40,7 @@ _NOTED = {
     "broadcast": (0, "tensor"),
 }
 """The collectives that are watched, and the position and name of the tensor that a rank hands over."""
-SharingFunction = Callable[[list[torch.nn.Parameter], int, int], Any]
+Share = Callable[[list[torch.nn.Parameter], int, int], Any]
 Lacking = tuple[tuple[int, str], ...]
 """Missing gradients, as (rank, matrix)."""
 
@@ -85,7 +85,6 @@ LENGTH = PLACES[-1].stop
 
 
 def place_of(name: str) -> BufferPlace:
-    """The place of a matrix, by name."""
     return next(place for place in PLACES if place.name == name)
 
 
@@ -130,10 +129,7 @@ def updates(seed: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class BufferReport:
-    """One rank's report: the buffers it handed to all_reduces, and what its function returned.
-
-    ``sent`` is the bytes that its collectives send if they run as rings.
-    """
+    """A rank's report: buffers handed to all_reduces, what its function returned, bytes sent on rings."""
 
     handed: tuple[Tensor, ...]
     returned: Any
@@ -153,26 +149,20 @@ class SharingRun:
         return len(self.reports)
 
     def filled(self, rank: int) -> Tensor:
-        """The last whole buffer, of any shape, that a rank handed to an all_reduce.
-
-        If the rank called no all_reduce, it is what its function returned.
-        """
+        """The last whole buffer that a rank handed to an all_reduce; if it called none, what it returned."""
         handed = self.reports[rank].handed
         whole = [tensor.flatten() for tensor in handed if tensor.numel() == LENGTH]
         found = whole[-1] if whole else None if handed else self.reports[rank].returned
         return _as_buffer(found).to(WIRE)
 
     def after(self, rank: int) -> Tensor:
-        """What a rank's function returned, as a buffer."""
         return _as_buffer(self.reports[rank].returned)
 
     @property
     def sent(self) -> int:
-        """Bytes that the busiest rank sends."""
         return max(report.sent for report in self.reports)
 
     def zeros(self, rank: int) -> int:
-        """The number of zeros in the buffer that a rank handed over."""
         return int((self.filled(rank) == 0).sum())
 
     def expected(self) -> Tensor:
@@ -184,7 +174,6 @@ class SharingRun:
         return flat
 
     def wrong_places(self, rank: int) -> list[BufferPlace]:
-        """The places in which a rank's buffer is wrong."""
         differs = self.after(rank) != self.expected()
         return [place for place in PLACES if bool(differs[place.slice].any())]
 
@@ -231,7 +220,7 @@ def owner_lacks(name: str, ranks: int) -> Lacking:
 
 
 def run_cases(
-    function: SharingFunction, ranks: int, cases: Sequence[Lacking], *, backend: str = "gloo", seed: int = 0
+    function: Share, ranks: int, cases: Sequence[Lacking], *, backend: str = "gloo", seed: int = 0
 ) -> list[SharingRun]:
     """Run ``function(parameters, rank, ranks)`` on real ranks, once for each case of missing gradients."""
     reports = launch(play, ranks, args=(function, ranks, cases, seed), backend=backend, timeout=PATIENCE)
@@ -239,16 +228,13 @@ def run_cases(
     return [SharingRun(seed, case, mine) for case, mine in zip(cases, cases_of_ranks, strict=True)]
 
 
-def play(
-    rank: int, function: SharingFunction, ranks: int, cases: Sequence[Lacking], seed: int
-) -> list[BufferReport]:
-    """One rank's part."""
+def play(rank: int, share: Share, ranks: int, cases: Sequence[Lacking], seed: int) -> list[BufferReport]:
     reports = []
     for case in cases:
         mine = parameters(seed, [name for lacker, name in case if lacker == rank])
         handed, sent = list[Tensor](), list[int]()
         with noting_traffic(handed, sent):
-            returned = function(mine, rank, ranks)
+            returned = share(mine, rank, ranks)
         _check_alike("nothing, as it has returned")
         reports.append(BufferReport(tuple(handed), returned, sum(sent)))
     return reports
@@ -267,10 +253,7 @@ def imitate(ranks: int, seed: int = 0, lacking: Lacking = (), *, skips: bool = F
 
 @contextmanager
 def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
-    """Note the tensors that this process hands to all_reduces inside, and the bytes that its rings send.
-
-    Buffers of unequal length are refused.
-    """
+    """Note what this process hands to all_reduces, and the bytes its rings send; refuse unequal buffers."""
 
     def note(original: Callable[..., Any], *given: Any, **more: Any) -> Any:
         kind = original.__name__
@@ -287,11 +270,7 @@ def noting_traffic(handed: list[Tensor], sent: list[int]) -> Iterator[None]:
 
 
 def ring_sent(kind: str, size: int, ranks: int) -> int:
-    """Bytes that a rank sends in a ring if it hands ``size`` bytes to a collective.
-
-    >>> [ring_sent(kind, 400, 4) for kind in ("all_reduce", "all_gather", "broadcast")]
-    [600, 1200, 400]
-    """
+    """Bytes that a rank sends in a ring if it hands ``size`` bytes to a collective."""
     if kind == "all_reduce":
         return 2 * (ranks - 1) * size // ranks
     return size * (ranks - 1) if kind.startswith("all_gather") else size * (ranks > 1)
@@ -320,7 +299,7 @@ def say_axes(dp: int, tp: int) -> str:
 
 
 def run_share(
-    function: SharingFunction, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
+    function: Share, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
 ) -> SharingRun:
     """Run ``function(parameters, rank, ranks)`` on real ranks; if it is a stub or fails, run the reference.
 
@@ -364,12 +343,10 @@ def say_trouble(error: RankFailedError) -> str:
 
 
 def named_parameters(seed: int, lacking: Sequence[str] = ()) -> list[tuple[str, torch.nn.Parameter]]:
-    """The matrices with their names, as an optimizer takes them."""
     return list(zip(SHAPES, parameters(seed, lacking), strict=True))
 
 
 def say_refusal(error: RankFailedError) -> str:
-    """What the package said on every rank, in words."""
     return textwrap.fill(f"{type(error.original).__name__}: {error.original}", 100)
 
 
@@ -398,20 +375,15 @@ def say_bytes(rows: Sequence[LedgerRow], ranks: int) -> str:
 
 
 def time_steps(rank: int, ranks: int, seed: int, steps: int) -> list[float]:
-    """Seconds of the fastest step if every rank does all the work, and if owners share it.
-
-    Products are in fp32, which suit any CPU. Must be called by all ranks.
-    """
+    """Fastest step in seconds, fp32: first replicated, then round robin. Must be called by all ranks."""
     world, seconds = LiveWorld(build_mesh({"dp": ranks})), []
     for strategy in ("replicated", "round_robin"):
-        given = parameters(seed, shapes=TIMED)
-        muon = Muon(given, strategy=strategy, mesh=world, orthogonalize="float32")
+        muon = Muon(parameters(seed, shapes=TIMED), strategy=strategy, mesh=world, orthogonalize="float32")
         seconds.append(measure.fastest(steps, muon.step))
     return seconds
 
 
 def say_clock(alone: Sequence[Sequence[float]], pair: Sequence[Sequence[float]]) -> str:
-    """Times of the slowest rank, in words."""
     both, dealt = map(max, zip(*pair, strict=True))
     return (
         f"cores this notebook may use             {measure.cores()}\n"

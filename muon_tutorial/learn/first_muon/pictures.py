@@ -22,10 +22,11 @@ MOMENTS = {"zeros": 0, "own updates": 1, "after the sum": 2}
 _WIDTH, _LEFT, _RIGHT = 900, 96.0, 20.0
 _SCALE = (_WIDTH - _LEFT - _RIGHT) / LENGTH
 _RULER, _HIGH, _STEP = 52.0, 30.0, 38.0
+Panels = Sequence[tuple[str, Sequence[int]]]
+"""For each way to divide the work: its title, and each matrix's owner."""
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: flat buffers, owners, zeros, and their sum."""
     return draw_run(imitate(4), "first_muon-hero")
 
 
@@ -35,8 +36,7 @@ def draw_moment(run: SharingRun, moment: int, rank: int) -> Picture:
     title = list(MOMENTS)[moment]
     _draw_ruler(axes, run, f"{moment + 1} · {title}")
     for row in range(run.ranks):
-        top = _RULER + 56 + row * _STEP
-        _draw_row(axes, run, row, moment, top, bold=row == rank)
+        _draw_row(axes, run, row, moment, _RULER + 56 + row * _STEP, bold=row == rank)
     said = _say_count(run, moment, rank)
     write(axes, _LEFT, _RULER + 72 + run.ranks * _STEP, said)
     return finish(figure, f"first_muon-moment{moment}-{rank}", f"{title}: {said} {say_run(run)}")
@@ -175,7 +175,6 @@ def _say_wrong(run: SharingRun, wrong: Sequence[str]) -> str:
 
 
 def explore(run: SharingRun, live: bool = True) -> Shell | Picture:
-    """A run's flat buffers, with buttons for the moment of the step and for the rank."""
     buttons = {"moment": choice("moment", MOMENTS, width=120), "rank": rank_choice(run.ranks)}
     return show(partial(draw_moment, run), draw_run(run, "first_muon-first"), live, **buttons)
 
@@ -192,20 +191,13 @@ def draw_loads(ranks: int) -> Picture:
 
 
 def draw_toy() -> Picture:
-    """Five matrices on two owners: with the costliest first, and at best."""
     dealt = {"longest first": exercises.TOY_LONGEST_FIRST, "the best": TOY_BEST}
     panels = [(f"{way}: makespan {max(loads_of(TOY, each, 2)):.0f}", each) for way, each in dealt.items()]
     return _draw_packings(panels, TOY, 2, "work", "first_muon-toy", f"Costs {', '.join(map(str, TOY))}.", 34)
 
 
 def _draw_packings(
-    panels: Sequence[tuple[str, Sequence[int]]],
-    costs: Sequence[float],
-    ranks: int,
-    unit: str,
-    name: str,
-    alt: str,
-    bar: int = 20,
+    panels: Panels, costs: Sequence[float], ranks: int, unit: str, name: str, alt: str, bar: int = 20
 ) -> Picture:
     """Ways to divide the same work, side by side: one bar per rank, one piece per matrix."""
     figure, said = card(900, 110 + bar * ranks), [alt]
@@ -230,6 +222,5 @@ def _draw_packings(
 
 
 def explore_loads(live: bool = True) -> Shell | Picture:
-    """The work of each rank, with a slider for the number of ranks."""
     ranks = slider("ranks", first=1, last=MOST, start=WORST)
     return show(draw_loads, draw_loads(WORST), live, ranks=ranks)

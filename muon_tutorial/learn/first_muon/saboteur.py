@@ -163,8 +163,7 @@ def _draw_row(axes: Axes, run: SabotagedRun, row: int, top: float, *, is_past: b
     axes.add_collection(PatchCollection(slots, facecolors=fills, edgecolors=QUIET, linewidths=0.5))
     if crosses:
         xs, ys = zip(*crosses, strict=True)
-        size = min(9.0, slot * 0.55)
-        axes.plot(xs, ys, "x", color=edge, markersize=size, markeredgewidth=2.2, zorder=6)
+        axes.plot(xs, ys, "x", color=edge, markersize=min(9.0, slot * 0.55), markeredgewidth=2.2, zorder=6)
 
 
 def _state(run: SabotagedRun, moment: int) -> tuple[bool, list[str]]:
@@ -176,7 +175,6 @@ def _state(run: SabotagedRun, moment: int) -> tuple[bool, list[str]]:
 
 
 def say_sabotage(run: SabotagedRun, moment: int) -> str:
-    """The film up to a moment, in words."""
     agrees, wrong = _state(run, moment)
     said = [f"In step 1, rank {run.rank} of {run.ranks} {_SAID[run.fault]} {run.matrix}."]
     for row in range(moment):
@@ -189,7 +187,6 @@ def say_sabotage(run: SabotagedRun, moment: int) -> str:
 
 
 def explore_sabotage(dp: int, live: bool = True) -> Shell | Picture:
-    """Choose a rank, a matrix and a fault, and play the steps that follow."""
 
     def draw(rank: int, matrix: str, fault: str, moment: int) -> Picture:
         return draw_sabotage(sabotaged(dp, rank, matrix, fault), moment)

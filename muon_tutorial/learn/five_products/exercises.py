@@ -19,7 +19,6 @@ SPOILERS = {"where": (r"1 goes to 0\.70",), "settles": (r"It never settles",)}
 
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
-    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, and the quiz."""
     return write_step(), write_all(), bound_values(steps), write_flops(), quiz(steps)
 
 
@@ -43,7 +42,7 @@ def write_step() -> Exercise:
     )
     X = torch.eye(3, 5, dtype=torch.float64)
     par = Par("products", 3, lambda function: count_products(lambda: function(X, 2.0, -1.5, 0.5)).products)
-    return Exercise(judge, hints, "No direction was ever looked for.", par)
+    return Exercise(judge, hints, "You did not have to look for any direction.", par)
 
 
 def _judge_step(X: Tensor, function: Step, triple: Triple) -> str | None:
@@ -93,7 +92,7 @@ def write_all() -> Exercise:
         return None
 
     hints = (
-        "Four parts: on its side if it is tall, divide by its norm, steps steps, and turned back.",
+        "Four parts: lay a tall matrix on its side, divide by its norm, take the steps, and turn it back.",
         "X = G.T if tall else G; X = X / X.norm().clamp(min=1e-7); a loop over step; X.T if tall else X.",
     )
     praise = "This is all of Newton–Schulz. torch.optim.Muon's is the same, in bfloat16."
@@ -125,28 +124,27 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
     if made > 1.01 * enough:
-        what = f"Right, and dear: {made:,} FLOPs for a {rows} × {columns} matrix. {enough:,} are enough."
+        what = f"Right, but costly: {made:,} FLOPs for a {rows} × {columns} matrix. {enough:,} are enough."
         return Diagnosis(what, ("A tall X makes a large X @ X.T. Lay it on its side first.",))
     return None
 
 
 def bound_values(steps: int) -> Exercise:
     """The exercise: the tightest bounds after ``steps`` steps for values from ``QUIET_START`` to 1."""
-    right = singular_values.bounds_after(steps)
+    lowest, highest = singular_values.bounds_after(steps)
     starts = torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64)
     ends = polynomial(starts, steps)
 
-    def judge(lowest: object, highest: object) -> str | None:
-        low, high = two_numbers(lowest, highest)
-        if low > right.lowest + 0.006:
-            start = starts[ends.argmin()]
-            return f"A value that begins at {start:.3f} ends at {right.lowest:.3f}, below {low:g}."
-        if high < right.highest - 0.006:
+    def judge(*answers: object) -> str | None:
+        low, high = two_numbers(*answers)
+        if low > lowest + 0.006:
+            return f"A value that begins at {starts[ends.argmin()]:.3f} ends at {lowest:.3f}, below {low:g}."
+        if high < highest - 0.006:
             start = starts[ends.argmax()]
-            return f"A value that begins at {start:.3f} ends at {right.highest:.3f}, above {high:g}."
-        if low < right.lowest - 0.006:
+            return f"A value that begins at {start:.3f} ends at {highest:.3f}, above {high:g}."
+        if low < lowest - 0.006:
             return f"Nothing that began at {QUIET_START} or above ends near {low:g}. lowest can be larger."
-        if high > right.highest + 0.006:
+        if high > highest + 0.006:
             return f"Nothing that began at {QUIET_START} or above ends near {high:g}. highest can be smaller."
         return None
 
@@ -154,7 +152,7 @@ def bound_values(steps: int) -> Exercise:
         "You need no matrix: take many values s and put them through the polynomial, again and again.",
         f"s = torch.linspace({QUIET_START}, 1, 100_001), then for each step s = a * s + b * s**3 + c * s**5.",
     )
-    between = f"{right.lowest:.2f} and {right.highest:.2f}"
+    between = f"{lowest:.2f} and {highest:.2f}"
     return Exercise(judge, hints, f"Whatever began at {QUIET_START} or above is now between {between}.")
 
 
@@ -215,12 +213,7 @@ class ProductCounter(TorchDispatchMode):
 
 
 def count_products(work: Callable[[], object]) -> ProductCounter:
-    """Count the matrix products that ``work`` computes.
-
-    >>> counted = count_products(lambda: torch.ones(3, 5) @ torch.ones(5, 4))
-    >>> counted.products, counted.flops
-    (1, 120)
-    """
+    """Count the matrix products that ``work`` computes."""
     with ProductCounter() as counter:
         work()
     return counter

@@ -46,7 +46,6 @@ def hero() -> Picture:
 
 
 def picture_of_one() -> Picture:
-    """The path of a singular value of exactly 1, step by step."""
     steps, one = 12, torch.tensor(1.0, dtype=torch.float64)
     path = [polynomial(one, step).item() for step in range(steps + 1)]
     figure = card(640, 290)
@@ -105,7 +104,6 @@ def _describe_scope(step: int, spectrum: str, starts: Tensor, ends: Tensor) -> s
 
 
 def draw_film() -> Picture:
-    """The polynomial with the gradient's values on it, before and after each of the steps."""
     starts = spectra()["gradient"]
     figure, said = card(820, 530), []
     for step in range(SCOPE_STEPS + 1):
@@ -126,8 +124,6 @@ def microscope(live: bool = True) -> Shell | Picture:
 
 FRAMES = 3
 """Frames per step."""
-CLASSICAL: Triple = (2.0, -1.5, 0.5)
-"""They sum to 1, so 1 stays at 1; quiet values grow slowly."""
 _TOP = 1.5
 _KINDS = ("a", 2.0, 4.0, 0.25), ("b", -5.0, -1.5, 0.25), ("c", 0.5, 2.5, 0.25)
 Players = list[tuple[str, Coefficients, str]]
@@ -143,7 +139,8 @@ def duel(live: bool = True) -> Shell | Picture:
         look = {"options": options, "value": start, "description": name, **slider_look()}
         sliders[name] = ipywidgets.SelectionSlider(**look)
     rival = choice("against", list(PUBLISHED), width=116)
-    still, last = draw_still(CLASSICAL), FRAMES * SCOPE_STEPS
+    classical = (2.0, -1.5, 0.5)  # they sum to 1, so 1 stays at 1; quiet values grow slowly
+    still, last = draw_still(classical), FRAMES * SCOPE_STEPS
     return play(draw_bounce, last, still, live, interval=180, **sliders, rival=rival)
 
 

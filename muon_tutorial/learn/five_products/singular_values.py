@@ -8,23 +8,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from ...newton_schulz import (
-    CANS,
-    KELLER_JORDAN,
-    POLAR_EXPRESS,
-    YOU_JIACHENG,
-    Coefficients,
-    Triple,
-    coefficients_per_step,
-    with_safety,
-    zeropower_via_newtonschulz,
-)
+from ... import newton_schulz as package
+from ...newton_schulz import KELLER_JORDAN, Coefficients, coefficients_per_step, zeropower_via_newtonschulz
 from ..inputs import measure
 from ..inputs.recordings import real_gradient
 from ..my_muon.reference import newton_schulz as newton_schulz  # the exercise's reference
@@ -35,20 +25,8 @@ QUIET_START = 0.01
 Step = Callable[[Tensor, float, float, float], Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class ValueBounds:
-    """The smallest and the largest of some singular values."""
-
-    lowest: float
-    highest: float
-
-
 def polynomial(values: Tensor, steps: int, coefficients: Coefficients = KELLER_JORDAN) -> Tensor:
-    """Singular values after ``steps`` steps of Newton–Schulz, by scalar arithmetic.
-
-    >>> polynomial(torch.tensor([1.0]), 1)
-    tensor([0.7010])
-    """
+    """Singular values after ``steps`` steps of Newton–Schulz, by scalar arithmetic."""
     for a, b, c in coefficients_per_step(coefficients, steps):
         values = a * values + b * values**3 + c * values**5
     return values
@@ -61,31 +39,26 @@ def newton_schulz_step(X: Tensor, a: float, b: float, c: float) -> Tensor:
 
 
 def flops(m: int, n: int, steps: int = SCOPE_STEPS) -> int:
-    """Floating-point operations of all products for an m × n matrix, with a multiply-add counted as two.
-
-    >>> flops(64, 256, steps=1) == flops(256, 64, steps=1) == 4 * 64**2 * 256 + 2 * 64**3
-    True
-    """
+    """Floating-point operations of all products for an m × n matrix, with a multiply-add counted as two."""
     short, long = min(m, n), max(m, n)
     return steps * (4 * short**2 * long + 2 * short**3)
 
 
-PUBLISHED: Mapping[str, Sequence[Triple]] = {
+PUBLISHED: Mapping[str, Sequence[package.Triple]] = {
     "Keller Jordan": (KELLER_JORDAN,) * SCOPE_STEPS,
-    "YouJiacheng": YOU_JIACHENG,
-    "Polar Express": with_safety(POLAR_EXPRESS, 1.01),
-    "CANS": CANS,
+    "YouJiacheng": package.YOU_JIACHENG,
+    "Polar Express": package.with_safety(package.POLAR_EXPRESS, 1.01),
+    "CANS": package.CANS,
 }
 """Published coefficients of five steps; ``newton_schulz.py`` names their sources."""
 
 
 def mean_distance(values: Tensor, triples: Coefficients) -> float:
-    """The mean distance of values from 1 after five steps."""
     return (polynomial(values, SCOPE_STEPS, triples) - 1).abs().mean().item()
 
 
 def say_published() -> str:
-    """The published sets on the recorded gradient's 64 values, on the worst from 0.01 to 1, and on 0.001."""
+    """Each published set: on the recorded gradient's values, on the worst from 0.01 to 1, and on 0.001."""
     lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
     for name, triples in PUBLISHED.items():
@@ -116,39 +89,29 @@ SPECTRA = {
 }
 
 
-def bounds_after(steps: int) -> ValueBounds:
-    """The bounds after ``steps`` steps of all values that began between ``QUIET_START`` and 1."""
+def bounds_after(steps: int) -> tuple[float, float]:
+    """The smallest and largest values after ``steps`` steps, if all began between ``QUIET_START`` and 1."""
     ends = polynomial(torch.linspace(QUIET_START, 1, 200_001, dtype=torch.float64), steps)
-    return ValueBounds(ends.min().item(), ends.max().item())
+    return ends.min().item(), ends.max().item()
 
 
-@dataclass(frozen=True, slots=True)
-class StepsError:
-    """The result of ``steps`` steps: its distance from ``U Vᵀ`` relative to the norm, and its seconds."""
-
-    steps: int
-    error: float
-    seconds: float
-
-
-def measure_steps(G: Tensor, last: int, times: int = 5) -> list[StepsError]:
-    """Error and time of bf16 Newton–Schulz on ``G`` after 0 to ``last`` steps, on one thread."""
+def measure_steps(G: Tensor, last: int, times: int = 5) -> list[tuple[float, float]]:
+    """Relative error and seconds of bf16 Newton–Schulz on ``G`` after 0 to ``last`` steps, on one thread."""
     exact, G = svd_muon(G).float(), G.float()
     rows = []
     with measure.one_thread():
         for steps in range(last + 1):
             work = functools.partial(zeropower_via_newtonschulz, G, steps)
             error = (work().float() - exact).norm() / exact.norm()
-            rows.append(StepsError(steps, error.item(), measure.median_seconds(work, times)))
+            rows.append((error.item(), measure.median_seconds(work, times)))
     return rows
 
 
-def say_steps(rows: Sequence[StepsError], G: Tensor) -> str:
-    """The measurement as a table, with the SVD's time in the last line."""
+def say_steps(rows: Sequence[tuple[float, float]], G: Tensor) -> str:
     with measure.one_thread():
         svd = measure.median_seconds(lambda: svd_muon(G.float()), 3)
     lines = ["steps   distance from U Vᵀ   time"]
-    lines += [f"{row.steps:>5}   {row.error:>18.2f}   {row.seconds * 1e3:.2f} ms" for row in rows]
+    lines += [f"{steps:>5}   {row[0]:>18.2f}   {row[1] * 1e3:.2f} ms" for steps, row in enumerate(rows)]
     return "\n".join([*lines, f"  SVD   {0:>18.2f}   {svd * 1e3:.2f} ms"])
 
 
@@ -179,12 +142,12 @@ def say_speed(G: Tensor, steps: int) -> str:
     return f"{rows} × {columns}: {speed}"
 
 
-def say_bounds(X: Tensor, Y: Tensor, bounds: ValueBounds) -> str:
+def say_bounds(X: Tensor, Y: Tensor, bounds: tuple[float, float]) -> str:
     """How many values began at ``QUIET_START`` or above, and how many are within the bounds now."""
-    before, after = (torch.linalg.svdvals(matrix) for matrix in (X, Y))
+    (before, after), (low, high) = (torch.linalg.svdvals(matrix) for matrix in (X, Y)), bounds
     loud = int((before >= QUIET_START).sum())
-    inside = int(((after >= bounds.lowest - 1e-6) & (after <= bounds.highest + 1e-6)).sum())
+    inside = int(((after >= low - 1e-6) & (after <= high + 1e-6)).sum())
     return (
         f"{loud} of {len(before)} values began at {QUIET_START} or above;\n"
-        f"{inside} of {len(after)} are between {bounds.lowest:.2f} and {bounds.highest:.2f} now."
+        f"{inside} of {len(after)} are between {low:.2f} and {high:.2f} now."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,7 +15,6 @@ from ...timing.model_shape import stage_matrices
 from ...timing.models import find_model
 
 Shape = tuple[int, int]
-Assign = Callable[[list[Shape], int], Sequence[int]]
 ONE_BUCKET = 2**62
 
 
@@ -28,7 +27,7 @@ class OwnedModel:
     owners: int
 
     def plan_work(self, chosen: Sequence[int]) -> tuple[list[int], float]:
-        """Operations of each owner in an ``owner`` plan, and the busiest one's in fair shares."""
+        """Each owner's operations in an ``owner`` plan, and the busiest owner's in fair shares."""
         matrices = [Matrix(i, f"m{i}", shape) for i, shape in enumerate(self.shapes)]
         plan = owner(matrices, Grid.of(dp=self.owners), assign=list(chosen), round_bytes=ONE_BUCKET)
         return work_by_position(plan), plan_imbalance(plan)
@@ -60,16 +59,7 @@ def by_entries(shapes: Sequence[Shape], owners: int) -> list[int]:
 
 def assign(shapes: Sequence[Shape], owners: int) -> list[int]:
     """The most work first, each matrix to the owner with the least work so far."""
-    return longest_first(list(map(work, shapes)), [0] * owners)
-
-
-def work(shape: Shape) -> int:
-    """Operations of one Newton–Schulz iteration.
-
-    >>> work((2, 3)) == 4 * 2 * 2 * 3 + 2 * 2 * 2 * 2 == work((3, 2))
-    True
-    """
-    return newton_schulz_cost(shape)
+    return longest_first(list(map(newton_schulz_cost, shapes)), [0] * owners)
 
 
 def say_shapes() -> str:
@@ -78,5 +68,6 @@ def say_shapes() -> str:
     lines = [f"{'shape':>15}{'how many':>10}{'million entries':>17}{'GFLOP':>8}"]
     for shape, count in sorted(Counter(model.shapes).items(), key=lambda item: -math.prod(item[0])):
         sides = f"{shape[0]:,} × {shape[1]:,}"
-        lines.append(f"{sides:>15}{count:>10}{math.prod(shape) / 1e6:>17.1f}{work(shape) / 1e9:>8,.0f}")
+        entries, operations = math.prod(shape) / 1e6, newton_schulz_cost(shape) / 1e9
+        lines.append(f"{sides:>15}{count:>10}{entries:>17.1f}{operations:>8,.0f}")
     return "\n".join([*lines, f"({model.name}, four layers; GFLOP of one Newton–Schulz iteration)"])

@@ -24,7 +24,7 @@ def unseen() -> dict[str, Any]:
 def unseen_exercise() -> Exercise:
     """The prediction for a grid that no picture has shown."""
     right = unseen()
-    fewer = "With an owner for each matrix, who is the busiest, and has it less to do than before?"
+    fewer = "Each matrix has its own owner now. Which is the busiest, and has it less to do than before?"
     slower = "Newton–Schulz stays, and so do the bytes a rank sends. What grows with the ranks?"
     return guesses(
         ("idle", right["idle"], "A matrix has one owner. How many owners are there, and how many matrices?"),
@@ -55,7 +55,7 @@ def wires_exercise() -> Exercise:
             otherwise="Eight cards for one ring, yes. But how many bytes does each rank send now?",
         )
 
-    return Exercise(judge, (), "Eight rings share the cards that one had, and the bytes, too.")
+    return Exercise(judge, (), "Eight rings share the cards that one ring had, and also its bytes.")
 
 
 def quiz() -> Exercise:
@@ -69,5 +69,4 @@ def quiz() -> Exercise:
 
 
 def all_exercises() -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: unseen, wires, quiz."""
     return unseen_exercise(), wires_exercise(), quiz()

@@ -17,8 +17,6 @@ from .balance import OwnedModel, assign, by_entries, owned_models
 from .scaling import DOUBLINGS, LINKS, MACHINE, MODEL, RANKS, StepAtScale, steps
 
 _SIZE = 11
-FIRST = DOUBLINGS - 1
-"""The first position of the film's slider."""
 
 
 def hero() -> Picture:
@@ -120,9 +118,8 @@ def draw_scale(doubling: int, links: str) -> Picture:
 
 
 def explore_scale(live: bool = True) -> Shell | Picture:
-    """Play through the numbers of ranks, with buttons for the speed of all links."""
-    still, links = draw_scale(FIRST, "as built"), choice("all links", list(LINKS))
-    return play(draw_scale, DOUBLINGS, still, live, label="doubling", first=0, links=links)
+    still, links = draw_scale(DOUBLINGS - 1, "as built"), choice("all links", list(LINKS))
+    return play(draw_scale, DOUBLINGS, still, live, label="doubling", links=links)
 
 
 def draw_balance(model: OwnedModel | None = None, chosen: Sequence[int] | None = None) -> Picture:

@@ -55,22 +55,20 @@ class StepAtScale:
 
     @property
     def idle_owners(self) -> int:
-        """The number of owners without a matrix."""
         return self.work.count(0)
 
     @property
     def fair(self) -> float:
-        """Seconds of Newton–Schulz if all owners had the same work."""
         return self.once / self.owners
 
     @property
     def busiest(self) -> float:
-        """Seconds of Newton–Schulz of the busiest owner."""
+        """Seconds of Newton–Schulz on the busiest owner."""
         return self.estimate.product
 
     @property
     def idle(self) -> float:
-        """The fraction of the busiest owner's time that owners are idle, on average."""
+        """The mean fraction of the busiest owner's time in which an owner is idle."""
         return 1 - self.fair / self.busiest
 
     @property
@@ -89,15 +87,15 @@ class StepAtScale:
 
 
 @cache
-def matrices_of(model: str, tp: int = TP) -> tuple[Matrix, ...]:
+def matrices_of(model: str, tp: int) -> tuple[Matrix, ...]:
     """The hidden matrices of a model without experts, cut over tp."""
     return tuple(stage_matrices(find_model(model), tp=tp)[0])
 
 
 @cache
-def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
+def step_at(model: str, ranks: int) -> StepAtScale:
     """The planner's prediction for a model's step on ``ranks`` ranks."""
-    matrices, grid = matrices_of(model, tp), Grid.of(dp=ranks // tp, tp=tp)
+    matrices, grid = matrices_of(model, TP), Grid.of(dp=ranks // TP, tp=TP)
     largest = max(matrices, key=lambda matrix: newton_schulz_seconds((matrix,)))
     return StepAtScale(
         ranks=ranks,
@@ -106,7 +104,7 @@ def step_at(model: str, ranks: int, tp: int = TP) -> StepAtScale:
         once=newton_schulz_seconds(matrices),
         floor=newton_schulz_seconds((largest,)),
         largest=largest.shape,
-        estimate=step_of(model, ranks // tp, tp),
+        estimate=step_of(model, ranks // TP, TP),
     )
 
 

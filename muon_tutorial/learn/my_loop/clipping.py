@@ -123,7 +123,7 @@ def check_clip(ranks: int, backend: str = "gloo") -> Exercise:
     return Exercise(judge_on_ranks(play, judge_clip), praise=praise, par=par)
 
 
-_LOCAL = "gradient.to_local() is this rank's part. What you do to it in place is done to the gradient."
+_LOCAL = "gradient.to_local() is this rank's part. Changing it in place changes the gradient."
 _COPIES = (
     "Some entries lie on several ranks, and the sum has counted every copy.",
     "Along an axis where a placement is_replicate(), device_mesh.size(axis) ranks hold the same.",
@@ -133,7 +133,6 @@ _SUM = "Squares of norms add. Sum them over ranks by dist.all_reduce, then take 
 
 
 def judge_clip(reports: list[ClipReport]) -> str | Diagnosis | None:
-    """The first mistake in a run of a clipping function."""
     first, *others = reports
     long, short = first.factors["long"], first.factors["short"]
     due = MAX_NORM / CASES["long"]
@@ -143,18 +142,18 @@ def judge_clip(reports: list[ClipReport]) -> str | Diagnosis | None:
         return Diagnosis("The gradients are as long as before.", ("Change them in place: mul_.", _LOCAL))
     if max(long) > 1.001 * min(long):
         factors = ", ".join(f"{factor:.4f}" for factor in long)
-        said = f"The gradients of rank 0 were multiplied with {factors}: each by a factor of its own."
+        said = f"The gradients of rank 0 were multiplied by {factors}: each by a factor of its own."
         return Diagnosis(said, ("The norm is that of all gradients together, as one long vector.", _SUM))
     for rank, other in enumerate(others, 1):
         if not math.isclose(other.factors["long"][0], long[0], rel_tol=1e-3):
-            said = f"Rank 0 multiplied with {long[0]:.4f}, rank {rank} with {other.factors['long'][0]:.4f}."
+            said = f"Rank 0 multiplied by {long[0]:.4f}, rank {rank} by {other.factors['long'][0]:.4f}."
             own = math.isclose(long[0], MAX_NORM / first.alone, rel_tol=1e-3)
             apart = "Now the copies of a gradient are no longer the same."
             return Diagnosis(f"{said} {'Each used the norm of its own part.' if own else apart}", (_SUM,))
     if not math.isclose(long[0], due, rel_tol=1e-3):
         factor = long[0]
         over = f"the norm of the whole gradient is {factor / due:.2f} × limit."
-        said = f"All multiplied with {factor:.4f}, and {over}"
+        said = f"All multiplied by {factor:.4f}, and {over}"
         if math.isclose(factor, MAX_NORM / first.copies, rel_tol=1e-3):
             return Diagnosis(said, _COPIES)
         if math.isclose(factor, MAX_NORM / first.added, rel_tol=1e-3):

@@ -17,8 +17,6 @@ from .lives import PATIENCE, RunLife
 from .port import ECHO, LR, MAX_NORM, Job, Port, factor_of
 from .trials import MadeOptimizer, PortReport, UpdateReport, expected_settings, plain_lines
 
-__all__ = ["SPOILERS", "all_exercises", "check_lines", "check_port", "check_survival", "quiz"]
-
 SPOILERS = {"moved": [r"\b0 of 6\b"], "same_bits": [r"\['load', 'step'\]"]}
 
 _STAYS = {
@@ -31,11 +29,11 @@ _STAYS = {
     "optimizer.step": "One optimizer, one step: MuonWithAdamW steps both of its parts.",
     "scheduler.step": "One scheduler moves the groups of both parts.",
     "zero_grad": "zero_grad of MuonWithAdamW clears the gradients of both parts.",
-    "AdamW(": "That line says which optimizer steps, and what a kill takes from it, a load brings back.",
+    "AdamW(": "That line says which optimizer steps. Loading restores the state that a kill takes from it.",
     "torch.save": "Saving has nothing to do with who steps.",
 }
 _STAYS_TO_SURVIVE = {
-    "LambdaLR": "Its count has to come back, but the line that you add, which loads, does that: this one "
+    "LambdaLR": "Its count has to come back, but the line that you add for loading does that. This line "
     "makes the scheduler as before."
 }
 
@@ -82,7 +80,7 @@ _LOOK = {
 }
 
 
-def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
+def check_port(dp: int, tp: int, seed: int, backend: str = "gloo") -> Exercise:
     """The exercise: ``prepare`` and ``update``, tried on real ranks for a few steps."""
 
     def judge(prepare: Callable, update: Callable) -> str | Diagnosis | None:
@@ -90,7 +88,7 @@ def check_port(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: floa
         arguments = ((dp, tp), seed, prepare, update)
         asked: dict[str, Any] = {"args": arguments, "backend": backend, "output": "quiet"}
         try:
-            reports: list[PortReport] = launch(trials.try_port, dp * tp, **asked, timeout=timeout)
+            reports: list[PortReport] = launch(trials.try_port, dp * tp, **asked, timeout=PATIENCE)
         except RankFailedError as error:
             raise MistakeError(say_failure(error)) from None
         if any(report.is_open for report in reports):
@@ -108,7 +106,6 @@ def _check_callable(**functions: object) -> None:
 
 
 def explain_port(report: PortReport) -> Diagnosis | None:
-    """The first mistake in a port."""
     assert report.made is not None
     if wrong := _wrong_make(report.made):
         return wrong
@@ -149,7 +146,7 @@ def _wrong_make(made: MadeOptimizer) -> Diagnosis | None:
             return Diagnosis(what, (hint, _MAKE))
         if not math.isclose(found_decay, decay):
             what = f"{name} has the weight decay {found_decay:g}, not {decay:g}."
-            return Diagnosis(what, ("Unless you say it, each part keeps its own default.", _MAKE))
+            return Diagnosis(what, ("Unless you pass one, each part keeps its own default.", _MAKE))
     return None
 
 
@@ -192,7 +189,7 @@ def check_survival(
         _check_callable(save=save, load=load)
         mine = Port(port().prepare, port().update, save, load)
         try:
-            life = lives.live(dp, tp, job, mine, backend=backend, timeout=timeout)
+            life = lives.live(dp, tp, job, mine, backend, timeout)
         except RankFailedError as error:
             said = str(error)
             if "save of step" in said:
@@ -200,8 +197,8 @@ def check_survival(
                 hint = "Each rank holds a part of every matrix. Which ranks must call manager.save?"
                 return Diagnosis(what, (hint,))
             if "holds no complete checkpoint" in said:
-                what = "load runs first in a new run, too, and there nothing has been saved."
-                return Diagnosis(what, ("manager.latest_step() is None there: return 0.",))
+                what = "load also runs at the start of a new run, when nothing has been saved."
+                return Diagnosis(what, ("Then manager.latest_step() is None: return 0.",))
             return Diagnosis(say_failure(error))
         if life is None:
             raise OpenAnswerError
@@ -214,7 +211,6 @@ def check_survival(
 
 
 def explain_life(life: RunLife) -> Diagnosis | None:
-    """The first mistake in a run that was killed and resumed."""
     every, last = life.job.every, life.last
     try:
         saved = lives.opened(life.left, every)
@@ -232,9 +228,7 @@ def explain_life(life: RunLife) -> Diagnosis | None:
     for step, rate in last.rates.items():
         due = LR * factor_of(step, life.job.steps)
         if not math.isclose(rate, due, rel_tol=1e-6):
-            was = (
-                f"In step {step} the learning rate was {rate:.4g}; undisturbed, it would have been {due:.4g}"
-            )
+            was = f"In step {step} the learning rate was {rate:.4g}, not {due:.4g} as without a kill"
             what = f"{was}. The scheduler was not restored: it counts from 0 again."
             return Diagnosis(what, ("A scheduler has a state_dict(), too.",))
     if CheckpointManager(life.checkpoints).latest_step() != life.job.steps:
@@ -266,7 +260,6 @@ def finished_port(ported: Exercise, survived: Exercise) -> Port:
 
 
 def all_exercises(dp: int, tp: int, job: Job, backend: str) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: lines, port, clipping, survival."""
     ported = check_port(dp, tp, job.seed, backend)
 
     def port() -> Port:

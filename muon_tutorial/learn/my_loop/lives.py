@@ -27,9 +27,8 @@ from .port import CHECKPOINTS, DIARY, ECHO, Job, Port, other_grid
 from .trials import steps_alike
 
 PATIENCE = 12.0
-REFERENCE = Port()
 AT_THE_KILL = "at_the_kill"
-"""A copy of the checkpoints that the killed ranks left; a run after a wrong ``load`` may replace them."""
+"""A copy of the killed ranks' checkpoints; the run may overwrite these after a wrong ``load``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,6 @@ class RunLife:
 
 
 def read(folder: Path, job: Job) -> RunLife:
-    """Read a run's life from its diary."""
     path, told = folder / DIARY, list[list[dict[str, Any]]]()
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines() if path.exists() else ()):
         if line["event"] == "begin":
@@ -113,14 +111,7 @@ def new_folder() -> Path:
 
 
 def start(
-    folder: Path,
-    grid: tuple[int, int],
-    job: Job,
-    port: Port = REFERENCE,
-    *,
-    echo: bool = False,
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    folder: Path, grid: tuple[int, int], job: Job, port: Port, echo: bool, backend: str, timeout: float
 ) -> bool:
     """Start or restart the ranks of a run; returns False if the port's functions are stubs.
 
@@ -138,29 +129,23 @@ def start(
     return all(done)
 
 
-def live(
-    dp: int, tp: int, job: Job, port: Port = REFERENCE, *, backend: str = "gloo", timeout: float = PATIENCE
-) -> RunLife | None:
+def live(dp: int, tp: int, job: Job, port: Port, backend: str, timeout: float = PATIENCE) -> RunLife | None:
     """A run whose last rank is killed, and which resumes on another grid; None if the port is a stub."""
     folder, victim = new_folder(), replace(job, victim=dp * tp - 1)
-    if not start(folder, (dp, tp), victim, port, backend=backend, timeout=timeout):
+    if not start(folder, (dp, tp), victim, port, False, backend, timeout):
         return None
     keep_copy(folder)
-    written = start(folder, other_grid(dp, tp), job, port, echo=True, backend=backend, timeout=timeout)
+    written = start(folder, other_grid(dp, tp), job, port, True, backend, timeout)
     return read(folder, job) if written else None
 
 
 def keep_copy(folder: Path) -> None:
-    """Copy the checkpoints of a run whose ranks are dead."""
     if (folder / CHECKPOINTS).is_dir():
         shutil.copytree(folder / CHECKPOINTS, folder / AT_THE_KILL)
 
 
 def opened(folder: Path, step: int) -> dict[str, Tensor]:
-    """All whole tensors of a checkpoint, by name: parameters and the optimizer's state for each.
-
-    They are read in this process, without other ranks.
-    """
+    """All whole tensors of a checkpoint, by name: parameters and optimizer states. Needs no other ranks."""
     model = tiny_job.build(0)
     optimizer = MuonWithAdamW.from_model(model, lr=0.0, adamw_lr=0.0)
     CheckpointManager(folder).load(model, optimizer, step=step)
@@ -173,7 +158,6 @@ def opened(folder: Path, step: int) -> dict[str, Tensor]:
 
 
 def same_bits(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether both hold the same tensors to the bit."""
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -195,11 +179,9 @@ def _train_both(rank: int, grid: tuple[int, int], folders: list[Path], job: Job,
         reference.train(rank, grid, folder, job, port)
 
 
-def life_of(
-    dp: int, tp: int, job: Job, port: Port = REFERENCE, backend: str = "gloo"
-) -> tuple[RunLife, Companions]:
+def life_of(dp: int, tp: int, job: Job, port: Port, backend: str = "gloo") -> tuple[RunLife, Companions]:
     """A life with its companions, for a port without stubs."""
-    life = live(dp, tp, job, port, backend=backend)
+    life = live(dp, tp, job, port, backend)
     assert life is not None
     again, fresh = new_folder(), new_folder()
     name, first = f"step-{life.job.every:08d}", life.attempts[0]
@@ -210,12 +192,10 @@ def life_of(
 
 
 def final(life: RunLife) -> dict[str, Tensor]:
-    """All tensors of a run's last checkpoint."""
     return opened(life.checkpoints, life.job.steps)
 
 
 def tensor_files(life: RunLife) -> int:
-    """The number of files with tensors in the first checkpoint."""
     return len(list((life.checkpoints / f"step-{life.job.every:08d}").glob("*.distcp")))
 
 
@@ -248,10 +228,7 @@ class BitsReport:
 
 
 def compare_bits(life: RunLife, others: Companions, backend: str = "gloo") -> BitsReport:
-    """Compare both grids of a life: the loaded state, a step with the same gradient, and the whole run.
-
-    The step is run on real ranks for this.
-    """
+    """Compare both grids: the loaded state, a step with one gradient (run on real ranks), the whole run."""
     (dp, tp), last = life.attempts[0].grid, life.last
     saved = opened(life.left, last.begin)
     stepped = steps_alike(dp, tp, last.grid, life.job.seed, backend)

@@ -144,7 +144,6 @@ def moments(life: RunLife) -> list[LifeMoment]:
 
 
 def explore_life(life: RunLife, undisturbed: RunLife, live: bool = True) -> Shell | Picture:
-    """The film of a life; only its last picture if no kernel runs."""
     last = len(moments(life)) - 1
     draw = partial(draw_life, life, undisturbed)
     return play(draw, last, draw(moment=last), live, interval=600)
@@ -229,8 +228,7 @@ def _draw_losses(
         if each.what == "step":
             attempt, step = life.attempts[each.attempt], each.step - 1
             later = life.attempts[each.attempt + 1 : done[-1].attempt + 1]
-            is_lost = any(after.begin <= step for after in later)
-            size, fill = (9, "none") if is_lost else (5, INK)
+            size, fill = (9, "none") if any(after.begin <= step for after in later) else (5, INK)
             axes.plot(*at(step, attempt.losses[step]), "o", markersize=size, markerfacecolor=fill, color=INK)
     for step in range(life.job.steps):
         centred(axes, _FILM_LEFT + (step + 0.5) * tick, top + _CURVE + 12, str(step), color=QUIET)
@@ -238,7 +236,6 @@ def _draw_losses(
 
 
 def say_moment(life: RunLife, undisturbed: RunLife, moment: int) -> str:
-    """A moment in words, with the loss so far and the undisturbed run's."""
     done = moments(life)[: moment + 1]
     now = done[-1]
     saved = [each.step for each in done if each.what == "save"]

@@ -55,13 +55,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How long to train with which seed, how often to save, and which rank is killed after how many steps.
-
-    >>> Job(12), Job(1).steps
-    (Job(steps=12, seed=0, victim=None), 6)
-    >>> Job(12).every, Job(12).fatal
-    (4, 6)
-    """
+    """How long to train with which seed, how often to save, and which rank is killed after how many steps."""
 
     steps: int
     seed: int = 0
@@ -101,22 +95,14 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
     return dp // cut, cut
 
 
-def train(
-    rank: int,
-    grid: tuple[int, int],
-    folder: Path,
-    job: Job,
-    port: Port,
-    echo: bool = False,
-    device: str = "cpu",
-) -> bool:
+def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, echo: bool = False) -> bool:
     """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 
     All ranks must call. With ``echo`` the loaded state is saved again before the first step. Returns False if
     a function of the port is still a stub.
     """
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
-    model = tiny_job.build(job.seed).to(device)
+    model = tiny_job.build(job.seed)
     optimizer = port.prepare(model, partial(tiny_job.shard, mesh=mesh))
     if optimizer is ...:
         return False
@@ -150,7 +136,6 @@ def train(
 
 
 def rate_of(optimizer: torch.optim.Optimizer) -> float:
-    """The learning rate of the first group."""
     return float(optimizer.param_groups[0]["lr"])
 
 

@@ -88,5 +88,4 @@ def batch_of(step: int, seed: int, place: int = 0, places: int = 1) -> tuple[Ten
 def loss_of(model: nn.Module, step: int, seed: int, mesh: DeviceMesh) -> Tensor:
     """The mean loss of this rank's part of a step's batch."""
     symbols, following = batch_of(step, seed, mesh["dp"].get_local_rank(), mesh["dp"].size())
-    device = next(model.parameters()).device
-    return F.cross_entropy(model(symbols.to(device)), following.to(device))
+    return F.cross_entropy(model(symbols), following)

@@ -54,7 +54,7 @@ class PlainReport:
     parameters: int
     warning: str
     clipped_alone: float
-    """The total norm after each rank has clipped its own shard, over the largest allowed norm."""
+    """The total norm after each rank has clipped its own shard, divided by the largest allowed norm."""
 
     @property
     def moved(self) -> str:
@@ -112,12 +112,10 @@ def _moved_too_early(name: str, mesh: DeviceMesh, seed: int) -> tuple[int, str]:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor."""
     return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def squares(tensors: list[Tensor]) -> float:
-    """The sum of the squares of all entries."""
     return sum(float(tensor.double().square().sum()) for tensor in tensors)
 
 
@@ -228,10 +226,7 @@ def expected_settings() -> dict[str, tuple[str, float, float]]:
 
 
 def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
-    """The parameters that one step moves to the same bits in one process and on both grids.
-
-    All three get the same full gradient.
-    """
+    """The parameters that a step with one full gradient moves to the same bits alone and on both grids."""
     return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
 
 

@@ -11,17 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import RankFailedError
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Par,
-    first,
-    numbers,
-    value_of,
-    why,
-)
+from ..exercises.judge import Diagnosis, Exercise, OpenAnswerError, Par, first, numbers, value_of, why
 from ..exercises.on_real_ranks import is_stub, say_failure
 from . import on_ranks, pictures
 from .on_ranks import PATIENCE, Call, FunctionsRun, RankTrial, TrialNote, bad_rows, run_functions, shapes_of
@@ -54,7 +44,7 @@ def guess(ranks: int) -> Exercise:
         return None
 
     hints = (f"torch rounds {bad_rows(ranks)} / {ranks} up to {rows[0]}; the last ranks take what is left.",)
-    return Exercise(judge, (), "Whoever holds nothing can own the matrix, and must call in either case.")
+    return Exercise(judge, (), "A rank that holds nothing can own the matrix, and must call in either case.")
 
 
 def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: float = PATIENCE) -> Exercise:
@@ -62,7 +52,7 @@ def check_assign(dp: int, tp: int, seed: int, backend: str = "gloo", timeout: fl
     play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(assign: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, ThreeFunctions(assign), "assign")
+        return _judge_run(play, ThreeFunctions(assign), "assign", [])
 
     hint = "dist.get_process_group_ranks(state['group']) lists the global ranks that share your parameters."
     praise = "All ranks of a group name the same owners, by their global numbers."
@@ -76,24 +66,19 @@ def check_gather(
     play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
 
     def judge(gather: Callable) -> str | Diagnosis | None:
-        return _judge_run(play, replace(_written(before), gather=gather), "gather")
+        return _judge_run(play, replace(_written(before), gather=gather), "gather", [])
 
     hints = (
         "dist.gather wants pieces of one size. dist.all_to_all_single takes split sizes, and zero is one.",
         "all_to_all_single(whole, mine.flatten(), take, send, group=…): lists of elements, one entry a rank.",
-        "send is mine.numel() for the owner, 0 for all others. take is all zeros but on the owner.",
+        "send is mine.numel() for the owner, 0 for all others. take is all zeros except on the owner.",
     )
     praise = "Each owner has the whole matrix, to the bit; every other rank has None."
     return Exercise(judge, hints, praise, keeps=("gather",))
 
 
 def check_redistribute(
-    dp: int,
-    tp: int,
-    seed: int,
-    before: tuple[Exercise, Exercise],
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    dp: int, tp: int, seed: int, before: Sequence[Exercise], backend: str = "gloo", timeout: float = PATIENCE
 ) -> Exercise:
     """The exercise: a ``redistribute_fn``, and then all three in ``Muon``, compared with a single process."""
     play = partial(run_functions, dp, tp, seed, backend=backend, timeout=timeout)
@@ -107,7 +92,7 @@ def check_redistribute(
 
     hints = (
         "The way back is the way out with the two lists exchanged.",
-        "Off the owner the update is None: make an empty tensor, and call all the same.",
+        "On other ranks the update is None: make an empty tensor there, and make the same call.",
         "state['local_shape'] says what shape this rank's part has.",
     )
     praise = "Three steps of Muon with your functions have the single process' bits, on every rank."
@@ -132,14 +117,11 @@ def _written(assigned: Exercise) -> ThreeFunctions:
 
 
 def _judge_run(
-    play: partial[FunctionsRun],
-    functions: ThreeFunctions,
-    until: Call,
-    runs: list[FunctionsRun] | None = None,
+    play: partial[FunctionsRun], functions: ThreeFunctions, until: Call, runs: list[FunctionsRun]
 ) -> str | Diagnosis | None:
     for function in (functions.assign, functions.gather, functions.redistribute):
         if not callable(function):
-            raise MistakeError("Give a function.")
+            return "Give a function."
     try:
         run = play(functions, until)
     except RankFailedError as error:
@@ -147,8 +129,7 @@ def _judge_run(
         return Diagnosis(say_failure(error), (hint,))
     if is_stub(run):
         raise OpenAnswerError
-    if runs is not None:
-        runs.append(run)
+    runs.append(run)
     return explain_functions(run, play.keywords["timeout"])
 
 
@@ -179,7 +160,7 @@ def _wrong_owners(run: FunctionsRun) -> Iterator[str | Diagnosis]:
         other = run.trials[trial.group[0]]
         if trial.owners != other.owners:
             what = f"Ranks {trial.group[0]} and {rank} share parameters, and name different owners"
-            hint = "Who am I does not matter to assign."
+            hint = "What assign returns must not depend on the rank that calls it."
             yield Diagnosis(f"{what}: {other.owners} and {trial.owners}.", (hint,))
     for trial in run.trials:
         if len(set(trial.owners.values())) < min(len(trial.group), count):
@@ -194,16 +175,14 @@ def _stopped(run: FunctionsRun, timeout: float) -> Iterator[Diagnosis]:
     loud = {rank: note for rank, note in failed.items() if not note.waited}
     rank, note = next(iter((loud or failed).items()))
     if not loud:
+        waited = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s"
         silent = [each for each in run.trials[rank].group if not last[each].talked and not last[each].error]
         if silent:
             those = f"rank {', '.join(map(str, silent))}, which had returned without making the call"
-            what = (
-                f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s for {those}"
-            )
             hint = "Ask for dist.get_rank() == owner after the collective, not before."
-            yield Diagnosis(f"{what}. {ALL_CALL}.", (hint,))
-        what = f"Timeout in {note.call}, matrix {note.index}: rank {rank} waited {timeout:g} s in vain."
-        yield Diagnosis(what, ("Do all ranks of the group make the same calls, in the same order?",))
+            yield Diagnosis(f"{waited} for {those}. {ALL_CALL}.", (hint,))
+        hint = "Do all ranks of the group make the same calls, in the same order?"
+        yield Diagnosis(f"{waited} in vain.", (hint,))
     if note.call == "step":
         yield Diagnosis(f"Each call was right by itself, and step {note.index} of Muon raised: {note.error}")
     shards = rows_of(shapes_of(run.dp)[note.index][0], run.dp)
@@ -317,7 +296,7 @@ def check_shared_work(model: MixedModel) -> Exercise:
     def busiest_of(assign: Callable) -> float:
         return round(model.makespan(assign(model.params_at(0), dict(model.state))), 1)
 
-    praise = "Nobody owns what it does not hold, and the work is spread."
+    praise = "No rank owns a matrix that it does not hold, and the work is spread."
     return Exercise(judge, hints, praise, Par("GFLOP on the busiest rank", round(par, 1), busiest_of))
 
 
@@ -345,5 +324,4 @@ def all_exercises(dp: int, tp: int, seed: int, backend: str) -> tuple[Exercise, 
     """The lesson's exercises on ranks: the prediction, and the three functions."""
     assigned = check_assign(dp, tp, seed, backend)
     gathered = check_gather(dp, tp, seed, assigned, backend)
-    given_back = check_redistribute(dp, tp, seed, (assigned, gathered), backend)
-    return guess(dp * tp), assigned, gathered, given_back
+    return guess(dp * tp), assigned, gathered, check_redistribute(dp, tp, seed, (assigned, gathered), backend)

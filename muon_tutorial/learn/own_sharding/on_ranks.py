@@ -100,13 +100,7 @@ def given_to(what: str, shape: tuple[int, int], seed: int, place: int, index: in
 
 
 def run_functions(
-    dp: int,
-    tp: int,
-    seed: int,
-    functions: ThreeFunctions,
-    until: Call,
-    backend: str = "gloo",
-    timeout: float = PATIENCE,
+    dp: int, tp: int, seed: int, functions: ThreeFunctions, until: Call, backend: str, timeout: float
 ) -> FunctionsRun:
     """Try three functions on real ranks, phase by phase, up to and including ``until``."""
     asked: dict[str, Any] = {"args": (dp, tp, seed, functions, until, timeout), "backend": backend}
@@ -177,7 +171,6 @@ class _Trial:
         self.go_on_if(sound and all(everybody[rank] == self.owners for rank in self.ranks))
 
     def try_each(self, and_back: bool) -> None:
-        """Gather each matrix, and redistribute an update."""
         place = self.rank % self.tp
         for index, shape in enumerate(shapes_of(self.dp)):
             mine, owner = self.mine(given_to("momentum", shape, self.seed, place, index)), self.owners[index]
@@ -185,14 +178,12 @@ class _Trial:
             state = {**self.state, **known, "dtype": torch.float32}
             self.call("gather", index, partial(self.functions.gather, mine, owner, dict(state)))
             if and_back:
-                whole = given_to("update", shape, self.seed, place, index)
-                update = whole if self.rank == owner else None
+                update = given_to("update", shape, self.seed, place, index) if self.rank == owner else None
                 back = partial(self.functions.redistribute, update, owner, dict(state))
                 part = self.call("redistribute", index, back)
                 self.go_on_if(isinstance(part, Tensor) and part.shape == mine.shape)
 
     def take_steps(self) -> None:
-        """Take some steps of ``Muon``, and compare them with a single process's."""
         config = config_of(self.functions, {**self.state, "agree_group": self.group})
         wholes = [torch.nn.Parameter(self.whole(index)) for index in range(len(shapes_of(self.dp)))]
         params = [torch.nn.Parameter(self.mine(whole.detach())) for whole in wholes]
@@ -230,7 +221,6 @@ class _Trial:
 
 
 def config_of(functions: ThreeFunctions, state: State) -> DistributedConfig:
-    """The package's config of three functions and their state."""
     return DistributedConfig(functions.assign, functions.gather, functions.redistribute, state)
 
 
@@ -274,7 +264,7 @@ def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> 
 
 
 def bad_rows(ranks: int) -> int:
-    """The number of rows of that matrix."""
+    """The number of rows of a matrix of which the last rank holds few or none."""
     return 2 * ranks + 1
 
 
@@ -291,14 +281,12 @@ SHORT = 2.0
 SIDE = 24
 
 
-def try_on_groups(function: Callable[[Tensor, Any], object], dp: int, tp: int, backend: str = "gloo") -> str:
+def try_on_groups(function: Callable[[Tensor, Any], object], dp: int, tp: int, backend: str) -> str:
     """Run ``function(shard, group)`` on every rank, in the groups along dp, and say what happened."""
     return _by_rank(launch(_on_group, dp * tp, args=(function, dp, tp), backend=backend, output="quiet"))
 
 
-def try_uneven(
-    function: Callable[[Tensor, list[int]], object], ranks: int, seed: int, backend: str = "gloo"
-) -> str:
+def try_uneven(function: Callable[[Tensor, list[int]], object], ranks: int, seed: int, backend: str) -> str:
     """Run ``function(shard, rows of each rank)`` over all ranks with a short timeout; say what happened."""
     try:
         told = launch(_uneven, ranks, args=(function, seed), backend=backend, output="quiet", timeout=SHORT)
@@ -307,20 +295,18 @@ def try_uneven(
     return _by_rank(told)
 
 
-def try_for_steps(
-    gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str = "gloo"
-) -> str:
-    """How far the updates with this ``gather_fn``, whose state has the parameters, are from one process's."""
+def try_for_steps(gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str) -> str:
+    """How far updates are from one process's if this ``gather_fn`` gathers; its state has the parameters."""
     off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
     return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 
 
-def try_partial(ranks: int, seed: int, backend: str = "gloo") -> str:
+def try_partial(ranks: int, seed: int, backend: str) -> str:
     """Orthogonalize a rank's own sum, and say what the package reports for a ``Partial`` parameter."""
     return "\n".join(launch(_partial, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 
-def try_several(ranks: int, seed: int, backend: str = "gloo") -> str:
+def try_several(ranks: int, seed: int, backend: str) -> str:
     """Step weights that hold several matrices: as one matrix, and part by part."""
     return "\n".join(launch(_several, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
@@ -412,10 +398,8 @@ def _same_with_parts(grad: Tensor, parts: Any, mesh: DeviceMesh) -> str:
     position, ranks = mesh.get_local_rank(), mesh.size()
 
     def held(tensor: Tensor) -> DTensor:
-        mine = rows_at(tensor, position, ranks)
-        return DTensor.from_local(
-            mine, mesh, [Shard(0)], run_check=False, shape=tensor.shape, stride=tensor.stride()
-        )
+        asked: Any = {"run_check": False, "shape": tensor.shape, "stride": tensor.stride()}
+        return DTensor.from_local(rows_at(tensor, position, ranks), mesh, [Shard(0)], **asked)
 
     whole = torch.nn.Parameter(torch.zeros_like(grad))
     param = torch.nn.Parameter(held(torch.zeros_like(grad)))

@@ -17,8 +17,8 @@ from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle
 from ..widgets.shell import Shell, choice, play
 from .shared_work import MixedModel, as_the_package
 
-_HERO_ROWS = {"assign": "assign_fn", "gather": "gather_fn", "redistribute": "redistribute_fn"}
-_HERO_SAYS = {
+_SHORT = {"FSDP2": "rows cut", "HSDP": "rows cut, replicas", "TP": "columns cut", "EP": "an expert each"}
+_HERO_ROWS = {
     "assign": "who is to\northogonalize",
     "gather": "pieces →\nthe owner",
     "redistribute": "the update →\neverybody",
@@ -26,19 +26,18 @@ _HERO_SAYS = {
 
 
 def hero() -> Picture:
-    """One parameter through a config's three functions, under four layouts, side by side."""
     left, across, down, small = 152, 182, 100, 38
     figure, axes = blank(left + 4 * across + 4, 66 + 3 * down + 46)
     journeys = [journey_of(layout, 2, 2) for layout in LAYOUTS]
     for column, journey in enumerate(journeys):
         x = left + column * across
         write(axes, x, 20, journey.layout, 14, weight="bold")
-        write(axes, x, 42, _short(journey.layout), color=QUIET)
-    for row, (name, title) in enumerate(_HERO_ROWS.items()):
+        write(axes, x, 42, _SHORT[journey.layout], color=QUIET)
+    for row, (name, says) in enumerate(_HERO_ROWS.items()):
         y = 66 + row * down
         rectangle(axes, 8, y - 6, left + 4 * across - 12, down - 6, CARD, edgecolor=EMPTY, linewidth=1.0)
-        write(axes, 16, y + 16, title, weight="bold")
-        write(axes, 16, y + 50, _HERO_SAYS[name], color=QUIET, linespacing=1.25)
+        write(axes, 16, y + 16, f"{name}_fn", weight="bold")
+        write(axes, 16, y + 50, says, color=QUIET, linespacing=1.25)
         for column, journey in enumerate(journeys):
             now = journey.moments[MOMENTS.index(name)]
             for rank, held in enumerate(now.held):
@@ -54,11 +53,6 @@ def hero() -> Picture:
     write(axes, left + 4 * 88 + 4, bottom, "★ owner · colour: who brought it, or computed it", color=QUIET)
     said = " ".join(say_moment(journey, MOMENTS.index(name)) for journey in journeys for name in _HERO_ROWS)
     return finish(figure, "own_sharding-hero", f"One parameter, three functions, four layouts. {said}")
-
-
-def _short(layout: str) -> str:
-    short = {"FSDP2": "rows cut", "HSDP": "rows cut, replicas", "TP": "columns cut"}
-    return short.get(layout, "an expert each")
 
 
 def _hero_line(journey: Journey, name: str) -> str:
@@ -122,8 +116,7 @@ def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Pict
     """Choose a layout, and play a parameter's journey; only FSDP2's gather if no kernel runs."""
     draw = partial(draw_journey, dp=dp, tp=tp)
     still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
-    layouts = choice("layout", list(LAYOUTS))
-    return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=layouts)
+    return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=choice("layout", list(LAYOUTS)))
 
 
 def draw_rows(found: Sequence[int | None], lengths: list[int], group: Sequence[int], index: int) -> Picture:
@@ -156,8 +149,7 @@ def draw_loads(model: MixedModel, owners: Mapping[int, int]) -> Picture:
     ends = [0.0] * len(loads)
     for index, owner in sorted(owners.items()):
         share = (model.loads({index: owner})[owner]) * scale
-        y = 44 + 34 * owner
-        rectangle(axes, 90 + ends[owner], y, share, 26, rank_colour(owner), linewidth=0.8)
+        rectangle(axes, 90 + ends[owner], 44 + 34 * owner, share, 26, rank_colour(owner), linewidth=0.8)
         ends[owner] += share
     for rank, load in enumerate(loads):
         write(axes, 14, 57 + 34 * rank, f"rank {rank}")

@@ -17,11 +17,7 @@ WIDTH = 512
 
 
 def cost_of(shape: tuple[int, int]) -> float:
-    """The work of all five Newton–Schulz iterations on one matrix, in GFLOP.
-
-    >>> cost_of((1024, 512)) / cost_of((512, 512))
-    1.6666666666666667
-    """
+    """The work of all five Newton–Schulz iterations on one matrix, in GFLOP."""
     return DEFAULT_STEPS * newton_schulz_cost(shape) / 1e9
 
 
@@ -64,7 +60,6 @@ class MixedModel:
         return [torch.empty(mine, each.shape[1], device="meta") for mine, each in shapes]
 
     def loads(self, owners: dict[int, int]) -> list[float]:
-        """Each rank's work, in GFLOP."""
         work = dict.fromkeys(self.ranks, 0.0)
         for index, rank in owners.items():
             work[rank] += cost_of(self.matrices[index].shape)

@@ -13,11 +13,7 @@ State = dict[str, Any]
 
 
 def rows_of(rows: int, ranks: int) -> list[int]:
-    """The number of rows that each rank holds of a matrix cut by ``Shard(0)``.
-
-    >>> rows_of(8, 4)
-    [2, 2, 2, 2]
-    """
+    """The number of rows that each rank holds of a matrix cut by ``Shard(0)``."""
     return list(Shard(0).lengths(rows, ranks))
 
 

@@ -55,8 +55,7 @@ def _sent(operator: str, args: Sequence[Any]) -> list[Transfer]:
     name: Any = next((value for value in reversed(args) if isinstance(value, str)), None)
     group = _resolve_process_group(name) if boxed is None else dist.ProcessGroup.unbox(boxed)
     me, ranks = dist.get_rank(), dist.get_process_group_ranks(group)
-    position = ranks.index(me)
-    sizes = _SIZES.get(operator.removesuffix("_").lstrip("_"), _to_all)(args, position, len(ranks))
+    sizes = _SIZES.get(operator.removesuffix("_").lstrip("_"), _to_all)(args, ranks.index(me), len(ranks))
     pairs = zip(ranks, sizes, strict=True)
     return [Transfer(me, rank, nbytes) for rank, nbytes in pairs if rank != me and nbytes]
 

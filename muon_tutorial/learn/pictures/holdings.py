@@ -1,4 +1,4 @@
-"""What each rank holds, as plain data: boxes of one matrix, by rank, and names for their contents."""
+"""What each rank holds, as plain data: boxes of one matrix, by rank, and letters for equal contents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from ...plan.strategies import Plan
 
 @dataclass(frozen=True, slots=True)
 class RankBoxes:
-    """The boxes of a matrix that one rank holds, and a name for what is in them."""
+    """The boxes of a matrix that one rank holds."""
 
     rank: int
     boxes: tuple[Box, ...]
-    content: str = ""
 
 
 def weight_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
@@ -61,12 +60,7 @@ def holders_of(held: Iterable[RankBoxes], row: int, column: int) -> list[int]:
 
 
 def name_contents(tensors: Sequence[Tensor]) -> list[str]:
-    """A letter for each tensor, in order of first appearance; tensors with the same bytes share a letter.
-
-    >>> import torch
-    >>> name_contents([torch.zeros(2), torch.ones(2), torch.zeros(2)])
-    ['A', 'B', 'A']
-    """
+    """A letter for each tensor, in order of first appearance; tensors with the same bytes share a letter."""
     seen: dict[tuple[Any, bytes], int] = {}
     keys = [(tensor.shape, tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
     numbers = (divmod(seen.setdefault(key, len(seen)), 26) for key in keys)
@@ -74,10 +68,8 @@ def name_contents(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def say_held(held: RankBoxes, shape: tuple[int, int]) -> str:
-    """What a rank holds, in words: rows and columns, and the name of the contents."""
-    boxes = [_say_box(box, shape) for box in held.boxes if box.numel]
-    content = f" (bytes {held.content})" if held.content and boxes else ""
-    return (" and ".join(boxes) or "nothing") + content
+    """What a rank holds, in words: rows and columns."""
+    return " and ".join(_say_box(box, shape) for box in held.boxes if box.numel) or "nothing"
 
 
 def _say_box(box: Box, shape: tuple[int, int]) -> str:

@@ -37,7 +37,6 @@ class Picture:
 
     @property
     def html(self) -> str:
-        """The picture as one ``<img>``."""
         data = base64.b64encode(self.svg.encode()).decode()
         alt = html.escape(self.alt, quote=True)
         return f'<img alt="{alt}" width="{self.width}" src="data:image/svg+xml;base64,{data}">'

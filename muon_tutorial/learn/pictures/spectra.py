@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from matplotlib.axes import Axes
 from torch import Tensor
@@ -36,7 +36,6 @@ class Curve:
         return cls.of(name, values / values.max(), colour, line)
 
     def say(self) -> str:
-        """The curve in words."""
         numbers = (max(self.values), statistics.median(self.values), min(self.values))
         said = ["below 0.0001" if number < _FLOOR else f"{number:.2g}" for number in numbers]
         return f"{self.name}: loudest {said[0]}, median {said[1]}, quietest {said[2]}"
@@ -65,16 +64,11 @@ def decades(axes: Axes) -> None:
 
 
 def plot(axes: Axes, curves: Sequence[Curve]) -> None:
-    """The curves by the number of the direction; values below the axis are drawn at its lower end."""
+    """The curves over the numbers of their directions; values too small for the axis lie at its lower end."""
     for curve in curves:
         heights = [max(value, _FLOOR) for value in curve.values]
         places = range(1, len(heights) + 1)
         axes.plot(places, heights, curve.line, color=curve.colour, linewidth=2, label=curve.name)
-
-
-def legend(axes: Axes, where: Literal["upper left", "upper right", "lower left"]) -> None:
-    """The legend of one plot, without a frame."""
-    axes.legend(fontsize=11, frameon=False, labelcolor=INK, loc=where)
 
 
 def draw_spectra(panels: Sequence[tuple[str, Sequence[Curve]]], name: str, y: str = "loudness") -> Picture:

@@ -30,8 +30,7 @@ def my_piece(matrix: Tensor, dim: int, place: int, tp: int) -> Tensor:
 
 def pieces_alone(matrix: Tensor, dim: int, tp: int) -> Tensor:
     """Orthogonalize every piece by itself, and join the results."""
-    pieces = [orthogonal(my_piece(matrix, dim, place, tp)) for place in range(tp)]
-    return torch.cat(pieces, dim=dim)
+    return torch.cat([orthogonal(my_piece(matrix, dim, place, tp)) for place in range(tp)], dim=dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,6 @@ class Comparison:
 
 
 def compare(update: Tensor, matrix: Tensor) -> Comparison:
-    """Compare an update with the UVᵀ of the whole matrix."""
     ideal = orthogonal(matrix)
     cosine = ((update * ideal).sum() / (update.norm() * ideal.norm())).item()
     distance = ((update - ideal).norm() / ideal.norm()).item()
@@ -114,11 +112,7 @@ def matrices() -> dict[str, Tensor]:
 
 
 def patches(numbers: Sequence[Sequence[float]]) -> list[tuple[float, int, int, int, int]]:
-    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns.
-
-    >>> patches([[0, 0, 1], [0, 0, 1]])
-    [(0, 0, 0, 2, 2), (1, 0, 2, 2, 1)]
-    """
+    """Rectangles of equal numbers that cover a matrix: number, first row, first column, rows, columns."""
     found, top = [], 0
     for row, same in groupby(numbers):
         rows, left = len(list(same)), 0

@@ -12,7 +12,7 @@ from matplotlib.transforms import Bbox, BboxTransformTo
 from torch import Tensor
 
 from ..pictures.colours import CARD, INK, MUON, OTHER, QUIET, RIGHT, WRONG
-from ..pictures.picture import Picture, blank, finish, rectangle, write
+from ..pictures.picture import Picture, Point, blank, finish, rectangle, write
 from ..widgets.shell import Shell, choice, play
 from . import cuts
 from .cuts import CUTS, DIMS, SHAPE, Comparison, in_directions, matrices, patches, pieces_alone, shares
@@ -91,9 +91,7 @@ def shades_of(turned: Tensor) -> Tensor:
     return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()
 
 
-def _draw_values(
-    axes: Axes, values: Sequence[float], most: float, corner: tuple[float, float], colour: str
-) -> None:
+def _draw_values(axes: Axes, values: Sequence[float], most: float, corner: Point, colour: str) -> None:
     """A spectrum in a frame, the largest value first, from 0 to ``most``."""
     (left, top), width, height = corner, 280, SQUARE * SHAPE[0] / POOL
     rectangle(axes, left, top, width, height, CARD, linewidth=1.2, edgecolor=QUIET)

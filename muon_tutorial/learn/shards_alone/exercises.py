@@ -25,7 +25,6 @@ SHAPES: tuple[Shape, ...] = ((64, 256), (256, 64), (768, 768), (768, 3072))
 
 
 def size_factors(shape: Shape) -> tuple[float, ...]:
-    """The factors that scale an update, by both formulas."""
     return tuple(float(adjusted_lr(1.0, name, shape)) for name in FORMULAS.values())
 
 
@@ -36,11 +35,7 @@ def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
-    """How many times too small each factor is if computed from the shard's shape; below 1: too large.
-
-    >>> too_small((256, 64), 1, 4)
-    (0.5, 1.0)
-    """
+    """How many times too small each factor is if computed from the shard's shape; below 1: too large."""
     whole, shard = size_factors(shape), size_factors(shard_shape(shape, dim, tp))
     return tuple(one / other for one, other in zip(whole, shard, strict=True))
 
@@ -77,12 +72,10 @@ def check_ratio() -> Exercise:
             answer = value_of(function, shape, dim, tp)
             case = f"{_say(shape)}, dim {dim}, tp = {tp}"
             try:
-                said = tuple(float(ratio) for ratio in answer)
+                one, other = map(float, answer)
             except (TypeError, ValueError):
                 return f"{case}: return two ratios, one for each formula; this was {answer!r}."
-            if len(said) != len(right):
-                return f"{case}: return two ratios, one for each formula; this was {len(said)}."
-            if _near(said, right):
+            if _near(said := (one, other), right):
                 continue
             shown = f"{case}: you say {' and '.join(f'{ratio:.3g}' for ratio in said)}."
             if _near(said, tuple(1 / ratio for ratio in right)):
@@ -91,9 +84,8 @@ def check_ratio() -> Exercise:
             if _near(said, right[::-1]):
                 return Diagnosis(f"{shown} The two have changed places.", (f"First {next(iter(FORMULAS))}.",))
             if _near(said, too_small(shape, 1 - dim, tp)):
-                return Diagnosis(
-                    f"{shown} That is the other cut.", ("dim 1 is the columns, n; dim 0 the rows, m.",)
-                )
+                what = f"{shown} That is the other cut."
+                return Diagnosis(what, ("dim 1 is the columns, n; dim 0 the rows, m.",))
             pairs, shard = zip(FORMULAS, said, right, strict=True), shard_shape(shape, dim, tp)
             formula = next(name for name, mine, due in pairs if not _near([mine], [due]))
             return f"{shown} {formula} is not right: the shard is {_say(shard)}, the whole {_say(shape)}."
@@ -118,7 +110,7 @@ SPOILERS = {
     "harmless": [r"\bharmless\b.*\('Gaussian', 'rows'\)", r"Gaussian, by rows: cosine"],
 }
 NEAR = 0.05
-"""The largest distance to UVᵀ that passes; float32 needs less than half of it, Newton–Schulz more."""
+"""The largest distance to UVᵀ that passes; float32 stays below half of it, Newton–Schulz exceeds it."""
 
 
 def outcomes(tp: int) -> dict[str, Any]:
@@ -270,7 +262,6 @@ def _say_wrong(update: Tensor, result: Comparison, name: str, sent: float) -> tu
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: guess, ratio, gather, update from shards, quiz."""
     gathered, survived = check_gather(dp, tp, backend), check_survival(dp, tp, backend)
     return guess(tp), check_ratio(), gathered, survived, quiz(tp)
 

@@ -62,7 +62,6 @@ def play_gather(function: Gather, dp: int, tp: int, backend: str) -> GatherRun:
 
 
 def play(rank: int, function: Gather, dp: int, tp: int) -> dict[int, Any]:
-    """One rank's part: gather the probe for both cuts."""
     group = tp_group(dp, tp)
     return {dim: function(my_piece(probe(), dim, rank % tp, tp), dim, group) for dim in (1, 0)}
 
@@ -111,7 +110,6 @@ def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Sec
 
 
 def say_cost(costs: Sequence[Seconds], tp: int) -> str:
-    """What a rank sends, and what the slowest rank took, in words."""
     piece = SHAPE[0] * SHAPE[1] // tp
     sent = (tp - 1) * piece
     alone, gathered, only = (max(seconds) * 1e3 for seconds in zip(*costs, strict=True))
@@ -164,7 +162,6 @@ class SurvivalRun:
 
     @property
     def sent(self) -> float:
-        """The bytes that the busiest rank sent for one matrix."""
         return max(count for mine in self.results for _, count in mine.values())
 
 
@@ -174,7 +171,6 @@ def budget(tp: int) -> float:
 
 
 def say_budget(tp: int) -> str:
-    """The bytes that a gather of the whole costs a rank, and the budget."""
     gathered = (tp - 1) * SHAPE[0] * SHAPE[1] // tp * 4
     return f"a gather sends   {gathered:,} bytes a rank\nyour budget      {budget(tp):,.0f} bytes a rank"
 

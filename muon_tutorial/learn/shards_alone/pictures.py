@@ -80,8 +80,7 @@ def _draw_result(axes: Axes, result: Any, dim: int, tp: int, first: int, corner:
     # the tp position that each entry came from; −1 if it is not an entry of the matrix
     value = torch.nan_to_num(result.double(), nan=-1.0).clamp(-1, SHAPE[0] * SHAPE[1]).long()
     index = value % SHAPE[1] if dim == 1 else value // SHAPE[1]
-    strange = (value < 0) | (value >= SHAPE[0] * SHAPE[1])
-    places = torch.where(strange, -1, index // (SHAPE[dim] // tp))
+    places = torch.where((value < 0) | (value >= SHAPE[0] * SHAPE[1]), -1, index // (SHAPE[dim] // tp))
     for place, *box in patches(places.tolist()):
         _draw_run(axes, box, first + int(place) if place >= 0 else None, scale, corner)
     if (rows, columns) == SHAPE and (wrong := first_wrong(result)) is not None:
@@ -95,5 +94,4 @@ def _draw_run(axes: Axes, box: Sequence[int], rank: int | None, scale: float, co
     fill = CARD if rank is None else rank_colour(rank)
     rectangle(axes, x, y, width * scale, height * scale, fill, linewidth=0.8)
     if height * scale > 14 and width * scale > 46:
-        label = "?" if rank is None else f"rank {rank}"
-        centred(axes, x + width * scale / 2, y + height * scale / 2, label)
+        centred(axes, x + width * scale / 2, y + height * scale / 2, "?" if rank is None else f"rank {rank}")

@@ -75,7 +75,7 @@ def groups_exercise(dp: int, tp: int) -> Exercise:
         "Neighbours in a row are 1 apart, neighbours in a column tp apart.",
         "range(first, end, step) counts in steps.",
     )
-    praise = f"So it is on all {len(grids)} grids that were tried, of one row and of one column, too."
+    praise = f"Right on all {len(grids)} grids that were tried, also on those of one row or one column."
     return Exercise(judge, hints, praise, keeps=("groups",))
 
 
@@ -201,6 +201,5 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: predict, groups, answers, axes, quiz."""
     answered = answers_exercise(dp, tp, backend)
     return predict(dp, tp), groups_exercise(dp, tp), answered, axes_exercise(), quiz(dp, tp)

@@ -26,11 +26,7 @@ PATIENCE = 4.0
 
 
 def groups_along(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    """All groups of ranks that differ only along ``along``; ranks are consecutive along the last axis.
-
-    >>> groups_along({"pp": 2, "dp": 2, "tp": 2}, ["pp", "tp"])
-    [[0, 1, 4, 5], [2, 3, 6, 7]]
-    """
+    """All groups of ranks that differ only along ``along``; ranks are consecutive along the last axis."""
     grid = Grid(tuple(sizes), tuple(sizes.values()))
     return [list(ranks) for ranks in dict.fromkeys(grid.at(rank).group(*along) for rank in grid.ranks)]
 
@@ -50,21 +46,14 @@ def sorted_or_none(said: object) -> list[int] | None:
 
 
 def say_ranks(ranks: Iterable[int]) -> str:
-    """A group in words.
-
-    >>> say_ranks((0, 3)), say_ranks([4])
-    ('ranks 0, 3', 'rank 4')
-    """
+    """A group in words."""
     listed = list(ranks)
     return f"rank{'s' if len(listed) > 1 else ''} {', '.join(map(str, listed))}"
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerReport:
-    """One rank's report: what its function returned, and which groups it made.
-
-    ``stuck`` is the error of a wait that timed out, ``gathers`` the number of calls to other ranks.
-    """
+    """One rank's result, the groups it made, the error of a wait that timed out, and its number of calls."""
 
     returned: Any
     made: tuple[tuple[int, ...], ...]
@@ -101,9 +90,8 @@ def play_answers(
 ) -> AnswerRun:
     """Call ``function(rank, all groups of the grid)`` on real ranks, and note the groups that each makes."""
     wanted = [ranks for part in groups(dp, tp) for ranks in part]
-    reports = launch(
-        report_answers, dp * tp, args=(function, wanted), backend=backend, timeout=timeout, output="quiet"
-    )
+    settings: dict[str, Any] = {"backend": backend, "timeout": timeout, "output": "quiet"}
+    reports = launch(report_answers, dp * tp, args=(function, wanted), **settings)
     return AnswerRun(tuple(map(tuple, wanted)), tuple(reports))
 
 
@@ -134,7 +122,6 @@ _HEARING = ("all_gather_object", "all_gather", "all_gather_into_tensor", "all_re
 
 
 def say_answers(answers: Sequence[Listed]) -> str:
-    """The ranks that answered in the groups of each rank, one line per rank."""
     lines = ["rank   who answered in its dp group, and in its tp group"]
     return "\n".join([*lines, *(f"{rank:4}   {mine[0]} and {mine[1]}" for rank, mine in enumerate(answers))])
 
@@ -146,7 +133,6 @@ def say_arrivals(found: Sequence[int | str]) -> str:
 
 
 def error_or_value(found: int | str) -> int | str:
-    """What one rank got from the broadcast, or "error"."""
     return "error" if isinstance(found, str) else found
 
 

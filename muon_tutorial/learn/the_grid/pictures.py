@@ -13,7 +13,7 @@ from matplotlib.patches import FancyBboxPatch, Rectangle
 
 from ... import Grid
 from ..pictures.colours import CARD, DP_GROUP, EMPTY, INK, MARKED, QUIET, TP_GROUP, WRONG, rank_colour
-from ..pictures.picture import Picture, blank, centred, finish, rectangle, write
+from ..pictures.picture import Picture, Point, blank, centred, finish, rectangle, write
 from ..widgets.shell import RankButtons, Shell, choice, play, show
 from .on_ranks import read_groups, say_ranks
 
@@ -34,15 +34,12 @@ class GridFrame:
     high: float
 
     @classmethod
-    def fitting(
-        cls, grid: Grid, corner: tuple[float, float], width: float, most: tuple[float, float]
-    ) -> GridFrame:
+    def fitting(cls, grid: Grid, corner: Point, width: float, most: Point) -> GridFrame:
         """The frame whose cells are as large as ``width`` allows, and at most as large as ``most``."""
         wide = min(most[0], width / grid.size("tp"))
         return cls(grid, *corner, wide, min(most[1], max(wide * most[1] / most[0], 64)))
 
     def cell(self, rank: int) -> tuple[float, float]:
-        """The upper left corner of a rank's cell."""
         at = self.grid.at(rank)
         return self.left + at["tp"] * self.wide, self.top + at["dp"] * self.high
 
@@ -63,7 +60,6 @@ def _outline(axes: Axes, frame: GridFrame, axis: str, ranks: Sequence[int]) -> N
 
 
 def explore(dp: int, tp: int, live: bool = True) -> Shell | Picture:
-    """A rank's coordinates and groups, with one button per rank."""
     grid = Grid.of(dp=dp, tp=tp)
     draw = functools.cache(functools.partial(draw_rank, grid))
     return show(draw, draw_rank(grid, 0), live, rank=RankButtons(dp, tp))
@@ -187,11 +183,8 @@ def _draw_tiles(axes: Axes, frame: GridFrame, rank: int, moment: CallMoment) -> 
     label += " waits" if waits and frame.wide > 140 else " …" if waits else ""
     centred(axes, x + frame.wide / 2, y + 21, label, weight="bold", zorder=7)
     wide, high = (frame.wide - 34) / grid.size("tp"), (frame.high - 50) / grid.size("dp")
-    corners = [
-        (x + 17 + other % grid.size("tp") * wide, y + 33 + other // grid.size("tp") * high)
-        for other in grid.ranks
-    ]
-    tiles = [Rectangle(corner, wide, high) for corner in corners]
+    spots = (divmod(other, grid.size("tp")) for other in grid.ranks)
+    tiles = [Rectangle((x + 17 + tp * wide, y + 33 + dp * high), wide, high) for dp, tp in spots]
     fills = [rank_colour(other) if other in moment.heard[rank] else EMPTY for other in grid.ranks]
     axes.add_collection(PatchCollection(tiles, facecolor=fills, edgecolor=INK, linewidth=0.6, zorder=2))
 
@@ -261,12 +254,7 @@ class CallMoment:
 
 
 def film_of(grid: Grid, first: Axis = "tp", skips: int = NOBODY) -> list[CallMoment]:
-    """Start, the first call, its end, the second call, its end. Rank ``skips`` skips the first call.
-
-    >>> film = film_of(Grid.of(dp=2, tp=3), "tp", skips=0)
-    >>> sorted(film[-1].heard[0]), sorted(film[-1].waits)
-    ([0, 3, 4, 5], [1, 2, 4, 5])
-    """
+    """Start, the first call, its end, the second call, its end. Rank ``skips`` skips the first call."""
     heard = tuple(frozenset([rank]) for rank in grid.ranks)
     moments, waits = [CallMoment(None, True, heard)], frozenset[int]()
     second: Axis = "dp" if first == "tp" else "tp"

@@ -15,17 +15,8 @@ from ...engine.collective import Collective, Label, Walk
 from ...engine.travel import travel
 from ...plan.bucket import DistMeta
 from ...plan.layout import Placement
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Par,
-    first,
-    lines_of,
-    numbers,
-    value_of,
-)
+from ..exercises import judge
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, lines_of, numbers, value_of
 from . import on_ranks
 from .compare import first_difference
 from .on_ranks import StepOfBucket, Unpack, plan_of, record_here
@@ -92,7 +83,7 @@ def mirror_exercise(plan: Plan) -> Exercise:
         return first((*extra, *quiet))
 
     hints = (
-        "After which phase does no rank have any more what it had before, not even all ranks together?",
+        "After which phase could even all ranks together not restore what they had before it?",
         "Who needs help: a rank that lacks something, or one that drops something?",
     )
     back = "On the way back they only drop the rows and columns of others."
@@ -105,15 +96,14 @@ def way_back_exercise() -> Exercise:
     def judge(way_back: Callable[..., Walk]) -> str | None:
         _refuse_blanks(way_back)
         ends: tuple[Placement, Placement] = (Replicate(), Owned(0))
-        return first(
-            _judge_way_back(way_back, Grid.of(dp=dp, tp=tp), end) for dp, tp in GRIDS for end in ends
-        )
+        grids = [Grid.of(dp=dp, tp=tp) for dp, tp in GRIDS]
+        return first(_judge_way_back(way_back, grid, end) for grid in grids for end in ends)
 
     hints = (
         "Two things turn around: the order of the hops, and each hop itself.",
         "reversed(route.hops) is the order; hop.inverse is the hop the other way.",
     )
-    praise = "The hop that came last goes back first, each the other way."
+    praise = "The last hop goes back first, and each hop goes the opposite way."
     return Exercise(judge, hints, praise, keeps=("way_back",))
 
 
@@ -122,7 +112,7 @@ def _refuse_blanks(function: Any) -> None:
     if not callable(function):
         raise MistakeError("Give a function.")
     if ... in getattr(getattr(function, "__code__", None), "co_consts", ()):
-        raise OpenAnswerError
+        raise judge.OpenAnswerError
 
 
 def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
@@ -256,7 +246,6 @@ def quiz(plan: Plan) -> Exercise:
 
 
 def all_exercises(plan: Plan, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: mirror, shape, way back, the whole step, quiz."""
     step = step_exercise(plan.grid.size("dp"), plan.grid.size("tp"), seed)
     return mirror_exercise(plan), unpack_exercise(), way_back_exercise(), step, quiz(plan)
 

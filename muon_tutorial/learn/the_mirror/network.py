@@ -47,13 +47,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Network:
-    """A step of all ranks in this process, and the order of the answers so far.
-
-    >>> network = Network(2, 1, seed=0)
-    >>> network.finish(lambda ready: ready[-1])
-    >>> len(network.order), network.ready, len(network.result) == 10
-    (3, [], True)
-    """
+    """A step of all ranks in this process, and the order of the answers so far."""
 
     dp: int
     tp: int
@@ -77,11 +71,9 @@ class Network:
         """The collectives that could be answered next: those of groups in which all members ask."""
         with torch.no_grad(), measure.one_thread():
             groups = self.world.ready()
-        asked = [(group, self.world.pending[group[0]]) for group in groups]
-        return [
-            Answer(group, one.axes[0], PHASES.index(one.label.phase) + 1, one.label.subject)
-            for group, one in asked
-        ]
+        asked = ((group, self.world.pending[group[0]]) for group in groups)
+        phase = {name: number for number, name in enumerate(PHASES, 1)}
+        return [Answer(group, one.axes[0], phase[one.label.phase], one.label.subject) for group, one in asked]
 
     @property
     def result(self) -> str:
@@ -106,15 +98,7 @@ class Network:
 
 
 class ReadyButtons(ipywidgets.VBox):
-    """A button for each group that could be answered next. ``value`` is the number of answers so far.
-
-    >>> buttons = ReadyButtons(Network(2, 1, seed=0))
-    >>> [button.description for button in buttons.groups]
-    ['1 gradient reduce_scatter: ranks 0, 1']
-    >>> buttons.groups[0].click()
-    >>> buttons.value, buttons.options[-1]
-    (1, ('3', 3))
-    """
+    """A button for each group that could be answered next. ``value`` is the number of answers so far."""
 
     value = traitlets.Int(0)
     description = "answered"
@@ -133,7 +117,6 @@ class ReadyButtons(ipywidgets.VBox):
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """Every possible number of answers, with its label."""
         return [(str(stop), stop) for stop in range(self.last + 1)]
 
     def _tools(self) -> list[Any]:

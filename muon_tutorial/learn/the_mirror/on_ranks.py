@@ -37,6 +37,7 @@ BATCH = 8
 LR = 0.02
 MATRICES = {"up": ("blocks.0.mlp.up", 0), "o": ("blocks.0.attention.o", 1), "down": ("blocks.0.mlp.down", 1)}
 
+Named = tuple[str, torch.nn.Parameter]
 Unpack = Callable[[Tensor, DistMeta], Tensor]
 StepOfBucket = Callable[..., Walk]
 
@@ -50,10 +51,7 @@ def weights(seed: int) -> dict[str, Tensor]:
 
 @cache
 def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
-    """The whole gradients on the text that one dp position reads.
-
-    The text is the source of ``gpt.py``: to change a word there changes what lessons print.
-    """
+    """The whole gradients on a dp position's text, from ``gpt.py``; changing that changes printed numbers."""
     with measure.one_thread():
         model = gpt.build_gpt(GPT_SHAPE, seed)
         batch = batch_at(load_text(gpt.__file__, GPT_SHAPE.context), place, BATCH, GPT_SHAPE.context, seed)
@@ -63,7 +61,6 @@ def local_gradients(seed: int, place: int) -> dict[str, Tensor]:
 
 
 def small_matrices() -> list[Matrix]:
-    """The three matrices, as tp cuts them."""
     return [
         Matrix(index, name, tuple(weights(0)[name].shape), (("tp", Shard(dim)),))
         for index, (name, (_, dim)) in enumerate(MATRICES.items())
@@ -75,7 +72,7 @@ def plan_of(dp: int, tp: int) -> Plan:
     return zero1(small_matrices(), Grid.of(dp=dp, tp=tp))
 
 
-def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Parameter]]:
+def parameters_on(at: Coordinate, seed: int) -> list[Named]:
     """One rank's tp pieces of the matrices, each with the gradient on the rank's own text.
 
     Raises:
@@ -92,10 +89,8 @@ def parameters_on(at: Coordinate, seed: int) -> list[tuple[str, torch.nn.Paramet
     return named
 
 
-def count_step(
-    world: LiveWorld, parameters: list[tuple[str, torch.nn.Parameter]], build: Builder
-) -> tuple[Muon, Ledger]:
-    """A step of the package's Muon, and its ledger; if the strategy expects averages, DDP's come first."""
+def count_step(world: LiveWorld, parameters: list[Named], build: Builder) -> tuple[Muon, Ledger]:
+    """A step of the package's Muon, and its ledger; DDP's all_reduces come first if a plan expects them."""
     dims = {index: dim for index, (_, dim) in enumerate(MATRICES.values())}
     muon, ledger = Muon(parameters, strategy=build, mesh=world, tp_dim=dims), Ledger()
     if muon.plan is not None and muon.plan.expects == "averaged":
@@ -275,6 +270,5 @@ def record_here(dp: int, tp: int, seed: int) -> Recording:
 
 
 def recording_of(reports: Sequence[Report], dp: int, tp: int) -> Recording:
-    """The recording of a step on the reader's real ranks."""
     source = f"Your step on {dp * tp} processes, dp={dp}, tp={tp}"
     return assemble(source, plan_of(dp, tp), [report.diary for report in reports])

@@ -31,7 +31,6 @@ NO_WAY_BACK = "no way back: the summands are gone"
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: the film of one recorded step."""
     return replay.film(replay.load())
 
 
@@ -63,10 +62,8 @@ def draw_sent(recording: Recording) -> Picture:
         centred(axes, x + each / 2, 232, f"{number + 1} {name}", linespacing=1.15)
     axes.plot([20, _WIDTH - 20], [190, 190], color=INK, linewidth=1.0)
     axes.plot([_WIDTH / 2] * 2, [40, 164], color=INK, linewidth=1.2, dashes=(4, 3), zorder=0)
-    sent = (f"{amount:,} bytes" if amount else "nothing" for amount in amounts)
-    words = [
-        f"phase {n} ({phase}) {said}" for n, (phase, said) in enumerate(zip(PHASES, sent, strict=True), 1)
-    ]
+    sent = [f"{amount:,} bytes" if amount else "nothing" for amount in amounts]
+    words = [f"phase {number} ({PHASES[number - 1]}) {said}" for number, said in enumerate(sent, 1)]
     return finish(figure, "sent-0", f"What rank 0 sends on a ring: {'; '.join(words)}.")
 
 
@@ -115,8 +112,7 @@ def _draw_placement(axes: Axes, x: float, y: float, side: Placement) -> None:
         if box.numel:
             word, fill = "half" if box.numel == 1 else "whole", MARKED
             word, fill = ("summand", rank_colour(rank)) if isinstance(side, Partial) else (word, fill)
-            frame = (left + 58, y + 22 * box.offset[0], 84, 22 * box.shape[0])
-            tile(axes, frame, fill, word, linewidth=0.8)
+            tile(axes, (left + 58, y + 22 * box.offset[0], 84, 22 * box.shape[0]), fill, word, linewidth=0.8)
 
 
 def _name(side: Placement) -> str:
@@ -142,8 +138,7 @@ def draw_difference(difference: StepDifference) -> Picture:
             fill = {"same": RIGHT_FILL, "wrong": WRONG_FILL, "missing": WRONG_FILL}.get(word, CARD)
             look = {"edgecolor": WRONG if is_first else QUIET, "linewidth": 3.0 if is_first else 0.6}
             rectangle(axes, 92 + (phase - 1) * each, y, each - 8, 32, fill, **look)
-            shown = "first wrong" if is_first else word
-            centred(axes, 92 + (phase - 0.5) * each - 4, y + 16, shown)
+            centred(axes, 92 + (phase - 0.5) * each - 4, y + 16, "first wrong" if is_first else word)
     return finish(figure, "difference", f"Your step, phase by phase. {'. '.join(words)}.")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -118,7 +118,7 @@ class Diarist:
     sent: list[Sent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        names = [entry.matrix.name for entry in entries_of(self.plan)]
+        names = [entry.matrix.name for bucket in self.plan.buckets for entry in bucket.entries]
         self.tiles = {name: [[] for _ in MOMENTS] for name in names}
         self.contents = {name: [""] * len(MOMENTS) for name in names}
 
@@ -200,10 +200,6 @@ class Diarist:
         ]
 
 
-def entries_of(plan: Plan) -> Iterable[BucketEntry]:
-    return (entry for bucket in plan.buckets for entry in bucket.entries)
-
-
 def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tuple[Box, Tensor]]:
     """A rank's stored part of a matrix, from its flat buffer: rectangles, and the entries in each."""
     boxes = matrix_boxes(held, at)
@@ -212,8 +208,7 @@ def stored_parts(held: StoredShard, at: Coordinate, flat: Tensor) -> Iterator[tu
 
 
 def assemble(source: str, plan: Plan, diaries: Sequence[Diary]) -> Recording:
-    """The recording of a step from the diaries of its ranks."""
-    shapes = {entry.matrix.name: entry.matrix.sides for entry in entries_of(plan)}
+    shapes = {each.matrix.name: each.matrix.sides for bucket in plan.buckets for each in bucket.entries}
     return Recording(source, plan.grid.size("dp"), plan.grid.size("tp"), shapes, tuple(diaries))
 
 
@@ -222,7 +217,7 @@ def dumps(recording: Recording) -> str:
 
 
 def loads(text: str) -> Recording:
-    """The recording in a JSON text: the inverse of ``dumps``."""
+    """The recording that a JSON text holds: the inverse of ``dumps``."""
     found = json.loads(text)
     for diary in found["diaries"]:
         tiles = diary["tiles"].items()
@@ -240,7 +235,6 @@ def load(path: Path | None = None) -> Recording:
 
 
 def say_phase(recording: Recording, phase: int) -> str:
-    """What a phase sends, in words."""
     sent = [item for diary in recording.diaries for item in diary.sent if item.phase == phase]
     if not sent:
         return "in one place, nothing is sent" if phase == AXIS else "nothing is sent"

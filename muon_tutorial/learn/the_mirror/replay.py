@@ -7,7 +7,7 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 
 from ..pictures.colours import CARD, EMPTY, INK, QUIET, rank_colour
-from ..pictures.picture import Picture, arrow, blank, centred, finish, rectangle, write
+from ..pictures.picture import Frame, Picture, Point, arrow, blank, centred, finish, rectangle, write
 from ..widgets.shell import Shell, choice, show, slider
 from .recording import AXIS, LAST, MOMENTS, PHASES, Diary, Recording, assemble, dumps, load, loads, say_phase
 
@@ -19,7 +19,6 @@ _SHORT = {
     "Newton–Schulz": "Newton–\nSchulz",
     "parameter all_gather": "all_\ngather",
 }
-Frame = tuple[float, float, float, float]
 
 
 def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
@@ -56,7 +55,7 @@ def render(recording: Recording, moment: int, matrix: str = "") -> Picture:
             at = recording.grid.at(diary.rank)
             x, y = left + at["tp"] * each, _TOP + at["dp"] * (high + 26)
             write(axes, x, y - 11, f"rank {diary.rank}")
-            _draw_tiles(axes, recording, diary, matrix, shown, (x, y, each - 14, high))
+            _draw_tiles(axes, recording.shapes[matrix], diary, matrix, shown, (x, y, each - 14, high))
     axes.plot([half, half], [120, bottom], color=INK, linewidth=1.4, dashes=(4, 3))
     said = [_source(recording, matrix), "Now,", _say_moment(recording, matrix, moment)]
     said += ["Its mirror,", _say_moment(recording, matrix, LAST - moment)]
@@ -68,11 +67,8 @@ def _phase_name(number: int) -> str:
     return f"{number} {_SHORT.get(phase, phase.replace(' ', chr(10), 1))}"
 
 
-def _draw_tiles(
-    axes: Axes, recording: Recording, diary: Diary, matrix: str, moment: int, frame: Frame
-) -> None:
-    left, top, width, high = frame
-    rows, columns = recording.shapes[matrix]
+def _draw_tiles(axes: Axes, shape: Point, diary: Diary, matrix: str, moment: int, frame: Frame) -> None:
+    (left, top, width, high), (rows, columns) = frame, shape
     rectangle(axes, *frame, EMPTY, linewidth=1.0)
     hatch = "////" if AXIS <= moment < LAST else None
     for name, row, column, down, across in diary.tiles[matrix][moment]:
@@ -101,7 +97,7 @@ def film(recording: Recording) -> Picture:
         write(axes, 8, row + high / 2, f"rank {diary.rank}")
         for moment in range(LAST + 1):
             frame = (left + moment * each, row, each - 12, high)
-            _draw_tiles(axes, recording, diary, matrix, moment, frame)
+            _draw_tiles(axes, recording.shapes[matrix], diary, matrix, moment, frame)
     for number in range(1, LAST + 1):
         middle = left + number * each - 6
         centred(axes, middle, 22, _phase_name(number), weight="bold", linespacing=1.1)

@@ -35,7 +35,6 @@ def outcome(race: Race) -> dict[str, Any]:
 
 
 def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    """Muon by an SVD, the whole update, the update of a table, and the quiz."""
     return write_update(), write_step(), write_table(), quiz(run, G)
 
 
@@ -54,8 +53,7 @@ def write_update() -> Exercise:
             for call, G in enumerate(gradients(shape), 1):
                 past.append(G)
                 value = _update_of(function, G, mine)
-                wanted = svd_update(G, right)
-                if wrong := _judge_update(past, value, wanted, mine, right, call):
+                if wrong := _judge_update(past, value, svd_update(G, right), mine, right, call):
                     return wrong
         return None
 
@@ -173,11 +171,7 @@ _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
         _slipped(decay="in the gradient"),
     ),
     ("W shrinks after the update. It should shrink before.", "Swap two lines.", _slipped(decay="late")),
-    (
-        "The size factor is missing.",
-        "Rows by columns of W, at least 1, and its root.",
-        _slipped(factor="missing"),
-    ),
+    ("The size factor is missing.", "The root of max(1, rows / columns).", _slipped(factor="missing")),
     (
         "The size factor is upside down: rows are outputs, so their number is the numerator.",
         "W.shape[0] / W.shape[1]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..inputs.small_gpt import GPT_SHAPE, TrainedGPT
 from ..pictures.colours import ADAMW, EMPTY, INK, MARKED, MUON, OTHER, QUIET, SGD
 from ..pictures.picture import Picture, centred, finish, write
-from ..pictures.spectra import Curve, card, decades, draw_spectra, legend, plot, style
+from ..pictures.spectra import Curve, card, decades, draw_spectra, plot, style
 from ..widgets.shell import Shell, choice, play, show, slider
 from .race import MUON_TOO, RACERS, SEEDS, Race
 from .updates import EXAMPLE, KINDS, LossDrop, Orthogonalize, RowChanges, half_of_energy, svd_muon, updates_of
@@ -24,6 +25,7 @@ LOOKS = {
     "Muon, as it runs": (OTHER, "--"),
 }
 _RELATIVE = "loudness, of the loudest"
+_LEGEND: dict[str, Any] = {"fontsize": 11, "frameon": False, "labelcolor": INK, "loc": "upper right"}
 _NAMES = {10: "newline", 32: "space"}
 
 
@@ -117,7 +119,7 @@ def picture_of_drops(drops: Mapping[str, LossDrop]) -> Picture:
     axes.set_yticks(list(places), list(drops), color=INK)
     axes.set_xlabel("times what SGD promises", fontsize=11, color=QUIET)
     axes.set_xlim(0, max(*promised, *measured) * 1.08)
-    legend(axes, "upper right")
+    axes.legend(**_LEGEND)
     fell = zip(drops, promised, measured, strict=True)
     said = "; ".join(f"{who}: promised {p:.2f}, measured {m:.2f}" for who, p, m in fell)
     return finish(figure, "why_muon-drops", f"How far the loss falls, in units of SGD's promise. {said}.")
@@ -137,7 +139,7 @@ def picture_of_rows(rows: RowChanges) -> Picture:
     axes.set(xscale="log", ylim=(-0.03, 0.63), xlim=(0.8, 200))
     axes.set_xticks([1, 10, 100], ["1", "10", "100"])
     axes.set_yticks([0, 0.2, 0.4, 0.6], ["0 %", "20 %", "40 %", "60 %"])
-    legend(axes, "upper right")
+    axes.legend(**_LEGEND)
     figure.tight_layout()
     start = f"The {erased}'s gradient is erased. How much do the {len(rows.counts)} other rows change? "
     return finish(figure, "why_muon-rows", start + "; ".join(said) + ".")
@@ -147,7 +149,6 @@ LINES = {"SGD": SGD, "AdamW": ADAMW, "Muon": MUON}
 
 
 def explore_race(race: Race, live: bool = True) -> Shell | Picture:
-    """The film of a race; only its last picture if no kernel runs."""
     last = race.steps // race.every
     return play(partial(draw_race, race), last, draw_race(race, last), live, interval=250)
 
@@ -201,7 +202,6 @@ def say_extra_lanes(race: Race) -> str:
 
 
 def picture_of_tuning(race: Race) -> Picture:
-    """The last loss of each racer at every learning rate that was tried."""
     figure = card(640, 300)
     axes = style(figure.add_subplot(), "Every learning rate that was tried", "learning rate", "last loss")
     said = []

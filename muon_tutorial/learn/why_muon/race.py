@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ... import split_parameters
 from ...training.gpt import GPT, build_gpt, next_byte_loss
@@ -39,9 +38,6 @@ RATES: Mapping[str, Sequence[float]] = {
 MUON_TOO = {"Muon, embedding too": "embedding.weight", "Muon, head too": "head.weight"}
 """Lanes in which Muon steps one more matrix: of interest, but not in the race."""
 
-MuonStep = Callable[[Tensor, Tensor, Tensor, float], object]
-"""Changes a weight and its momentum buffer in place, given the gradient and the learning rate."""
-
 
 @dataclass(frozen=True, slots=True)
 class LossCurve:
@@ -59,7 +55,7 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """All runs of a race, those for tuning included, and their settings and versions."""
+    """All runs of a race, including those for tuning, and their settings and versions."""
 
     steps: int
     every: int
@@ -97,41 +93,33 @@ class Race:
 
 @functools.cache
 def recorded_race() -> Race:
-    """The race that is shipped with the package."""
     found = json.loads((resources.files(inputs) / "recorded" / RECORDED).read_text(encoding="utf-8"))
     curves = tuple(LossCurve(c["who"], c["rate"], c["seed"], tuple(c["losses"])) for c in found.pop("curves"))
     return Race(**found, curves=curves)
 
 
-@dataclass(frozen=True, slots=True)
-class Course:
+@functools.cache
+def course() -> tuple[Text, Sequence[Batch]]:
     """The text that all lanes learn from, and the batches on which they are judged."""
-
-    text: Text
-    judged_on: Sequence[Batch]
-
-    @classmethod
-    def laid(cls) -> Course:
-        """The course of every race on this machine."""
-        text = load_text(None, GPT_SHAPE.context)
-        return cls(text, held_out_batches(text, BATCH, GPT_SHAPE.context, HELD_OUT))
+    text = load_text(None, GPT_SHAPE.context)
+    return text, held_out_batches(text, BATCH, GPT_SHAPE.context, HELD_OUT)
 
 
-def run_lane(course: Course, who: str, rate: float, rest_rate: float, steps: int, seed: int) -> LossCurve:
+def run_lane(who: str, rate: float, rest_rate: float, steps: int, seed: int) -> LossCurve:
     """Train the small GPT in one lane; both learning rates fall linearly to 0."""
     with measure.one_thread():
         model = build_gpt(GPT_SHAPE, seed)
         optimizers = _optimizers(model, who, rate, rest_rate)
         falls = [torch.optim.lr_scheduler.LinearLR(each, 1.0, 0.0, steps) for each in optimizers]
-        losses = [_judge(model, course)]
+        losses, text = [_judge(model)], course()[0]
         for step in range(steps):
-            _learn(model, batch_at(course.text, step, BATCH, GPT_SHAPE.context, seed))
+            _learn(model, batch_at(text, step, BATCH, GPT_SHAPE.context, seed))
             for optimizer in optimizers:
                 optimizer.step()
             for fall in falls:
                 fall.step()
             if (step + 1) % EVERY == 0:
-                losses.append(_judge(model, course))
+                losses.append(_judge(model))
     return LossCurve(who, rate, seed, tuple(round(loss, 4) for loss in losses))
 
 
@@ -153,13 +141,13 @@ def _learn(model: GPT, batch: Batch) -> float:
 
 
 @torch.no_grad()
-def _judge(model: GPT, course: Course) -> float:
-    losses = [next_byte_loss(model, batch.inputs, batch.targets).item() for batch in course.judged_on]
+def _judge(model: GPT) -> float:
+    losses = [next_byte_loss(model, batch.inputs, batch.targets).item() for batch in course()[1]]
     return sum(losses) / len(losses)
 
 
-def train_with(step: MuonStep | None, steps: int, seed: int) -> list[float]:
-    """The losses of a short training with ``step`` for the hidden matrices; None stands for torch's Muon."""
+def train_with(step: Callable[..., object] | None, steps: int, seed: int) -> list[float]:
+    """Losses of a short training with ``step(weight, gradient, buffer, lr)``; None means torch's Muon."""
     rate = 0.02
     with measure.one_thread():
         text, model = load_text(None, GPT_SHAPE.context), build_gpt(GPT_SHAPE, seed)
@@ -184,16 +172,15 @@ def record(steps: int = STEPS) -> Race:
     The best of the first runs sets the learning rate of all other parameters in every lane. The racers then
     run again with other seeds, each at its best learning rate.
     """
-    course = Course.laid()
-    whole = [run_lane(course, "AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]
+    whole = [run_lane("AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]
     rest_rate = min(whole, key=lambda curve: curve.last).rate
     curves = []
     for who in (*RACERS, *MUON_TOO):
         rates = RATES.get(who, RATES["Muon"])
-        tried = [run_lane(course, who, rate, rest_rate, steps, SEEDS[0]) for rate in rates]
+        tried = [run_lane(who, rate, rest_rate, steps, SEEDS[0]) for rate in rates]
         best = min(tried, key=lambda curve: curve.last).rate
         again = SEEDS[1:] if who in RACERS else ()
-        curves += [*tried, *(run_lane(course, who, best, rest_rate, steps, seed) for seed in again)]
+        curves += [*tried, *(run_lane(who, best, rest_rate, steps, seed) for seed in again)]
     return Race(steps, EVERY, rest_rate, platform.python_version(), torch.__version__, tuple(curves))
 
 

@@ -40,7 +40,6 @@ def updates_of(run: TrainedGPT, name: str, orthogonalize: Orthogonalize) -> dict
 
 
 def say_run(run: TrainedGPT, steps: int, seconds: float) -> str:
-    """What was trained, in words."""
     count = sum(parameter.numel() for parameter in run.model.parameters())
     rows, columns = run.gradients[EXAMPLE].shape
     return (
@@ -51,12 +50,7 @@ def say_run(run: TrainedGPT, steps: int, seconds: float) -> str:
 
 
 def svd_muon(G: Tensor) -> Tensor:
-    """The orthogonal factor of a matrix: its directions, each with singular value 1.
-
-    >>> svd_muon(torch.diag(torch.tensor([3.0, 2.0])))
-    tensor([[1., 0.],
-            [0., 1.]])
-    """
+    """The orthogonal factor of a matrix: its directions, each with singular value 1."""
     U, _, Vt = torch.linalg.svd(G, full_matrices=False)
     return U @ Vt
 
@@ -124,7 +118,7 @@ class LossDrop:
 
 
 def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossDrop]:
-    """How far each optimizer's update of all hidden matrices lowers the loss, at equal ``LOUDNESS``."""
+    """How far each optimizer's update of all hidden matrices, scaled to ``LOUDNESS``, lowers the loss."""
     names = split_parameters(run.model).hidden_names
     by_name = {name: updates_of(run, name, orthogonalize) for name in names}
     with measure.one_thread():
@@ -133,9 +127,8 @@ def loss_drops(run: TrainedGPT, orthogonalize: Orthogonalize) -> dict[str, LossD
 
 @torch.no_grad()
 def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
-    scaled = {
-        name: update * (LOUDNESS / torch.linalg.matrix_norm(update, 2)) for name, update in updates.items()
-    }
+    norms = {name: torch.linalg.matrix_norm(update, 2) for name, update in updates.items()}
+    scaled = {name: update * (LOUDNESS / norms[name]) for name, update in updates.items()}
     promised = sum((run.gradients[name] * update).sum().item() for name, update in scaled.items())
     weights = {name: weight.detach() - scaled.get(name, 0) for name, weight in run.model.named_parameters()}
     logits = torch.func.functional_call(run.model, weights, (run.batch.inputs,))
@@ -166,9 +159,8 @@ def erase_a_byte(run: TrainedGPT) -> RowChanges:
     less = G.clone()
     less[erased] = 0.0
     updates = {"SGD": (G, less), "Adam": (G / usual, less / usual), "Muon": (svd_muon(G), svd_muon(less))}
-    changes = {
-        who: ((full - part).norm(dim=1) / full.norm(dim=1))[others] for who, (full, part) in updates.items()
-    }
+    pairs = {who: (full[others], part[others]) for who, (full, part) in updates.items()}
+    changes = {who: (full - part).norm(dim=1) / full.norm(dim=1) for who, (full, part) in pairs.items()}
     return RowChanges(erased, counts[others], changes)
 
 

@@ -1,7 +1,4 @@
-"""A typed prediction beside the result of a run, folded until something was typed.
-
-Nothing is scored: exercises do that.
-"""
+"""A typed prediction beside the result of a run, folded until something was typed. Nothing is scored."""
 
 from __future__ import annotations
 
@@ -53,11 +50,7 @@ class ComparedPrediction:
 
 
 def is_same(mine: Any, found: Any) -> bool:
-    """Whether a prediction is right; case, list or tuple, and an error of 1% in a float do not matter.
-
-    >>> is_same(["Gaussian", "rows"], ("gaussian", "rows")), is_same(0.7, 0.701), is_same(700, 701)
-    (True, True, False)
-    """
+    """Whether a prediction is right; case, list or tuple, and an error of 1% in a float do not matter."""
     if isinstance(mine, str) and isinstance(found, str):
         return mine.strip().casefold() == found.casefold()
     if isinstance(mine, list | tuple) and isinstance(found, list | tuple):
@@ -67,14 +60,5 @@ def is_same(mine: Any, found: Any) -> bool:
     return bool(mine == found)
 
 
-def compare(
-    predicted: Mapping[str, Any], found: Mapping[str, Any], picture: Picture | None = None
-) -> ComparedPrediction:
-    """Predictions by name (``...`` if there is none), shown next to a run's results.
-
-    >>> compare({"messages": 3}, {"messages": 4})
-    messages: you said 3, the run gave 4. not as you said
-    >>> "<details>" in compare({"messages": ...}, {"messages": 4})._repr_html_()
-    True
-    """
-    return ComparedPrediction(predicted, found, picture)
+compare = ComparedPrediction
+"""Predictions by name (``...`` if there is none), shown next to a run's results."""

@@ -77,18 +77,13 @@ def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **cont
 def stops(control: Any) -> dict[str, Any]:
     """Every value that a control can take, by its label.
 
-    >>> stops(slider("row", last=2)), stops(choice("rank", {"rank 0": 0, "rank 1": 1}))
-    ({'0': 0, '1': 1, '2': 2}, {'rank 0': 0, 'rank 1': 1})
-
     Raises:
-        TypeError: for a control that is not a slider over whole numbers, a switch, a choice, or a box of
-            buttons whose value is the number of the pressed one.
+        TypeError: for a control that is not a slider over whole numbers, a choice, or a box of buttons whose
+            value is the number of the pressed one.
     """
     if hasattr(control, "options"):
         pairs = [option if isinstance(option, tuple) else (option, option) for option in control.options]
         return {str(label): value for label, value in pairs}
-    if isinstance(control.value, bool):
-        return {"off": False, "on": True}
     if isinstance(control, ipywidgets.Box):
         return {button.description: number for number, button in enumerate(control.children)}
     if isinstance(control.value, int) and hasattr(control, "max"):
@@ -120,7 +115,6 @@ def choice(label: str, options: Mapping[str, Any] | Iterable[Any], width: int = 
 
 
 def rank_choice(count: int) -> Any:
-    """A button for each rank."""
     return choice("rank", {f"rank {rank}": rank for rank in range(count)})
 
 
@@ -166,13 +160,7 @@ class RankButtons(ipywidgets.GridBox):
 
 
 class Player(ipywidgets.HBox):
-    """A play button and a slider over whole numbers. A ``Shell`` takes it as a control, for its ``value``.
-
-    >>> player = Player("moment", last=3)
-    >>> player.slider.value = 2
-    >>> player.value, player.options[-1]
-    (2, ('3', 3))
-    """
+    """A play button and a slider over whole numbers. A ``Shell`` takes it as a control, for its ``value``."""
 
     value = traitlets.Int(0)
 
@@ -187,7 +175,6 @@ class Player(ipywidgets.HBox):
 
     @property
     def options(self) -> list[tuple[str, int]]:
-        """Every stop, by its label."""
         return [(str(stop), stop) for stop in range(self.slider.min, self.slider.max + 1)]
 
 

@@ -11,7 +11,7 @@ from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, nu
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
-from .ranges import BUCKETS, SHAPES, AllRanges, LocalRange, keepers, padding_of, plan_of, split_matrices
+from .ranges import BUCKETS, SHAPES, AllRanges, LocalRange, kept_of, padding_of, plan_of, split_matrices
 
 GRIDS = ((4, 1), (3, 1), (2, 2), (5, 1), (3, 2), (1, 1))
 
@@ -32,9 +32,10 @@ def split_exercise(plan: Plan) -> Exercise:
             return 'straddle: give a list of names, such as ["A", "D"].'
         right = split_matrices(plan)
         if extra := [name for name in said if name not in right]:
-            return f"straddle: {extra[0]} lies whole in the slice of rank {keepers(plan, extra[0])[0]}."
+            return f"straddle: {extra[0]} lies whole in the slice of rank {min(kept_of(plan, extra[0]))}."
         if missing := [name for name in right if name not in said]:
-            return f"straddle: {missing[0]} is cut, too: ranks {keepers(plan, missing[0])} keep parts of it."
+            kept = list(kept_of(plan, missing[0]))
+            return f"straddle: {missing[0]} is cut, too: ranks {kept} keep parts of it."
         told = "Each bucket is filled up by itself, until dp divides its length."
         return f"padding: not {padding}. {told}" if padding != padding_of(plan) else None
 
@@ -69,8 +70,8 @@ def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
 
 
 _BYTES_WHY = {
-    "everything": "Of every bucket, all other ranks lack rank 0's slice.",
-    "straddling": "Of which matrices does rank 0 keep a part? That goes to each rank that keeps another.",
+    "everything": "All other ranks lack rank 0's slice of every bucket.",
+    "straddling": "Rank 0 sends its part of a matrix to each rank that keeps another part of that matrix.",
 }
 
 
@@ -108,7 +109,7 @@ def _judge_range(said: Any, meta: DistMeta, place: int, length: int) -> str | No
     return why(
         (right == (0, 0), f"they share nothing; say (0, 0), not {pair}."),
         (place and (start - begin, stop - begin) == right, of_bucket),
-        (start < 0 or stop > length, f"{pair} reaches out of the slice, which goes from 0 to {length}."),
+        (start < 0 or stop > length, f"{pair} reaches beyond the slice, which goes from 0 to {length}."),
         ((start, stop + 1) == right, f"{pair} leaves out the last number: a range ends before its stop."),
         otherwise=f"{pair} is not the part that lies in the slice.",
     )
@@ -184,7 +185,7 @@ _FIELD_HINTS = (
 
 
 def _lines_of(function: AllRanges) -> int:
-    """The number of a function's lines without comments and empty lines."""
+    """The number of a function's lines, without comments and empty lines."""
     lines = inspect.getsource(function).splitlines()
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
@@ -201,7 +202,6 @@ def quiz(plan: Plan) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: straddling matrices, ranges, bytes, all ranks, quiz."""
     split = split_exercise(plan_of(dp + 1, tp, bucket))
     sent = bytes_exercise(dp, tp, bucket)
     return split, range_exercise(), sent, plan_exercise(), quiz(plan_of(dp, tp, bucket))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
@@ -12,12 +11,12 @@ from ... import Ledger, LiveWorld, Muon, Plan, build_mesh, zero1
 from ...evidence.ledger import LedgerRow
 from ...evidence.predict import predict
 from ..inputs import measure
-from .ranges import padding_of, plan_of
+from .ranges import Gather, padding_of, plan_of
 
 LAYERS = 4
 LAYER = ((61, 61), (61, 61), (61, 61), (61, 61), (245, 61), (61, 245))
 BYTES = (10_000, 40_000, 160_000, 640_000)
-WAYS: dict[str, Literal["all", "boundary"]] = {"everything": "all", "straddling": "boundary"}
+WAYS: dict[str, Gather] = {"everything": "all", "straddling": "boundary"}
 
 
 @dataclass(frozen=True, slots=True)

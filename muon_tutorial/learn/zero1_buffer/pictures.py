@@ -31,12 +31,10 @@ _HIGH = 40.0
 
 
 def hero() -> Picture:
-    """The first picture of the lesson: three stacked rulers."""
     return draw_rulers(plan_of(4, 1, 400), "zero1_buffer-hero")
 
 
 def draw_rulers(plan: Plan, name: str = "") -> Picture:
-    """Three rulers over the same entries: matrices, buckets, and ranks' slices."""
     figure, axes = blank(_WIDTH, 264)
     write(axes, 12, 22, _headline(plan), 12)
     _draw_rulers(axes, plan, 48)
@@ -107,7 +105,6 @@ def _bar(axes: Axes, left: float, top: float, width: float, fill: str, *labels: 
 
 
 def explore(plan: Plan, bucket: int, live: bool = True) -> Shell | Picture:
-    """The three rulers, with buttons for the bucket size and a slider for dp."""
     sizes = {str(size): size for size in dict.fromkeys((bucket, *BUCKETS))}
     dp = slider("dp", first=1, last=max(DATA_PARALLEL), start=min(plan.grid.size("dp"), max(DATA_PARALLEL)))
 
@@ -153,7 +150,7 @@ def draw_entry(plan: Plan, found: EntryPlace) -> Picture:
 
 
 def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
-    """A matrix's entries, coloured by the rank that keeps them, one of them highlighted."""
+    """A matrix's entries in the colours of the ranks that keep them; one entry is highlighted."""
     meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == found.matrix)
     rows, columns = meta.shape
     side = min(20.0, 190 / rows, 260 / columns)
@@ -169,12 +166,10 @@ def _draw_matrix(axes: Axes, plan: Plan, found: EntryPlace) -> None:
 
 
 def say_memory(plan: Plan, rank: int) -> str:
-    """The lengths of a rank's slices, bucket by bucket."""
     return " + ".join(str(slice_length(plan, bucket.index)) for bucket in plan.buckets)
 
 
 def explore_entry(plan: Plan, live: bool = True) -> Shell | Picture:
-    """Choose a matrix, and slide or play through its entries."""
 
     def draw(matrix: str, entry: int) -> Picture:
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name == matrix)

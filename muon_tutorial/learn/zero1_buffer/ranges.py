@@ -16,6 +16,7 @@ from ..my_muon.reference import local_range as local_range
 SHAPES = {"A": (12, 10), "B": (6, 8), "C": (15, 11), "D": (5, 7), "E": (10, 13), "F": (9, 6), "G": (3, 11)}
 BUCKETS = (100, 200, 400, 1000)
 Cut = Literal["bucket", "list"]
+Gather = Literal["all", "boundary"]
 CUTS: tuple[Cut, ...] = ("bucket", "list")
 ITEM = 4
 
@@ -25,12 +26,9 @@ AllRanges = Callable[[Sequence[int], int, int], Sequence[Sequence[Range]]]
 LocalRange = Callable[[Interval, int, int], Interval]
 
 
-def plan_of(
-    dp: int, tp: int, bucket: int, gather: Literal["all", "boundary"] = "all", cut: Cut = "bucket"
-) -> Plan:
+def plan_of(dp: int, tp: int, bucket: int, gather: Gather = "all", cut: Cut = "bucket") -> Plan:
     """The plan of the seven matrices; a bucket holds at most ``bucket`` entries, or one larger matrix."""
-    cut_rows = (("tp", Shard(0)),)
-    matrices = [Matrix(i, name, shape, cut_rows) for i, (name, shape) in enumerate(SHAPES.items())]
+    matrices = [Matrix(i, name, shape, (("tp", Shard(0)),)) for i, (name, shape) in enumerate(SHAPES.items())]
     return zero1(matrices, Grid.of(dp=dp, tp=tp), cut=cut, round_bytes=bucket * ITEM, gather=gather)
 
 
@@ -79,7 +77,6 @@ def locate(plan: Plan, matrix: str, row: int, column: int) -> EntryPlace:
 
 
 def slice_length(plan: Plan, bucket: int) -> int:
-    """Entries that each rank keeps of a bucket."""
     return length_of(plan, plan.buckets[bucket]) // plan.grid.size("dp")
 
 
@@ -91,8 +88,7 @@ def whole_buffer(plan: Plan, seed: int) -> list[Tensor]:
 
 def my_slice(plan: Plan, bucket: int, place: int, seed: int) -> Tensor:
     """The slice of a bucket that the rank at a dp position keeps."""
-    whole = whole_buffer(plan, seed)[bucket]
-    return whole.chunk(plan.grid.size("dp"))[place].clone()
+    return whole_buffer(plan, seed)[bucket].chunk(plan.grid.size("dp"))[place].clone()
 
 
 def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
@@ -101,14 +97,8 @@ def whole_matrix(plan: Plan, meta: DistMeta, seed: int) -> Tensor:
 
 
 def split_matrices(plan: Plan) -> list[str]:
-    """The matrices that lie in more than one slice."""
     names = [meta.name for meta in plan.dist_meta(plan.grid.at(0))]
-    return [name for name in names if len(keepers(plan, name)) > 1]
-
-
-def keepers(plan: Plan, name: str) -> list[int]:
-    """The ranks that keep a part of a matrix; as in the rulers, only those at tp position 0."""
-    return list(kept_of(plan, name))
+    return [name for name in names if len(kept_of(plan, name)) > 1]
 
 
 def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
@@ -120,7 +110,7 @@ def all_ranges(sizes: Sequence[int], dp: int, most: int) -> list[list[Range]]:
 
 
 def kept_of(plan: Plan, name: str) -> dict[int, int]:
-    """The number of a matrix's entries that each of its keepers has, by rank."""
+    """How many entries of a matrix each rank keeps; as in the rulers, only ranks at tp position 0."""
     found = {}
     for rank in plan.grid.at(0).group("dp"):
         meta = next(meta for meta in plan.dist_meta(plan.grid.at(rank)) if meta.name == name)
