@@ -83,7 +83,7 @@ _LESSONS = """\
 06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
 07_what_tp_and_dp_cut | cuts | 50 | 15 | 05 06 | What do tp and dp cut?
 08_each_shard_alone | shards_alone | 45 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
-09_the_mirror | the_mirror | 65 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
+09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
 12_why_step_returns_early | early_return | 45 | 0 | 03 09 | Why does `step()` return before the work is done?

@@ -31,7 +31,7 @@ def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> f
     """The exercise's reference: milliseconds until all work is done, in a loop that asks ahead.
 
     >>> makespan([2] * 4, [3] * 4, 1), makespan([2] * 4, [3] * 4, 2), makespan([5] * 4, [3] * 4, 2)
-    (20, 14, 23)
+    (20.0, 14.0, 23.0)
     """
     link, rank, done = 0.0, 0.0, [0.0] * window
     for gather, work in zip(gathers, works, strict=True):
