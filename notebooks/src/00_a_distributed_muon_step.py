@@ -52,9 +52,8 @@ import torch
 from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import first_look as lesson
 from muon_tutorial.learn.inputs import measure
-from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp)
-cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), lesson.quiz(plan)
+cut, keep, join, quiz = lesson.all_exercises(plan)
 
 # %% [markdown]
 # ## One matrix, many processes
@@ -63,7 +62,7 @@ cut, guess, quiz = lesson.check_columns(dp, tp), lesson.guess_holders(plan), les
 # why), and for that it needs the whole matrix at once.
 #
 # A **process** is a running program whose memory no other can look into. Usually each has its own GPU; today all
-# share your processor. Each has a number, its **rank**, and the process itself is often called a rank, too.
+# share your processor. Each has a number, its **rank**, and is often called a rank itself.
 #
 # Ranks stand in a grid with two axes. Along **tp** (tensor parallel) the weight in the picture is *cut* into blocks
 # of columns; along **dp** (data parallel) it is *copied*, and each copy sees other data. We write this **layout** as
@@ -103,32 +102,39 @@ cut.check(my_columns)
 #
 # </details>
 
+# %%
+columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
+
 # %% [markdown]
-# ## Predict
+# ## Cut again
 #
 # **Momentum**, a running average of past gradients, is as large as the weight, so **ZeRO** (zero redundancy) avoids
-# copies of it: each rank's columns are written out row after row, and the ranks along dp keep equal parts of that.
-# Here the cuts fall between rows, `M[I_dp, J_tp]`. Which ranks keep the entry in the last row and column?
+# copies of it: each rank's columns are written out row after row, and the ranks along dp keep equal parts of that,
+# `M[I_dp, J_tp]`. Which entries does a rank keep?
 #
-# *Easy · 1 minute · required*
+# *Easy · 2 minutes · required*
 
-# %% tags=["stub", "predict"]
-holders = ...  # a list of ranks, such as [0, 1]
+# %% tags=["stub"]
+def my_momentum(matrix, rank):
+    mine = columns(matrix, rank).flatten()  # row after row
+    return ...
 
 # %%
-guess.check(holders)
-
-# %% tags=["answer"]
-compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.picture_of_momentum(plan))
+keep.check(my_momentum)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# holders = [dp * tp - 1]
+# def my_momentum(matrix, rank):
+#     mine = columns(matrix, rank).flatten()  # row after row
+#     return mine.chunk(dp)[rank // tp]
 # ```
 #
 # </details>
+
+# %%
+lesson.picture_of_momentum(plan)
 
 # %% [markdown]
 # ## Take the step
@@ -136,7 +142,6 @@ compare({"holders": holders}, {"holders": lesson.last_holders(plan)}, lesson.pic
 # All ranks **must call** `step()`: in it they average gradients along dp, send each other pieces, and wait for them.
 
 # %%
-columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, tp))
 def one_step(rank):
     parameter = torch.nn.Parameter(columns(lesson.weight(seed), rank).clone())
     grid = build_mesh({"dp": dp, "tp": tp})
@@ -157,14 +162,40 @@ alone.grad = lesson.mean_gradient(seed, dp)
 torch.optim.Muon([alone], lr=0.1).step()
 
 # %% [markdown]
-# Press play. Colours say which rank keeps a piece; equal letters are equal bytes in *your* run.
+# Put the ranks' columns together, to compare them.
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+def whole(pieces):
+    return ...  # pieces[rank]: a rank's columns; torch.cat(list, dim=1) puts a list of pieces side by side
+
+# %%
+join.check(whole)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def whole(pieces):
+#     return torch.cat(pieces[:tp], dim=1)
+# ```
+#
+# </details>
+
+# %%
+whole = join.accepted_or(lambda pieces: lesson.join_columns(pieces[:tp]))
+print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
+
+# %% [markdown]
+# Press play. Colours say which rank keeps a piece, and equal letters are equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)
 
 # %% [markdown]
 # For **orthogonalizing**, each rank had the whole update for a moment, `X[I, J]`. Is sharing a step worth its time
-# here? Compare the last two lines.
+# here?
 
 # %% tags=["volatile"]
 costs = launch(lesson.cost_of_steps, dp * tp, args=(dp, tp, seed, steps), backend=backend)
@@ -184,7 +215,7 @@ print(lesson.say_cost(costs, alone_seconds, first_start))
 #
 # </details>
 #
-# **Quiz.** One line of code finds each answer.
+# **Quiz.**
 #
 # *Easy · 1 minute · required*
 

@@ -67,7 +67,7 @@ for who in lesson.RACERS:
     print(f"{who}: learning rate {race.best(who).rate:g}, the best of {len(race.tried(who))}")
 
 # %% [markdown]
-# Which one wins? And at which step does it reach the loss that the *second* ends with?
+# Which one wins, and at which step does it reach the loss that the *second* ends with?
 #
 # *Easy · 1 minute · required*
 
@@ -109,14 +109,13 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. In the picture at the top, inputs x on a circle become outputs
-# on an ellipse, and the lengths of its arrows are the update's **singular values**. A real layer has as many of them
-# as its weight's shorter side has entries. Here is the gradient of such a layer:
+# A step moves a layer's output by `lr * update @ x`. The lengths of the arrows in the top picture are the update's
+# **singular values**. Here is the gradient of a real layer:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
 G = run.gradients[lesson.EXAMPLE]
-svd, whole, table, quiz = lesson.all_exercises(run, G)
+energy, svd, promised, whole, sorting, table, quiz = lesson.all_exercises(run, G)
 print(lesson.say_run(run, steps, seconds))
 
 # %% [markdown]
@@ -131,29 +130,37 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# A direction's **energy** is its singular value squared. How many of the loudest carry half of all energy?
+# A direction's **energy** is its singular value squared. How many of the loudest are needed for a given share of it?
 #
-# *Easy · 1 minute · required*
+# *Easy · 3 minutes · required*
 
-# %% tags=["stub", "predict"]
-half = ...  # a whole number
+# %% tags=["stub"]
+def loudest(S, share):
+    # S: singular values, the loudest first; share: for example 0.5
+    return ...  # a whole number
 
-# %% tags=["answer", "volatile"]
-compare({"half": half}, {"half": lesson.half_of_energy(G)}, lesson.picture_of_gradient(G))
+# %%
+energy.check(loudest)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
 # ```python
-# energy = (S**2).cumsum(0) / (S**2).sum()
-# half = int((energy < 0.5).sum()) + 1
+# def loudest(S, share):
+#     energy = (S**2).cumsum(0) / (S**2).sum()
+#     return int((energy < share).sum()) + 1
 # ```
 #
 # </details>
 
+# %% tags=["volatile"]
+loudest = energy.accepted_or(lesson.loudest)
+print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine tenths:", loudest(S, 0.9))
+lesson.picture_of_gradient(G)
+
 # %% [markdown]
-# SGD moves along the first directions of this **spectrum**, the curve of all singular values. It hardly touches the
-# others, though the direction of a rare word, for example, is quiet only because the word is rare.
+# SGD hardly touches the end of this **spectrum**, the curve of all singular values, though the direction of a rare
+# word, for example, is quiet only because the word is rare.
 #
 # ## Make them equally loud
 #
@@ -192,8 +199,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What each optimizer makes of this gradient ("as it runs" is Muon with Newton–Schulz, the fast approximation of
-# lesson 02):
+# What each optimizer makes of this gradient (Muon "as it runs" takes the fast approximation of lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -202,23 +208,42 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. So all updates are scaled to the same largest
-# singular value. Judged by the gradient alone, each then *promises* to lower the loss by `(G * update).sum()`. The
-# dark bars show how far the loss really fell.
+# Suppose no step may move a layer's output too far, whatever the input. So each update is divided by its largest
+# singular value. Judged by the gradient alone, it then *promises* to lower the loss by the sum of all entries of `G *
+# update`. Compute that promise.
+#
+# *Easy · 3 minutes · required*
+
+# %% tags=["stub"]
+def promise(G, update):
+    return ...
+
+# %%
+promised.check(promise)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def promise(G, update):
+#     limited = update / torch.linalg.svdvals(update)[0]
+#     return (G * limited).sum()
+# ```
+#
+# </details>
+
+# %% tags=["volatile"]
+promise = promised.accepted_or(lesson.promise)
+for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
+    print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
+
+# %% [markdown]
+# No update promises more than `U @ Vt`. An update that is quieter than the limit in some direction wastes part of
+# that direction's singular value. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
 lesson.picture_of_drops(drops)
-
-# %% [markdown]
-# Under this limit, no update promises more than `U @ Vt`. A direction in which G has singular value `s` lowers the
-# loss by `s` times the update's loudness there, so an update that is quieter than the limit wastes part of `s`:
-
-# %% tags=["volatile"]
-update = orthogonalize(G)
-print(f"promised: {(G * update).sum():.5f}")
-print(f"sum of the singular values: {S.sum():.5f}")
-print(f"promised by G at the same limit: {(G * G / S[0]).sum():.5f}")
 
 # %% [markdown]
 # ## The whole update, once
@@ -289,24 +314,46 @@ print("the same as torch's, to the last bit:", mine == torchs)
 # %% [markdown]
 # ## Who gets it, and who does not
 #
-# Muon takes the *hidden* matrices, those of attention and MLP, and AdamW the rest:
+# Muon takes the *hidden* matrices, those of attention and MLP in the blocks, and AdamW takes the rest: vectors, and the
+# first and the last matrix, **embedding** and **head**. Sort a model's parameters.
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def split(model):
+    # model.named_parameters() gives pairs such as ("blocks.0.attention.q.weight", parameter)
+    return ..., ...  # names for Muon, names for AdamW
 
 # %%
-split = split_parameters(run.model)
-hidden, rest = split
-print("Muon, in each block:", *[name for name in split.hidden_names if "blocks.0" in name], sep="\n  ")
-print("AdamW:", *split.rest_names, sep="\n  ")
+sorting.check(split)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def split(model):
+#     muon, adamw = [], []
+#     for name, parameter in model.named_parameters():
+#         is_hidden = parameter.dim() == 2 and name.startswith("blocks.")
+#         (muon if is_hidden else adamw).append(name)
+#     return muon, adamw
+# ```
+#
+# </details>
+
+# %%
+hidden, rest = split_parameters(run.model)  # the package's, with the parameters themselves
+print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
-# A norm's weight is a vector, without directions. But why not the first and the last matrix, **embedding** and
-# **head**? A byte of the text picks one row of the embedding, and no input uses two of them together. Erase the
-# gradient of the most frequent byte: which other bytes' updates change?
+# A vector has no directions. But why not embedding and head? A byte of the text picks one row of the embedding, and no
+# input uses two of them together. Erase the gradient of the most frequent byte: which other bytes' updates change?
 
 # %% tags=["volatile"]
 lesson.picture_of_rows(lesson.erase_a_byte(run))
 
 # %% [markdown]
-# With Muon, what the model learns about one byte depends on which others are in the batch. Does that hurt?
+# What the model learns about one byte depends on which others are in the batch. Does that hurt?
 
 # %%
 print(lesson.say_extra_lanes(race))
@@ -325,8 +372,8 @@ print(lesson.say_extra_lanes(race))
 #
 # ## What would suit a table?
 #
-# An embedding is a table: a step moves the output for one byte by one row of the update. So here the limit is on the
-# length of each row. (**Par**, as in golf, is what a good answer needs.)
+# A step moves the output for one byte by one row of the update. So here the limit is on the length of each row.
+# (**Par**, as in golf, is what a good answer needs.)
 #
 # <details><summary>Hint</summary>
 #
@@ -359,7 +406,7 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's long chain of small steps is far too slow. And here?
+# On a GPU the SVD's chain of small steps is far too slow. And here?
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

@@ -50,7 +50,7 @@ import torch
 from muon_tutorial.learn import five_products as lesson
 from muon_tutorial.learn.inputs import recordings
 from muon_tutorial.learn.widgets.reveal import compare
-write, whole, bound, cost, quiz = lesson.all_exercises(steps)
+write, whole, bound, cost, lifting, quiz = lesson.all_exercises(steps)
 
 # %% [markdown]
 # ## Odd powers keep the directions
@@ -67,7 +67,7 @@ print(f"{len(S)} singular values, from {S.min():.4f} to {S.max():.4f}")
 print(f"the sum of their squares: {(S**2).sum():.4f}")
 
 # %% [markdown]
-# The squares of the singular values now add up to 1, so none is above 1, and the whole method rests on that.
+# The squares of the singular values now add up to 1, so none is above 1.
 #
 # Take `X Xᵀ X` as the third power of `X`, and write `U S Vᵀ` for each `X`. `VᵀV` and `UᵀU` are identities, so the
 # directions stay, and each singular value is cubed:
@@ -262,7 +262,7 @@ bound.check(lowest, highest)
 # </details>
 
 # %% [markdown]
-# Does the real gradient keep to these bounds? And what if it did not start at norm 1?
+# Does the real gradient keep to these bounds, and what if it did not start at norm 1?
 
 # %% tags=["answer"]
 print(lesson.say_bounds(X, Y, lesson.bounds_after(steps)))
@@ -330,14 +330,40 @@ print(lesson.say_steps(rows, recorded.matrix))
 lesson.duel(live=widgets)
 
 # %% [markdown]
-# Being near 1 is not everything. Where does a very quiet value end?
+# Being near 1 is not everything. How many steps lift a quiet value to a half?
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def steps_needed(s, a, b, c):
+    return ...  # how many steps until s is 0.5 or more; None if 20 are not enough
 
 # %%
+lifting.check(steps_needed)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def steps_needed(s, a, b, c):
+#     for step in range(21):
+#         if s >= 0.5:
+#             return step
+#         s = a * s + b * s**3 + c * s**5
+#     return None
+# ```
+#
+# </details>
+
+# %%
+steps_needed = lifting.accepted_or(lesson.steps_needed)
+for name, triple in {"Muon's numbers": (a, b, c), "numbers that settle at 1": (2, -1.5, 0.5)}.items():
+    print(f"{name}: {steps_needed(0.001, *triple)} steps for 0.001")
 print(lesson.say_published())
 
 # %% [markdown]
-# Lifting matters more than nearness. An update's directions need only be *about* equally loud, but about thirty of
-# the 64 values in lesson 01 are below 0.01. Polar Express and CANS lift most, because they begin with a larger `a`.
+# An update's directions need only be *about* equally loud, but about thirty of the 64 values in lesson 01 are below
+# 0.01. Polar Express and CANS lift most, because they begin with a larger `a`.
 #
 # ## Recap
 #

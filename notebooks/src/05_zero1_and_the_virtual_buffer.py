@@ -55,7 +55,7 @@ from muon_tutorial import launch
 from muon_tutorial.learn import zero1_buffer as lesson, my_muon
 from muon_tutorial.learn.widgets.reveal import compare
 plan = lesson.plan_of(dp, tp, bucket)
-split, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
+split, finding, ranges, sent, planned, quiz = lesson.all_exercises(dp, tp, bucket)
 _ = my_muon.so_far("05")
 
 # %% [markdown]
@@ -71,9 +71,8 @@ _ = my_muon.so_far("05")
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
-# So a rank owns a *range* and not a matrix. A bucket's momentum has B entries. If every rank kept all of it we would
-# write `m[B]`; now it is `m[B_dp]`. Shares are equal, but a boundary may cut a matrix. Such a matrix **straddles**
-# it:
+# So a rank owns a *range* and not a matrix: a bucket's momentum of B entries is `m[B_dp]`. A boundary may cut a
+# matrix, which then **straddles** it:
 
 # %%
 sizes = {meta.name: math.prod(meta.shape) for meta in plan.dist_meta(plan.grid.at(0))}
@@ -130,14 +129,33 @@ lesson.explore_entry(plan, live=widgets)
 
 # %% [markdown]
 # C is cut inside a row, because dp cuts the flat buffer, which knows nothing of rows. In code, the address book is
-# the package's master plan, `dist_meta`, with one item for each matrix:
+# the package's master plan, `dist_meta`, with one item for each matrix. Use it to find an entry.
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def address(meta, row, column, length):
+    # meta.shape: of the matrix; meta.global_range: its entries in the bucket; length: of each slice
+    return ...  # number of the slice, offset in it
+
+# %%
+finding.check(address)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def address(meta, row, column, length):
+#     in_bucket = meta.global_range[0] + row * meta.shape[1] + column
+#     return divmod(in_bucket, length)
+# ```
+#
+# </details>
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[2]  # the item of C
-row, column = 1, 5
-in_bucket = meta.global_range[0] + row * meta.shape[1] + column
-place, offset = divmod(in_bucket, lesson.slice_length(plan, meta.bucket_idx))
-print(f"C[{row}, {column}] is entry {in_bucket} of its bucket: slice {place}, offset {offset}")
+place, offset = finding.accepted_or(lesson.address)(meta, 1, 5, lesson.slice_length(plan, meta.bucket_idx))
+print(f"C[1, 5] is in slice {place}, at offset {offset}")
 
 # %% [markdown]
 # ## Find your range
@@ -244,7 +262,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# The picture shows one step on one rank, with whole buckets gathered. The rank holds what is filled in.
+# The picture shows one step on one rank, which holds what is filled in.
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
@@ -268,7 +286,7 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon with buckets of several sizes, on matrices like those of a small GPT:
+# Your machine times the package's own Muon, on matrices like those of a small GPT:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)

@@ -54,7 +54,7 @@ from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import the_grid as lesson, my_muon
 from muon_tutorial.learn.the_grid import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
-guess, grouping, answering, any_axes, quiz = lesson.all_exercises(dp, tp, backend)
+guess, grouping, answering, comparing, any_axes, quiz = lesson.all_exercises(dp, tp, backend)
 mine = my_muon.so_far("06")
 
 # %% [markdown]
@@ -239,7 +239,7 @@ compare({"arrives": arrives}, {"arrives": lesson.error_or_value(arrived[-1])})
 
 # %% [markdown]
 # `src` means the *global* rank, `group_src` the number within the group. On a grid with one axis they are the same,
-# so this bug shows only on a grid with two.
+# so this bug shows only with two.
 
 # %%
 def from_group_rank(rank, number):
@@ -308,10 +308,35 @@ lesson.play_calls(dp, tp, live=widgets)
 # %% [markdown]
 # ## The same calls, in the same order
 #
-# Even *making* groups can go wrong like that. Each rank numbers groups by its own calls of `new_group`. If rank 0
-# makes them in the opposite order, its first group has the same number as everybody else's first but other members,
-# so rank 0 waits for ranks that never come. So compare first: `work.agree` sends every rank's list to all others, in
-# one collective.
+# Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
+# with another order waits for ranks that never come. Compare first. At which call do ranks differ?
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def first_mismatch(lists):
+    # lists[rank]: the groups that this rank is about to make, in order; lists may be of different lengths
+    return ...  # the number of the first call, from 0, or None if all lists are the same
+
+# %%
+comparing.check(first_mismatch)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def first_mismatch(lists):
+#     for number in range(max(map(len, lists))):
+#         calls = [wanted[number : number + 1] for wanted in lists]  # empty if the list has ended
+#         if any(call != calls[0] for call in calls):
+#             return number
+#     return None
+# ```
+#
+# </details>
+
+# %% [markdown]
+# `work.agree` gathers all ranks' lists in one collective, and says more:
 
 # %%
 def agree_first(rank):
@@ -330,9 +355,8 @@ except RankFailedError as error:
 #
 # ## More axes
 #
-# Big runs have more axes, such as pp, which cuts a model into stages of layers. And some calls go along several at
-# once: the norm of a gradient that dp and tp have cut needs both. Write one function for the groups along any set of
-# axes.
+# Big runs have more axes, such as pp, which cuts a model into stages of layers, and some calls go along several at
+# once. Write one function for the groups along any set of axes.
 #
 # <details><summary>Hint</summary>
 #

@@ -53,7 +53,7 @@ from muon_tutorial import Muon, build_mesh, launch
 from muon_tutorial.learn import cuts as lesson, my_muon
 from muon_tutorial.learn.cuts import on_ranks as work
 from muon_tutorial.learn.widgets.reveal import compare
-guess, shapes, layers, holders, fused, quiz = lesson.all_exercises(dp, tp, backend)
+guess, shapes, layers, holders, tearing, fused, quiz = lesson.all_exercises(dp, tp, backend)
 _ = my_muon.so_far("07")
 
 # %% [markdown]
@@ -138,8 +138,8 @@ shapes.check(local_shape)
 #
 # An MLP has two layers with relu between them. `up`, 10 × 8, is column parallel, so each rank finishes some hidden
 # features and can apply relu at once. `down`, 6 × 10, is row parallel, and each rank's piece needs just the features
-# it has. So no message passes between the layers. But each rank ends with only a part of every sum, `y{U_tp}`: the
-# sum over tp is still to be taken. Write one rank's forward pass.
+# it has. So no message passes between the layers. But each rank ends with only a part of every sum, `y{U_tp}`. Write
+# one rank's forward pass.
 #
 # <details><summary>Hint</summary>
 #
@@ -278,8 +278,7 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# Along dp the weights are equal to the bit, although the data were different, and no part of the momentum is kept
-# twice. Now ask your function about one entry:
+# Along dp the weights are equal to the bit, although the data were different. Ask your function about one entry:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -301,30 +300,44 @@ print("entries of momentum by rank:", [mine.entries for mine in kept])
 # ## Three matrices in one
 #
 # Many models stack attention's weights, q above k above v: a **fused QKV**. Its rows belong to **attention heads**,
-# and a head needs its rows of all three on *one* rank. If tp = 2 cuts the rows of our example like those of any other
-# weight, how many of its 4 heads are torn, so that no rank has all their rows?
+# and a head needs its rows of all three on *one* rank. If tp cuts the rows like those of any other weight, how many
+# heads are torn, so that no rank has all their rows?
 #
-# *Easy · 2 minutes · required*
+# <details><summary>Hint</summary>
+#
+# Row r lies on rank r // step, with the step of `local_shape`. A head has a run of rows in each third: where are the
+# first and the last row of each run?
+#
+# </details>
+#
+# *Medium · 7 minutes · required*
 
-# %% tags=["stub", "predict"]
-torn = ...  # a number from 0 to 4
+# %% tags=["stub"]
+def torn(heads, rows, tp):
+    # rows: of one head, in each of q, k and v
+    return ...  # how many heads
+
+# %%
+tearing.check(torn)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The upper half ends in the middle of k, so no head has its q and its v on the same side.
-#
 # ```python
-# torn = 4
+# def torn(heads, rows, tp):
+#     step = -(-3 * heads * rows // tp)
+#     count = 0
+#     for head in range(heads):
+#         firsts = [(third * heads + head) * rows for third in range(3)]
+#         ranks = {row // step for first in firsts for row in (first, first + rows - 1)}
+#         count += len(ranks) > 1
+#     return count
 # ```
 #
 # </details>
 
-# %% tags=["answer"]
-compare({"torn": torn}, {"torn": lesson.count_torn(tp=2)})
-
 # %% [markdown]
-# On the left the weight is cut as one matrix, on the right q, k and v one by one (here dp is 1):
+# On the left the weight is cut as one matrix, on the right q, k and v one by one:
 
 # %%
 lesson.slide_qkv(live=widgets)

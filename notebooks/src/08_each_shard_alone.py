@@ -57,7 +57,7 @@ from muon_tutorial import launch, zeropower_via_newtonschulz
 from muon_tutorial.learn import shards_alone as lesson, my_muon
 from muon_tutorial.learn.inputs import recordings
 from muon_tutorial.learn.widgets.reveal import compare
-guess, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
+guess, near, where, ratio, gathering, surviving, quiz = lesson.all_exercises(dp, tp, backend)
 _ = my_muon.so_far("08")
 
 # %% [markdown]
@@ -75,8 +75,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
-# the square, inputs have no partner, because the matrix is wider than tall. There the gradient is zero, as the update
-# should be.
+# the square, inputs have no partner, because the matrix is wider than tall, and the gradient is zero.
 #
 # A rank's piece, of `G[I, J_tp]` or of `G[I_tp, J]`, is its **shard**:
 
@@ -86,9 +85,9 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Cut by columns, and orthogonalized alone, each shard has only singular values of 1. Put side by side, what is the
-# largest singular value of the whole? And would shards of pure noise give the same spectrum? (Our gradient is 64 ×
-# 256, so each of four shards is square.)
+# Each shard, orthogonalized alone, has only singular values of 1. Put side by side, what is the largest singular value
+# of the whole? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256, so each of four
+# shards is square.)
 #
 # *Easy · 2 minutes · required*
 
@@ -122,19 +121,14 @@ def each_alone(rank):
 
 shards = launch(each_alone, dp * tp, backend=backend)[:tp]
 update = torch.cat(shards, dim=1)
-alone = lesson.compare(update, gradient)
 
 # %% tags=["answer"]
-print(alone)
 compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# **Cosine** is 1 if two matrices point the same way, and 0 at right angles. **Distance** is the size of their
-# difference, divided by that of UVᵀ. The number in brackets is the distance that remains with the best possible
-# learning rate.
-#
-# Yet all singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the
-# identity. So a flat spectrum proves nothing.
+# All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
+# flat spectrum proves nothing. Compare with UVᵀ itself: the **cosine** is 1 if two matrices point the same way, and 0
+# at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -143,15 +137,68 @@ compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 #
 # </details>
 
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def nearness(update, right):
+    # the sum of the products of two matrices' entries is the product of their sizes, times the cosine
+    return ..., ...  # cosine, distance
+
 # %%
-identity = torch.eye(len(update), dtype=update.dtype)
-print("tp times the identity:", torch.allclose(update @ update.T, tp * identity))
-print("energy:", lesson.shares(lesson.in_directions(update, gradient)))
+near.check(nearness)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def nearness(update, right):
+#     cosine = (update * right).sum() / (update.norm() * right.norm())
+#     distance = (update - right).norm() / right.norm()
+#     return cosine.item(), distance.item()
+# ```
+#
+# </details>
 
 # %% [markdown]
-# Energy here is the sum of the squared entries of `Uᵀ · update · V`, and its last share above is wasted on inputs
-# without gradient.
+# And where does it act? Energy here is the sum of squared entries of `Uᵀ · update · V`. Which share of it is on the
+# diagonal, beside it in the square, and outside, on inputs without gradient?
 #
+# <details><summary>Hint</summary>
+#
+# The square has as many columns as `turned` has rows. `squares.diagonal()` are the entries on its diagonal.
+#
+# </details>
+#
+# *Medium · 4 minutes · required*
+
+# %% tags=["stub"]
+def shares(turned):
+    # turned: Uᵀ · update · V, wider than tall
+    return ...  # three shares, which add up to 1
+
+# %%
+where.check(shares)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def shares(turned):
+#     squares = turned**2
+#     on, inside = squares.diagonal().sum(), squares[:, : len(turned)].sum()
+#     parts = [on, inside - on, squares.sum() - inside]
+#     return [(part / squares.sum()).item() for part in parts]
+# ```
+#
+# </details>
+
+# %% tags=["answer"]
+cosine, distance = near.accepted_or(lesson.nearness)(update, lesson.orthogonal(gradient))
+print(f"cosine {cosine:.3f}, distance {distance:.3f}")
+parts = where.accepted_or(lesson.energy_shares)(lesson.in_directions(update, gradient))
+print("on the diagonal {:.0%}, beside it {:.0%}, outside {:.0%}".format(*parts))
+
+# %% [markdown]
 # ## Find the harmless one
 #
 # Cut three matrices both ways: the *real* gradient, a *Gaussian* one (independent entries), and a *power law* (a few
@@ -182,14 +229,13 @@ compare({"harmless": harmless}, {"harmless": lesson.harmless(tp)})
 # </details>
 
 # %% [markdown]
-# So a test with `torch.randn` may meet the harmless case, and pass.
+# So a test with `torch.randn` may pass.
 #
 # ## Two matrices as one
 #
-# The opposite mistake: many MLPs have two input matrices, gate and up, and they are often orthogonalized as one, gate
-# above up. Guess: with Gaussian gradients, 688 × 256 each, how far is the stack's update from their own two, as a
-# share of the stack's size? And if gate's gradient is five times larger, how many times too small does up's update
-# become?
+# The opposite mistake: the gate and up matrices of an MLP are often orthogonalized as one, gate above up. Guess: with
+# Gaussian gradients, 688 × 256 each, how far is the stack's update from their own two, as a share of the stack's
+# size? And if gate's gradient is five times larger, how many times too small does up's update become?
 #
 # *Easy · 3 minutes · optional*
 
@@ -235,8 +281,8 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 #
 # ## A shard gets the size wrong, too
 #
-# Muon multiplies its update by a factor that depends on the shape m × n of the *whole* matrix. So code that takes the
-# factor from `shard.shape` gets it wrong, even if it has gathered the matrix correctly.
+# Muon's size factor depends on the shape m × n of the *whole* matrix. So code that takes it from `shard.shape` gets it
+# wrong, even if it has gathered the matrix correctly.
 #
 # ```text
 # Keller Jordan        sqrt(max(1, m/n))
@@ -289,8 +335,7 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
 # Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the shards' update was
-# √tp times too large, and Moonshot's factor is √tp times too small. Together they give a wrong update whose entries
-# have just the right size!
+# √tp times too large, and Moonshot's factor is √tp times too small, so the wrong update's entries have the right size!
 #
 # ## Repair it: gather first
 #
@@ -333,7 +378,7 @@ gathering.check(gather_whole)
 # </details>
 
 # %% [markdown]
-# Gather, orthogonalize (with Newton–Schulz), keep your columns:
+# Gather, orthogonalize, keep your columns:
 
 # %%
 gather = gathering.accepted_or(lesson.gather_whole)
@@ -354,9 +399,6 @@ costs = launch(lesson.cost_of_both, dp * tp, args=(gather, dp, tp, steps), backe
 print(lesson.say_cost(costs, tp))
 
 # %% [markdown]
-# Which rank should orthogonalize which matrix, so that it is done once and little travels? That is the rest of the
-# course.
-#
 # ## An update that survives its shards
 #
 # If a matrix is cut by columns, ranks can find the exact update without gathering it. Your budget, for what one rank
@@ -433,7 +475,7 @@ quiz.check(answers)
 #
 # ```python
 # sent = (tp - 1) * shards[0].numel()
-# answers = {"cosine": alone.cosine, "factor": ratios((64, 256), 1, tp)[1], "sent": sent}
+# answers = {"cosine": cosine, "factor": ratios((64, 256), 1, tp)[1], "sent": sent}
 # ```
 #
 # </details>

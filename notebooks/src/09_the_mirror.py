@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty-five minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
+# **Sixty minutes.** At the end you can name the seven phases of a distributed Muon step, say what each of them
 # sends, and write them from a blank cell. What you wrote will have run on real processes, with the same bits as one
 # process.
 #
@@ -100,17 +100,17 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # %% [markdown]
 # In our notation, with a small letter for the flat buffer of B entries:
 #
-# | phase | from | to |
-# |---|---|---|
-# | 1 reduce_scatter | `g[B]{U_dp}` | `g[B_dp]` |
-# | 2 dp gather | `x[B_dp]` | `x[B]` |
-# | 3 tp gather | `X[I, J_tp]` | `X[I, J]` |
-# | 4 Newton–Schulz | `X[I, J]` | `Y[I, J]` |
-# | 5 tp slice | `Y[I, J]` | `Y[I, J_tp]` |
-# | 6 dp slice | `y[B]` | `y[B_dp]` |
-# | 7 all_gather | `w[B_dp]` | `w[B]` |
+# ```text
+# 1 reduce_scatter    g[B]{U_dp} → g[B_dp]
+# 2 dp gather         x[B_dp]    → x[B]
+# 3 tp gather         X[I, J_tp] → X[I, J]
+# 4 Newton–Schulz     X[I, J]    → Y[I, J]
+# 5 tp slice          Y[I, J]    → Y[I, J_tp]
+# 6 dp slice          y[B]       → y[B_dp]
+# 7 all_gather        w[B_dp]    → w[B]
+# ```
 #
-# Phase 7 restores only the layout of phase 1, now with weights. The summands of `g[B]{U_dp}` are gone.
+# Phase 7 restores only the layout of phase 1, now with weights.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
@@ -129,7 +129,7 @@ for entry in bucket.entries:
     print(entry.matrix.name, entry.matrix.shape, entry.offset, entry.size)
 
 # %% [markdown]
-# In rank 0's master plan, the item of o has the `shape` of its tp piece and that piece's `global_range`:
+# In rank 0's master plan, the item of o has the piece's `shape` and its `global_range`:
 
 # %%
 meta = plan.dist_meta(plan.grid.at(0))[1]
@@ -146,7 +146,7 @@ print(Hop("tp", Shard(1), Owned(0), (32, 32)).inverse)
 print(Hop("tp", Replicate(), Owned(0), (32, 32)).inverse)
 
 # %% [markdown]
-# And this is the collective that each hop needs. Hops that add have no way back, because the summands are gone:
+# This is the collective that each hop needs:
 
 # %%
 lesson.draw_hops()
@@ -237,7 +237,7 @@ back.check(way_back)
 # ## You are the network
 #
 # In a **stepping world** all ranks are generators in this notebook. Each stands still at a request until you answer
-# it. A button is a group whose members all wait. Let one group race ahead, and watch the hash of the final weights.
+# it, by pressing its group's button. Let one group race ahead, and watch the hash of the final weights.
 
 # %% tags=["volatile"]
 lesson.be_the_network(dp, tp, seed, live=widgets)

@@ -140,8 +140,8 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. Here is what rank 0 sent (the last
-# strategy comes below), and then your bill:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. Here is what rank 0 sent, and then
+# your bill:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)
@@ -169,9 +169,9 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# AdamW lacks only the dp gather, so without tp `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much. Liu et al.
-# (2025) found this bound. And the state, the optimizer's memory? AdamW keeps two moments for each entry, Muon keeps
-# one, and ZeRO-1 divides either by dp:
+# AdamW lacks only the dp gather, so without tp `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much (Liu et al.,
+# 2025). And the state, the optimizer's memory? AdamW keeps two moments for each entry, Muon keeps one, and ZeRO-1
+# divides either by dp:
 
 # %%
 for name, found in counted[0].items():

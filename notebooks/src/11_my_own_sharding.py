@@ -121,7 +121,7 @@ lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
 # Only that of HSDP, on the way back: the matrix is gathered in one replica, and its owner there sends the update to
-# the ranks of all replicas. (An owner in each would repeat the work.)
+# the ranks of all replicas.
 #
 # ## Yours, on real ranks
 #
@@ -291,7 +291,7 @@ print(lesson.try_several(dp * tp, seed, backend))
 # %% [markdown]
 # ## Deal out the work
 #
-# With a core for every rank, a step lasts as long as its busiest owner works. Deal out these matrices:
+# A step lasts as long as its busiest owner works. Deal out these matrices:
 
 # %%
 model = lesson.mixed_model(dp, tp)

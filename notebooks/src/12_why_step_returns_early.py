@@ -52,8 +52,7 @@ import torch.distributed as dist
 from muon_tutorial import launch
 from muon_tutorial.engine.collective import Start, Wait
 from muon_tutorial.learn import early_return as lesson, my_muon
-from muon_tutorial.learn.widgets.reveal import compare
-guess, ahead, find, quiz = lesson.all_exercises(dp * tp, seed)
+clocks, ahead, fits, find, quiz = lesson.all_exercises(dp * tp, seed)
 _ = my_muon.so_far("12")
 
 # %% [markdown]
@@ -85,8 +84,8 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 #
 # </details>
 #
-# So the top picture has two lanes for each rank. In its lower half one bucket travels while another is computed: that
-# is **overlap**. Communication for which a rank has to wait is **exposed**: the hatched time.
+# In the lower half of the top picture one bucket travels while another is computed: that is **overlap**. Communication
+# for which a rank has to wait is **exposed**: the hatched time.
 #
 # <details><summary>Why each number stands there three times</summary>
 #
@@ -97,7 +96,7 @@ print(lesson.say_stopwatch(launch(stopwatch, dp * tp, backend=backend)))
 # ## How long does a schedule take?
 #
 # A rank is again a generator: `yield Start(…)` asks and returns a **ticket**, like the handle of the all_reduce
-# above, and `yield Wait(…)` waits for the answer. (Below, `work` is Newton–Schulz.)
+# above, and `yield Wait(…)` waits for the answer.
 
 # %%
 def one_by_one(count, gather, work, window=1):
@@ -107,45 +106,51 @@ def one_by_one(count, gather, work, window=1):
         work(i, whole)  # Newton–Schulz
 
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
-slow = lesson.LoopTimes.alike(4, gather=5, work=3)
 
 # %% [markdown]
-# How many milliseconds does this loop take with the `quick` times? And how many does a loop take that asks for the
-# next matrix before it works on this one, with `quick` and with `slow` times? (Gathers travel one at a time.)
+# Each matrix costs memory, so a **window** limits how many are asked for and not yet done: 1 is this loop, and with 2
+# the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
 #
-# *Easy · 4 minutes · required*
+# <details><summary>Hint</summary>
+#
+# Keep two clocks, the link's and the rank's. A gather begins when the link is free and matrix i − window is done. Work
+# begins when the rank is free and its matrix is there.
+#
+# </details>
+#
+# *Medium · 8 minutes · required*
 
-# %% tags=["stub", "predict"]
-one_at_a_time = ...
-ahead_of_work = ...
-slow_link = ...
+# %% tags=["stub"]
+def makespan(gathers, works, window):
+    # milliseconds of each matrix's gather and work; a rank asks for as many as the window allows
+    return ...
 
 # %%
-guess.check(one_at_a_time, ahead_of_work, slow_link)
-
-# %% tags=["answer"]
-said = {"one_at_a_time": one_at_a_time, "ahead_of_work": ahead_of_work, "slow_link": slow_link}
-compare(said, lesson.makespans(dp * tp), lesson.draw_schedules(dp * tp))
+clocks.check(makespan)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The first loop takes all gathers and all work. The second, with quick gathers, takes the first gather and then all
-# the work. With slow gathers it takes all the gathers and then the last work.
-#
 # ```python
-# one_at_a_time = 4 * (2 + 3)
-# ahead_of_work = 2 + 4 * 3
-# slow_link = 4 * 5 + 3
+# def makespan(gathers, works, window):
+#     link, rank, done = 0, 0, []
+#     for i, (gather, work) in enumerate(zip(gathers, works)):
+#         asked = done[i - window] if i >= window else 0
+#         link = max(link, asked) + gather
+#         rank = max(rank, link) + work
+#         done.append(rank)
+#     return rank
 # ```
 #
 # </details>
 
+# %%
+lesson.draw_schedules(dp * tp)
+
 # %% [markdown]
 # ## Write the loop that asks ahead
 #
-# Asking early is called **prefetch**. Each matrix costs memory, so a **window** limits how many are asked for and not
-# yet done: 1 is the loop above, and with 2 the next one travels while you work on this one.
+# Asking early is called **prefetch**.
 #
 # <details><summary>Hint</summary>
 #
@@ -183,7 +188,7 @@ ahead.check(prefetch)
 # </details>
 
 # %% [markdown]
-# The **timed world**, in which ranks are generators with clocks, says how much time it saves:
+# The **timed world**, in which ranks are generators with clocks, times it:
 
 # %%
 prefetch = ahead.accepted_or(lesson.prefetch)
@@ -214,9 +219,40 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Only the shorter lane can hide behind the longer one, so overlap saves most where both are about equally long, and
-# little where one core serves both.
+# Only the shorter lane can hide behind the longer one. A larger window holds more bytes. Which is the largest that
+# never holds more than `limit`?
 #
+# <details><summary>Hint</summary>
+#
+# While you work on matrix i, you hold `sizes[i : i + window]`. Try windows from the largest down.
+#
+# </details>
+#
+# *Medium · 5 minutes · required*
+
+# %% tags=["stub"]
+def largest_window(sizes, limit):
+    # sizes: bytes of each matrix, in the order in which you work on them
+    return ...  # 0 if not even one matrix at a time fits
+
+# %%
+fits.check(largest_window)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def largest_window(sizes, limit):
+#     for window in range(len(sizes), 0, -1):
+#         held = [sum(sizes[i : i + window]) for i in range(len(sizes))]
+#         if max(held) <= limit:
+#             return window
+#     return 0
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Find the missing wait
 #
 # This program also shares its updates, through two buffers in turn. One line is missing.
@@ -226,8 +262,8 @@ print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# In the picture, `g` is a gather and `s` a share, which may read its buffer until you have waited for it. Before
-# which line must the program wait, and for which ticket?
+# `g` is a gather and `s` a share, which may read its buffer until you have waited for it. Before which line must the
+# program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #
@@ -274,13 +310,12 @@ def as_i_please(rank):
 print(lesson.try_in_timed_world(as_i_please, dp * tp))
 
 # %% [markdown]
-# Gloo would not notice: both gathers have the same size, so ranks would silently get each other's matrices. The order
-# must follow from what *all* ranks know, never from what is ready first.
+# Gloo would not notice: both gathers have the same size, so ranks would silently get each other's matrices.
 
 # %% [markdown]
 # ## Does reality agree?
 #
-# In this recording, a limit turned the loopback into a **bus**, one slow link that all ranks share.
+# In this recording, the loopback was made a **bus**, one slow link that all ranks share.
 
 # %%
 recording = lesson.recorded()
@@ -297,8 +332,8 @@ lesson.explore_recording(recording, expected, live=widgets)
 print(lesson.say_gains(recording, expected))
 
 # %% [markdown]
-# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second. Overlap can hide
-# no more than that half second.
+# On this bus, a rank of `zero1` sends for twelve seconds and computes for less than half a second, and overlap can hide
+# no more than that.
 #
 # <details><summary>Why was more saved than predicted in some rows?</summary>
 #
@@ -307,7 +342,7 @@ print(lesson.say_gains(recording, expected))
 #
 # </details>
 #
-# Now your machine. Is there a moment in which no rank computes, so that overlap could still save time?
+# Now your machine. Is there a moment in which no rank computes?
 
 # %% tags=["ranks", "volatile"]
 plan = lesson.plan_of(dp * tp, buckets=4, side=256)

@@ -67,10 +67,15 @@ from muon_tutorial.learn.widgets.reveal import compare
 # ## First bill: bytes
 #
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
-# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. (Pictures and tables call x "momentum", but the
-# momentum stays.) Under `layerwise` a matrix *lives* with one owner: its gradients are summed there, its momentum
-# stays there, and its new weights go out to all. AdamW with ZeRO-1 sends phases 1 and 7 only. Add up what all ranks
-# of one dp group send on a ring. (In a reduce or a broadcast, every rank but one sends the whole tensor.)
+# between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
+# owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends phases 1 and 7
+# only. Add up what all ranks of one dp group send on a ring.
+#
+# <details><summary>Hint</summary>
+#
+# In a reduce or a broadcast, every rank but one sends the whole tensor.
+#
+# </details>
 #
 # *Easy · 4 minutes · required*
 
@@ -80,7 +85,7 @@ def bytes_sent(entries, dp, item):
     return {"AdamW": ..., "zero1": ..., "layerwise": ...}
 
 # %%
-by_hand, adamw, once, headlines, waiting = lesson.all_exercises(dp, tp, seed)
+by_hand, adamw, once, headlines, waiting, turning = lesson.all_exercises(dp, tp, seed)
 by_hand.check(bytes_sent)
 
 # %% [markdown] tags=["solution"]
@@ -97,7 +102,7 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Real ranks will check your count. For them, write AdamW's step. Beware: a sum is not a mean.
+# Real ranks check your count. For them, write AdamW's step. Beware: a sum is not a mean.
 #
 # <details><summary>Hint</summary>
 #
@@ -136,17 +141,14 @@ adamw_step = adamw.accepted_or(lesson.adamw_step)
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed, adamw_step), backend=backend)
 print(lesson.say_counted(counted, tp))
 
-# %% [markdown]
-# And by hand:
-
 # %%
 bytes_sent = by_hand.accepted_or(lesson.bytes_sent)
 for name, dtype in lesson.DTYPES.items():
     print(name, bytes_sent(lesson.length_of(dp, tp), dp, dtype.itemsize))
 
 # %% [markdown]
-# So the answer depends on the dtype, on the library (Gloo runs a reduce_scatter as a whole all_reduce), and on who
-# pays for the average that `owner` expects.
+# So the answer depends on the dtype, on the library (Gloo runs a reduce_scatter as an all_reduce), and on who pays
+# for the average that `owner` expects.
 #
 # ## Second bill: time, as a profiler logs it
 #
@@ -185,17 +187,17 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 #
 # <details><summary>Hint</summary>
 #
-# Keep only kernels that communicate. If two run at once, adding up their durations counts that time twice, so ask
-# when *any* of them ran.
+# Keep only kernels that communicate, in the order in which they begin. How far has their time been counted already,
+# when the next one begins?
 #
 # </details>
 #
-# *Medium · 5 minutes · required*
+# *Medium · 7 minutes · required*
 
 # %% tags=["stub"]
 def communicating(events):
-    # each event has .sort (such as "kernel"), .duration and .communicates
-    # lesson.covered(events): the times at which any of them ran; lesson.measure(times): their length together
+    # each event has .sort (such as "kernel"), .begin, .duration and .communicates
+    # where kernels overlap, the time that they share counts once
     return ...
 
 # %%
@@ -207,7 +209,12 @@ once.check(communicating)
 # ```python
 # def communicating(events):
 #     kernels = [event for event in events if event.sort == "kernel" and event.communicates]
-#     return lesson.measure(lesson.covered(kernels))
+#     total = reached = 0
+#     for event in sorted(kernels, key=lambda event: event.begin):
+#         end = event.begin + event.duration
+#         total += max(0, end - max(event.begin, reached))
+#         reached = max(reached, end)
+#     return total
 # ```
 #
 # </details>
@@ -274,7 +281,7 @@ for name, number in lesson.right_headlines().items():
 # %% [markdown]
 # In 1.1 % of the step the CPU *calls* the optimizer. The kernels that this call queues fill more than half of the
 # GPU's span. Async was *faster*, and looked slower because a kernel that waits looks busy. And 0.57 hardly changes,
-# because the bytes of both runs were counted about twice. But did they do the same work?
+# because both runs were counted about twice. Did they do the same work?
 
 # %%
 print(lesson.say_bytes())
@@ -329,7 +336,7 @@ print(lesson.say_waits(timeline, waited))
 lesson.draw_waits(timeline)
 
 # %% [markdown]
-# From rank 1's trace alone you would buy faster links. In truth rank 0 has too much work.
+# From rank 1's trace alone you would buy faster links, but rank 0 has too much work.
 #
 # ## Third bill: the whole step
 #
@@ -382,17 +389,41 @@ lesson.explore_costs(live=widgets)
 # %% [markdown]
 # ## Where it turns
 #
-# At some bandwidth there may be a **break-even**, where the answer turns:
+# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
+# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
 #
-# <details><summary>How is it found?</summary>
+# <details><summary>Hint</summary>
 #
-# A step's time is bytes / bandwidth, plus a rest that no link can shorten. So AdamW's time minus Muon's, drawn over 1
-# / bandwidth, is a straight line, and two points show where it crosses zero.
+# Two points give the line's slope. From one of them, go along the slope to zero.
+#
+# </details>
+#
+# *Medium · 6 minutes · required*
+
+# %% tags=["stub"]
+def break_even(lead, slowest, fastest):
+    # lead(bandwidth): seconds by which Muon is ahead of AdamW, below 0 where it is behind
+    return ...  # the bandwidth at which the lead is 0, or None if it has one sign from slowest to fastest
+
+# %%
+turning.check(break_even)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def break_even(lead, slowest, fastest):
+#     slow, fast = lead(slowest), lead(fastest)
+#     if (slow > 0) == (fast > 0):
+#         return None
+#     slope = (slow - fast) / (1 / slowest - 1 / fastest)
+#     return 1 / (1 / fastest - fast / slope)
+# ```
 #
 # </details>
 
 # %%
-print(lesson.say_break_evens())
+print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 
 # %% [markdown]
 # Slow links help Muon if it sends little, and AdamW if Muon gathers everything. The button was *AdamW's steps*: where
@@ -414,8 +445,7 @@ print(lesson.say_break_evens())
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# On this grid, `layerwise` is the best that keeps the bits: one copy of the momentum, one rank at work on a matrix, and
-# only `gram` sends less.
+# On this grid, `layerwise` is the best that keeps the bits.
 #
 # ## Recap
 #

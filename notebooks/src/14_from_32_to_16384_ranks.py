@@ -22,8 +22,8 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Twenty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes, latency
-# or one matrix. You have planned models that no laptop can hold.
+# **Twenty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
+# latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
 #
@@ -76,7 +76,7 @@ shrinks = ...  # the busiest owner's Newton–Schulz on 2,048 ranks, divided by 
 slower = ...  # True or False: a step takes longer on 16,384 ranks than on 4,096
 
 # %%
-unseen, wiring, quiz = lesson.all_exercises()
+unseen, enough, wired, quiz = lesson.all_exercises()
 unseen.check(idle, shrinks, slower)
 
 # %% tags=["answer"]
@@ -99,7 +99,49 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 
 # %% [markdown]
 # When matrices run out, a **floor** remains, the time of the costliest matrix: its owner needs that long, whatever
-# the others do. At which numbers of ranks do faster links help?
+# the others do. With how many owners do you reach it, if the costliest matrices are dealt out first, each to the
+# owner with the least so far?
+#
+# <details><summary>Hint</summary>
+#
+# Try 1, 2, … owners. For each number, keep a list of the owners' seconds so far: `load.index(min(load))` is an owner
+# with the least.
+#
+# </details>
+#
+# *Medium · 7 minutes · required*
+
+# %% tags=["stub"]
+def enough_owners(seconds):
+    # seconds: Newton–Schulz of each matrix, on one owner
+    return ...  # the fewest owners of whom none needs longer than the costliest matrix
+
+# %%
+enough.check(enough_owners)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def enough_owners(seconds):
+#     for owners in range(1, len(seconds) + 1):
+#         load = [0] * owners
+#         for each in sorted(seconds, reverse=True):
+#             load[load.index(min(load))] += each
+#         if max(load) <= max(seconds):
+#             return owners
+# ```
+#
+# </details>
+
+# %%
+enough_owners = enough.accepted_or(lesson.enough_owners)
+for model in (lesson.UNSEEN, lesson.MODEL):
+    owners = enough_owners(lesson.seconds_of(model))
+    print(f"{model}: {owners} owners, so with tp=8 no more than {8 * owners:,} ranks help")
+
+# %% [markdown]
+# At which numbers of ranks do faster links help?
 
 # %%
 lesson.explore_scale(live=widgets)
@@ -116,15 +158,15 @@ print(lesson.say_shapes())
 lesson.draw_balance()
 
 # %% [markdown]
-# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. So
-# deal out by the cost of Newton–Schulz, the costliest first:
+# But the largest matrix has eight times the entries of an expert's (2,048 × 7,168), and thirty times the work. Dealt
+# out by work:
 
 # %%
 one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Now real processes take a step with such owners:
+# Real processes take a step with such owners:
 
 # %%
 def step(rank):
@@ -137,46 +179,46 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs, and links inside it are fast. Between nodes, each GPU has a slower network card
-# of its own, and a ring uses the cards of all its members.
+# A node is one machine with 8 GPUs. Each has a network card of its own, and a ring that leaves its node uses the
+# cards of its members there: all eight with tp=1, and one with tp=8. Each rank sends the gradients that it holds
+# once, in fp32. How many seconds do they take?
 #
-# For the 8B with dp=64 and tp=1, one ring runs through all ranks, and each sends all gradients. With tp=8 there are
-# eight rings, each with one member in every node, and each rank sends an eighth. Which is done sooner?
-#
-# *Easy · 2 minutes · required*
+# *Easy · 4 minutes · required*
 
-# %% tags=["stub", "predict"]
-sooner = ...  # "tp=1", "tp=8" or "neither"
+# %% tags=["stub"]
+def reduce_seconds(entries, tp, card):
+    # entries: of the whole model; card: bytes that one network card sends in a second; tp: 1, 2, 4 or 8
+    return ...
 
 # %%
-wiring.check(sooner)
-
-# %% tags=["answer"]
-print(lesson.say_wires())
-compare({"sooner": sooner}, {"sooner": lesson.wires()})
+wired.check(reduce_seconds)
 
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The one ring uses all eight cards of a node. Each of the eight rings has one card, for an eighth of the bytes.
-#
 # ```python
-# sooner = "neither"
+# def reduce_seconds(entries, tp, card):
+#     sent = 4 * entries / tp
+#     wire = card * 8 / tp
+#     return sent / wire
 # ```
 #
 # </details>
 
+# %%
+print(lesson.say_wires())
+
 # %% [markdown]
 # ## Experts have owners of their own
 #
-# Only a rank that holds an expert can own it. Here is a model with a trillion entries on 2048 GPUs:
+# Only a rank that holds an expert can own it. A model with a trillion entries:
 
 # %%
 print(lesson.say_experts())
 
 # %% [markdown]
-# Each owner gets many experts, so these balance by themselves. There are only two or three dense matrices for each
-# owner, so the costliest sets the floor.
+# Experts are many for each owner, so they balance by themselves. Of dense matrices each has only two or three, so the
+# costliest sets the floor.
 #
 # <details><summary>Ask for any model</summary>
 #

@@ -170,7 +170,7 @@ ported.check(prepare, update)
 print(f"each rank clips its own: {plain.clipped_alone:.2f} times the norm that is allowed")
 
 # %% [markdown]
-# `clip_grad_norm_` takes care of that. Could you?
+# `clip_grad_norm_` does it right. Could you?
 #
 # <details><summary>Hint</summary>
 #
@@ -280,7 +280,7 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
 # The new ranks repeat the steps after the checkpoint. They cut every matrix differently, and still their loss follows
-# the same line, because each reads exactly the rows and columns that it now holds.
+# the same line.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
@@ -411,15 +411,15 @@ lesson.quiz(life).check(answers)
 # %% [markdown]
 # ## Finale: your optimizer
 #
-# `my_muon.py` now trains a small GPT on real processes, on each of three grids. For comparison, `torch.optim.Muon`
-# gets the same full gradients in this one process.
+# `my_muon.py` now trains a small GPT on real processes, on each of three grids. `torch.optim.Muon` gets the same full
+# gradients, in this one process.
 
 # %% tags=["ranks"]
 finale = my_muon.train_it(steps, seed)
 print(my_muon.say_bits(finale))
 
 # %% [markdown]
-# The weights are the same to the last bit, however a matrix was cut. And this is what a step cost one rank:
+# This is what a step cost one rank:
 
 # %% tags=["volatile"]
 print(my_muon.scorecard(finale))
@@ -466,4 +466,4 @@ print(my_muon.say_yours())
 #
 # **What you can do now.** For any matrix of any sharded model you can say which rank holds which entries, which one
 # orthogonalizes it, what travels, and what that costs. You can write the step, prove it right to the bit, and repair
-# it. And you have a file of your own that takes this step, with torch alone. Take it with you.
+# it. And you have a file of your own that takes this step, with torch alone.

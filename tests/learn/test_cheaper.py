@@ -116,8 +116,29 @@ def by_name(events: list[TraceEvent]) -> int:
     return sum(event.duration for event in events if event.communicates)
 
 
+def reader_communicating(events: list[TraceEvent]) -> int:
+    """The lesson's own solution."""
+    kernels = [event for event in events if event.sort == "kernel" and event.communicates]
+    total = reached = 0
+    for event in sorted(kernels, key=lambda event: event.begin):
+        end = event.begin + event.duration
+        total += max(0, end - max(event.begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def moved_back(events: list[TraceEvent]) -> int:
+    total = reached = 0
+    for event in sorted(trace_events.at_work(events), key=lambda event: event.begin):
+        total += max(0, event.begin + event.duration - max(event.begin, reached))
+        reached = event.begin + event.duration
+    return total
+
+
 SUMS: list[tuple[Any, str]] = [
     (lesson.communicating, PASSES),
+    (reader_communicating, PASSES),
+    (moved_back, "A kernel that ends early"),
     (by_name, "you have added up four events of one collective"),
     (
         lambda events: sum(event.duration for event in events if event.sort == "kernel"),
@@ -133,6 +154,25 @@ SUMS: list[tuple[Any, str]] = [
     ),
     (lambda events: 4_300_000, "With a product under way"),
     (lambda events: max(event.name for event in events), "In the trace above"),
+]
+
+
+def reader_break_even(lead: Any, slowest: float, fastest: float) -> float | None:
+    """The lesson's own solution."""
+    slow, fast = lead(slowest), lead(fastest)
+    if (slow > 0) == (fast > 0):
+        return None
+    slope = (slow - fast) / (1 / slowest - 1 / fastest)
+    return 1 / (1 / fastest - fast / slope)
+
+
+BREAK_EVENS: list[tuple[Any, str]] = [
+    (reader_break_even, PASSES),
+    (lesson.break_even, PASSES),
+    (exercises._over_bandwidth, "over 1 / bandwidth"),
+    (exercises._extended, "the same sign at both ends"),
+    (exercises._inverted, "That is 1 / bandwidth"),
+    (lambda *given: None, "None, where 2 is right"),
 ]
 
 
@@ -155,6 +195,7 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
     (partial(exercises.adamw_exercise, 2, 2, 0), STEPS),
     (exercises.events_exercise, SUMS),
     (exercises.waits_exercise, WRONG_WAITS),
+    (exercises.break_even_exercise, BREAK_EVENS),
 )
 
 

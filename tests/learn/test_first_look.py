@@ -19,16 +19,38 @@ from .answers import assert_quiz, assert_wrong
 GRIDS = [(1, 4), (4, 1), (2, 3)]
 
 
-@pytest.mark.parametrize(("dp", "tp"), GRIDS)
-def test_the_guess_knows_right_from_wrong(dp: int, tp: int) -> None:
-    plan, right = first_look.plan_of(dp, tp), [dp * tp - 1]
-    guess = first_look.guess_holders(plan)
-    assert guess.check(right)
-    assert first_look.last_holders(plan) == right
-    assert_wrong(guess, 3, "Give a list of ranks")
-    assert_wrong(guess, [dp * tp], f"There is no rank {dp * tp}")
-    assert_wrong(guess, [], f"(dp={dp - 1}, tp={tp - 1}) keeps it")
-    assert_wrong(guess, [0, *right], "rank 0 (dp=0, tp=0) keeps rows 0 to" if dp > 1 else "columns 0 to")
+@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (2, 2)])
+def test_the_kept_momentum_is_the_plans_and_each_mistake_is_named(dp: int, tp: int) -> None:
+    def part(piece: Callable[[Tensor, int], Tensor], place: Callable[[int], int]) -> Callable[..., Any]:
+        return lambda matrix, rank: piece(matrix, rank).chunk(dp)[place(rank)]
+
+    def mine(matrix: Tensor, rank: int) -> Tensor:
+        return columns(tp)(matrix, rank).flatten()
+
+    exercise = first_look.check_momentum(dp, tp)
+    right = part(mine, lambda rank: rank // tp)
+    assert exercise.check(right)
+    if 64 % tp == 0:
+        stored = first_look.plan_of(dp, tp).buckets[0].stored_shards
+        grid = first_look.plan_of(dp, tp).grid
+        kept = [right(first_look.weight(0), rank).numel() for rank in grid.ranks]
+        assert kept == [stored(grid.at(rank))[0].numel for rank in grid.ranks]
+    wrong: list[tuple[Callable[..., Any], str]] = [
+        (lambda matrix, rank: rank, "Rank 0: return a tensor, not a int"),
+        (lambda matrix, rank: torch.zeros(3), "Rank 0 gets 3 entries, and should keep"),
+        (lambda matrix, rank: mine(matrix, rank)[999999], "Rank 0: The function raised IndexError"),
+    ]
+    if dp > 1:
+        wrong += [(columns(tp), "along dp, each rank keeps only a part")]
+    if tp > 1:
+        wrong += [(part(lambda matrix, rank: matrix.flatten(), lambda rank: rank // tp), "not cut over tp")]
+    if (dp, tp) == (2, 2):
+        wrong += [
+            (part(mine, lambda rank: rank % dp), "it is rank // tp"),
+            (lambda matrix, rank: columns(tp)(matrix, rank).chunk(dp, 1)[rank // tp], "cut between columns"),
+        ]
+    for function, says in wrong:
+        assert_wrong(exercise, function, says)
 
 
 def columns(tp: int) -> Callable[[Tensor, int], Any]:
@@ -58,6 +80,25 @@ def test_the_cut_knows_right_from_wrong_and_draws_the_wrong_one(dp: int, tp: int
     assert "rank 0 (dp=0, tp=0) holds all rows, columns 0 to 2" in taken.alt
     assert exercise.check(columns(tp))
     assert first_look.check_columns(dp, tp).check(partial(first_look.my_columns, tp=tp))
+
+
+@pytest.mark.parametrize(("dp", "tp"), [*GRIDS, (2, 2)])
+def test_the_join_knows_right_from_wrong(dp: int, tp: int) -> None:
+    exercise = first_look.check_join(dp, tp)
+    assert exercise.check(lambda pieces: torch.cat(pieces[:tp], dim=1))
+    assert exercise.check(lambda pieces: torch.cat(pieces[-tp:], dim=1))
+    wrong: list[tuple[Callable[..., Any], str]] = [
+        (lambda pieces: pieces, "Return a tensor, not a list"),
+        (lambda pieces: torch.cat(pieces[:tp], dim=1)[:, :3], "How many ranks together"),
+    ]
+    if dp > 1:
+        wrong.append((lambda pieces: torch.cat(pieces, dim=1), "Along dp the columns are copies"))
+    if tp > 1 and 64 % tp == 0:
+        wrong.append((lambda pieces: torch.cat(pieces[:tp]), "one above the other"))
+    if (dp, tp) == (2, 2):
+        wrong.append((lambda pieces: torch.cat(pieces[:tp][::-1], dim=1), "not in the order"))
+    for function, says in wrong:
+        assert_wrong(exercise, function, says)
 
 
 @pytest.mark.parametrize(("dp", "tp"), GRIDS)

@@ -44,6 +44,51 @@ def test_the_guess_and_the_quiz_know_right_from_wrong(tp: int) -> None:
     assert_quiz(shards_alone.quiz(tp), right)
 
 
+def near(update: Tensor, right: Tensor) -> list[float]:
+    cosine = (update * right).sum() / (update.norm() * right.norm())
+    return [cosine.item(), ((update - right).norm() / right.norm()).item()]
+
+
+def parted(turned: Tensor) -> list[float]:
+    """The lesson's own solution."""
+    squares = turned**2
+    on, inside = squares.diagonal().sum(), squares[:, : len(turned)].sum()
+    return [(part / squares.sum()).item() for part in (on, inside - on, squares.sum() - inside)]
+
+
+NEAR: list[tuple[Any, str]] = [
+    (near, PASSES),
+    (lambda a, b: near(a, b)[::-1], "First the cosine"),
+    (lambda a, b: [(a * b).sum(), near(a, b)[1]], "divide by both norms"),
+    (lambda a, b: [near(a, b)[0], (a - b).norm()], "divide it by the size"),
+    (lambda a, b: [near(a, b)[0], near(b, a)[1]], "not of the update"),
+    (lambda a, b: [near(a, b)[0], abs(1 - a.norm() / b.norm())], "not the difference of norms"),
+    (lambda a, b: near(a, b)[0], "is right."),
+]
+PARTED: list[tuple[Any, str]] = [
+    (parted, PASSES),
+    (lambda turned: [2 * part for part in parted(turned)], "is right."),
+    (lambda turned: [part * (turned**2).sum() for part in parted(turned)], "divide by the whole energy"),
+    (
+        lambda turned: [parted(turned)[0], sum(parted(turned)[:2]), parted(turned)[2]],
+        "take it off the square",
+    ),
+    (lambda turned: [parted(turned)[0], sum(parted(turned)[1:]), parted(turned)[2]], "inside the square"),
+    (lambda turned: parted(turned.abs().sqrt()), "*squared*"),
+]
+
+
+def test_two_open_answers_are_no_answer() -> None:
+    assert shards_alone.write_nearness().check(lambda a, b: (..., ...)).passed is None
+
+
+def test_nearness_is_that_of_the_lessons_own_comparison() -> None:
+    whole = shards_alone.gradient()
+    update = shards_alone.pieces_alone(whole, 1, 4)
+    alone = shards_alone.compare(update, whole)
+    assert near(update, shards_alone.orthogonal(whole)) == pytest.approx([alone.cosine, alone.distance])
+
+
 def ratio(shape: tuple[int, int], dim: int, tp: int) -> list[float]:
     shard = list(shape)
     shard[dim] //= tp
@@ -73,7 +118,11 @@ RATIOS: list[tuple[Any, str]] = [
 ]
 
 
-test_a_wrong_ratio_is_told_its_factor = judged((shards_alone.check_ratio, RATIOS))
+test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (shards_alone.write_nearness, NEAR),
+    (shards_alone.write_shares, PARTED),
+    (shards_alone.check_ratio, RATIOS),
+)
 
 
 def gathered(piece: Tensor, group: Any) -> list[Tensor]:

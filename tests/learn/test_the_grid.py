@@ -129,8 +129,29 @@ WRONG_AXES = [
 ]
 
 
+def mismatch(lists: list, first: int = 0, most: Any = max, ranks: int = 9) -> int | None:
+    """The lesson's own solution, with three mistakes to choose from."""
+    for number in range(most(map(len, lists))):
+        calls = [wanted[number : number + 1] for wanted in lists[:ranks]]
+        if any(call != calls[0] for call in calls):
+            return number + first
+    return None
+
+
+MISMATCHES: list[tuple[Any, str]] = [
+    (mismatch, PASSES),
+    (partial(mismatch, first=1), "Count calls from 0"),
+    (partial(mismatch, most=min), "A rank whose list has ended"),
+    (partial(mismatch, ranks=2), "not only the first two"),
+    (lambda lists: mismatch([sorted(wanted) for wanted in lists]), "The order counts"),
+    (lambda lists: [wanted[9] for wanted in lists], "raised IndexError"),
+]
+
+
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (partial(lesson.groups_exercise, 2, 3), WRONG_GROUPS), (lesson.axes_exercise, WRONG_AXES)
+    (partial(lesson.groups_exercise, 2, 3), WRONG_GROUPS),
+    (lesson.mismatch_exercise, MISMATCHES),
+    (lesson.axes_exercise, WRONG_AXES),
 )
 
 

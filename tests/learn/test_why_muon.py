@@ -105,7 +105,58 @@ WRONG_TABLES: list[tuple[Callable[[Tensor], Any], str]] = [
 ]
 
 
+LOUDEST: list[tuple[Callable[[Tensor, float], Any], str]] = [
+    (why_muon.loudest, PASSES),
+    (lambda S, share: int(((S**2).cumsum(0) < share * (S**2).sum()).sum()) + 1, PASSES),
+    (lambda S, share: int((S.cumsum(0) / S.sum() < share).sum()) + 1, "Energy is the *square*"),
+    (lambda S, share: why_muon.loudest(S, share) - 1, "Count the one with which"),
+    (lambda S, share: why_muon.loudest(S, 0.5), "Half is only one share"),
+    (lambda S, share: why_muon.loudest(S.flip(0), share), "Begin with the loudest"),
+    (lambda S, share: S[9], "The function raised IndexError"),
+]
+PROMISES: list[tuple[Callable[[Tensor, Tensor], Any], str]] = [
+    (lambda G, update: (G * (update / torch.linalg.svdvals(update)[0])).sum(), PASSES),
+    (lambda G, update: (G * update).sum(), "First divide the update"),
+    (lambda G, update: (G * update).sum() / update.norm(), "Only the largest counts"),
+    (lambda G, update: (G * update).sum() / torch.linalg.svdvals(G)[0], "not by that of G"),
+    (lambda G, update: (G * update).sum() / update.abs().max(), "no singular value"),
+    (lambda G, update: 0.0, "is right."),
+]
+
+
+def sorted_by(is_hidden: Callable[[str, Tensor], bool]) -> Callable[[torch.nn.Module], Any]:
+    def split(model: torch.nn.Module) -> tuple[list[str], list[str]]:
+        named = list(model.named_parameters())
+        return [n for n, p in named if is_hidden(n, p)], [n for n, p in named if not is_hidden(n, p)]
+
+    return split
+
+
+SPLITS: list[tuple[Callable[[torch.nn.Module], Any], str]] = [
+    (sorted_by(lambda name, p: p.dim() == 2 and name.startswith("blocks.")), PASSES),
+    (sorted_by(lambda name, p: p.dim() == 2), "Muon got embedding.weight, head.weight: it is a matrix"),
+    (sorted_by(lambda name, p: name.startswith("blocks.")), "a vector has no directions"),
+    (sorted_by(lambda name, p: "attention." in name), "AdamW got blocks.0.mlp.down.weight"),
+    (lambda model: why_muon.split(model)[::-1], "changed places"),
+    (lambda model: (why_muon.split(model)[0], []), "Neither list has blocks.0.attention_norm.weight"),
+    (
+        lambda model: (why_muon.split(model)[0], [*why_muon.split(model)[0], *why_muon.split(model)[1]]),
+        "Both lists have",
+    ),
+    (lambda model: (["q"], []), "There is no parameter q"),
+    (lambda model: None, "Return two lists"),
+]
+
+
+def test_a_stub_of_two_lists_is_no_answer() -> None:
+    exercise = why_muon.write_split(small_gpt.train(0, seed=0).model)
+    assert exercise.check(lambda model: (..., ...)).passed is None
+
+
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
+    (why_muon.write_loudest, LOUDEST),
+    (why_muon.write_promise, PROMISES),
+    (lambda: why_muon.write_split(small_gpt.train(0, seed=0).model), SPLITS),
     (why_muon.write_update, WRONG),
     (why_muon.write_step, WHOLE_STEPS),
     (why_muon.write_table, WRONG_TABLES),

@@ -168,7 +168,7 @@ def _sent(at: Setting) -> Waterfall:
     flags = at.muon.phases.get("gradient flags", 0)  # they do not grow with the model
     gathers = sum(sent for phase, sent in at.muon.phases.items() if phase == "dp gather")
     others = at.muon.sent - gathers - flags - at.adamw.sent
-    changes = {"gather of momentum": float(gathers), "uneven owners": float(others)}
+    changes = {"gather of x": float(gathers), "uneven owners": float(others)}
     shown = {name: sent for name, sent in changes.items() if sent or name != "uneven owners"}
     first = float(at.adamw.sent)
     return Waterfall("bytes sent", 1e9, "GB", first, _with_fewer_steps(first, shown, at.fewer))
@@ -185,6 +185,9 @@ def _seconds(at: Setting) -> Waterfall:
 
 SLOWEST, FASTEST = 2.0**-10, 2.0**6
 """The range in which a break-even is searched, relative to the file's bandwidth."""
+Lead = Callable[[float], float]
+"""Seconds by which Muon is ahead, by bandwidth."""
+BreakEven = Callable[[Lead, float, float], float | None]
 
 
 def lead(at: Setting, bandwidth: float) -> float:
@@ -205,7 +208,7 @@ def break_even(lead: Callable[[float], float], slowest: float, fastest: float) -
     return slope / (slope / fastest - fast)
 
 
-def say_break_evens() -> str:
+def say_break_evens(break_even: BreakEven = break_even) -> str:
     """For some settings, which optimizer is ahead on slow and on fast links, and where that changes."""
     rows = [_source(), f"{'dtypes':14}{'strategy':12}{'tokens':>12}   AdamW takes 1.1 × as many steps"]
     tried = itertools.product(("all fp32", "all bf16"), ("zero1", "boundary"), (TOKENS[2], TOKENS[5]))
@@ -226,11 +229,11 @@ def say_bandwidth(part: float) -> str:
 
 _TRAVELS = {
     "gradients": "^gradient",
-    "momentum": "^(dp |tp )?gather|^Gram",
+    "x": "^(dp |tp )?gather|^Gram",
     "updates": "^update|scatter from",
     "weights": "^parameter",
 }
-"""What a step sends, in order, and a pattern for the names of the phases that send it."""
+"""What travels in a step, in order, and a pattern for the phases in which it does (x: into Newton–Schulz)."""
 CUT_BUCKETS = 'zero1, cut="bucket"'
 BUILDERS: Mapping[str, Builder] = {
     **ALL,

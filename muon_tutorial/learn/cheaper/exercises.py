@@ -19,9 +19,19 @@ from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, first, numbers, value_of
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    OpenAnswerError,
+    Slip,
+    first,
+    numbers,
+    value_of,
+    written,
+)
 from . import on_ranks, trace_events
-from .costs import Setting, lead, muon_step
+from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
 
@@ -43,7 +53,7 @@ _BYTES_HINTS = {
         "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends a slice, "
         "entries / dp, to each of dp − 1 others: together (dp − 1) × entries, times the bytes of an entry.",
     ),
-    "zero1": ("As AdamW, and a gather of the momentum, which is bfloat16 whatever the gradients are.",),
+    "zero1": ("As AdamW, and a gather of x, which is bfloat16 whatever the gradients are.",),
     "layerwise": ("Each gradient travels to its owner, and each weight back. Momentum stays at home.",),
 }
 
@@ -173,7 +183,16 @@ CASES: Sequence[tuple[str, Callable[[], list[TraceEvent]], tuple[str, ...]]] = (
     (
         "With two collectives under way at the same time",
         lambda: [*one_collective(400, 2000), event(GATHER, "kernel", 1400, 2000)],
-        ("Count each moment once: lesson.measure(lesson.covered(events)) is the time that any of them ran.",),
+        ("Count each moment once: of the later one, only the time after the earlier one has ended.",),
+    ),
+    (
+        "With a short collective inside a long one, and the last one first in the list",
+        lambda: [
+            event(GATHER, "kernel", 1900, 900),
+            *one_collective(400, 2000),
+            event(GATHER, "kernel", 600, 300),
+        ],
+        ("Sort kernels by .begin. A kernel that ends early must not move back how far you have counted.",),
     ),
     ("With no collective at all", lambda: [event(PRODUCT, "kernel", 0, 900)], ("Then the answer is 0.",)),
 )
@@ -243,6 +262,49 @@ def waits_exercise() -> Exercise:
     return Exercise(judge, (), "It takes all ranks' clocks to tell. One rank's trace never could.")
 
 
+def line(slope: float, rest: float) -> Lead:
+    """A lead of Muon by bandwidth: a straight line over 1 / bandwidth."""
+
+    def lead(bandwidth: float) -> float:
+        return slope / bandwidth + rest
+
+    lead.__name__ = f"lead = {slope} / bandwidth + {rest}"
+    return lead
+
+
+def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
+    """A wrong break-even: on a straight line over the bandwidth itself."""
+    slow, fast = lead(slowest), lead(fastest)
+    if (slow > 0) == (fast > 0):
+        return None
+    return slowest - slow * (fastest - slowest) / (fast - slow)
+
+
+def _extended(lead: Lead, slowest: float, fastest: float) -> float:
+    """A wrong break-even: also outside the range."""
+    slow, fast = lead(slowest), lead(fastest)
+    slope = (slow - fast) / (1 / slowest - 1 / fastest)
+    return slope / (slope / fastest - fast)
+
+
+def _inverted(lead: Lead, slowest: float, fastest: float) -> float | None:
+    found = break_even(lead, slowest, fastest)
+    return None if found is None else 1 / found
+
+
+def break_even_exercise() -> Exercise:
+    """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
+    cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
+    slips: tuple[Slip, ...] = (
+        ("Over the bandwidth itself it is no straight line. It is one over 1 / bandwidth.", _over_bandwidth),
+        ("If the lead has the same sign at both ends, there is no break-even between them.", _extended),
+        ("That is 1 / bandwidth.", _inverted),
+    )
+    say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps' times, and you know it for every link."
+    hints = ("slope = (slow - fast) / (1 / slowest - 1 / fastest) is in seconds times bandwidth.",)
+    return written(break_even, cases, *slips, say=say, hints=hints, praise=praise)
+
+
 def slow_winner() -> str:
     """The strategy with which Muon beats AdamW on slow links."""
     strategies = ("zero1", "boundary", "layerwise")
@@ -265,7 +327,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
-    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting.
+    """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
 
     Raises:
         UsageError: dp does not divide the bucket's entries, or is 1, so that nothing is sent.
@@ -273,5 +335,5 @@ def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:
         raise UsageError(f"dp = {dp} does not cut {entries:,} entries evenly; take 2, 3, 4, 6 or 8")
-    traced = events_exercise(), headlines_exercise(), waits_exercise()
+    traced = events_exercise(), headlines_exercise(), waits_exercise(), break_even_exercise()
     return bytes_exercise(dp, tp), adamw_exercise(dp, tp, seed), *traced

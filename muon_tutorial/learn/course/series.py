@@ -83,12 +83,12 @@ _LESSONS = """\
 06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
 07_what_tp_and_dp_cut | cuts | 50 | 15 | 05 06 | What do tp and dp cut?
 08_each_shard_alone | shards_alone | 45 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
-09_the_mirror | the_mirror | 65 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
+09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
 12_why_step_returns_early | early_return | 45 | 0 | 03 09 | Why does `step()` return before the work is done?
 13_is_muon_cheaper | cheaper | 60 | 0 | 09 10 | Is Muon cheaper than AdamW?
-14_from_32_to_16384_ranks | many_ranks | 20 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
+14_from_32_to_16384_ranks | many_ranks | 25 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
 15_it_hangs_or_lies | broken_runs | 70 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
 16_does_it_survive_my_loop | my_loop | 55 | 12 | 06 09 | Does it survive my loop?
 """

@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    Par,
+    Slip,
+    first,
+    numbers,
+    value_of,
+    why,
+    written,
+)
 from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
@@ -22,7 +33,7 @@ GRIDS = ((2, 3), (1, 1), (3, 2), (2, 4), (4, 1), (1, 5))
 FUSED = ((4, 3), (4, 2), (8, 3), (5, 3), (6, 4), (2, 1), (2, 3))
 """(heads, tp) of the fused weights that an answer is tried on."""
 TP_OF_PAR = 3
-SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"], "torn": [r"\btorn\W+4\b"]}
+SPOILERS = {"same_bits": [r"same_bits\W+False", r"the same bits: False"]}
 Holders = Callable[[int, int, int, int, int], Any]
 Shard = Callable[[Tensor, int, int, int], Any]
 Join = Callable[[Sequence[Tensor], int], Any]
@@ -274,6 +285,47 @@ def quiz(dp: int, tp: int) -> Exercise:
     )
 
 
+def torn(heads: int, rows: int, tp: int) -> int:
+    """The exercise's reference: heads on several ranks, if a fused weight is cut like any other.
+
+    >>> torn(4, 3, 1), torn(4, 3, 2), torn(2, 3, 6)
+    (0, 4, 2)
+    """
+    step = -(-3 * heads * rows // tp)
+    found = 0
+    for head in range(heads):
+        runs = (range(first, first + rows) for first in ((part * heads + head) * rows for part in range(3)))
+        found += len({row // step for run in runs for row in run}) > 1
+    return found
+
+
+def torn_exercise() -> Exercise:
+    """The exercise: how many heads of a fused weight are torn."""
+    cases = [(4, 3, 1), (4, 3, 2), (1, 4, 3), (1, 4, 2), (4, 1, 5), (1, 1, 3)]
+
+    def runs(heads: int, rows: int, tp: int) -> int:
+        """A wrong count: runs of rows, not heads."""
+        step, firsts = -(-3 * heads * rows // tp), range(0, 3 * heads * rows, rows)
+        return sum(first // step != (first + rows - 1) // step for first in firsts)
+
+    def one_third(heads: int, rows: int, tp: int) -> int:
+        step = -(-heads * rows // tp)
+        return sum(head * rows // step != (head * rows + rows - 1) // step for head in range(heads))
+
+    slips: tuple[Slip, ...] = (
+        ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
+        ("tp cuts all rows of q, k and v together, so its step is that of 3 · heads · rows.", one_third),
+        ("With tp = 1 nothing is cut.", lambda heads, rows, tp: heads),
+        ("Count the heads that are not whole.", lambda heads, rows, tp: heads - torn(heads, rows, tp)),
+    )
+    hints = ("The first row of head h in third t (0, 1 or 2) is (t * heads + h) * rows.",)
+    praise = "Cut as one, q and v of a head hardly ever meet."
+    say = "{} heads of {} rows each and tp = {}"
+    return written(torn, cases, *slips, say=say, hints=hints, praise=praise)
+
+
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: pieces, shapes, layers, holders, torn heads, qkv, quiz."""
     layers, holders = layers_exercise(dp, tp, backend), holders_exercise(dp, tp)
-    return pieces_exercise(tp), shapes_exercise(), layers, holders, qkv_exercise(), quiz(dp, tp)
+    fused = torn_exercise(), qkv_exercise()
+    return pieces_exercise(tp), shapes_exercise(), layers, holders, *fused, quiz(dp, tp)

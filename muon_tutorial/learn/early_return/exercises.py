@@ -1,13 +1,14 @@
-"""Exercises of lesson 12: a makespan, a loop that prefetches, a missing wait, and a quiz."""
+"""Exercises of lesson 12: a makespan, a loop that prefetches, its memory, a missing wait, and a quiz."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, beside, first, guesses, numbers
+from ..exercises.judge import Diagnosis, Exercise, Slip, first, numbers, written
 from ..pictures.picture import Picture
 from . import loops
 from .loops import Loop, LoopTimes, TimedLoop, one_by_one, prefetch, time_loop
@@ -24,11 +25,101 @@ TRIED = (
 )
 """The times and windows that a loop is tried with."""
 
-SPOILERS = beside(one_at_a_time=20, ahead_of_work=14, slow_link=23)
+SPOILERS: dict[str, list[str]] = {}
+
+
+def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
+    """The exercise's reference: milliseconds until all work is done, in a loop that asks ahead.
+
+    >>> makespan([2] * 4, [3] * 4, 1), makespan([2] * 4, [3] * 4, 2), makespan([5] * 4, [3] * 4, 2)
+    (20.0, 14.0, 23.0)
+    """
+    link, rank, done = 0.0, 0.0, [0.0] * window
+    for gather, work in zip(gathers, works, strict=True):
+        link = max(link, done[-window]) + gather
+        rank = max(rank, link) + work
+        done.append(rank)
+    return rank
+
+
+def makespan_exercise() -> Exercise:
+    """The exercise: how long a loop takes whose window limits the matrices asked for and not yet done."""
+    cases = [
+        ([2, 2, 2, 2], [3, 3, 3, 3], 1),
+        ([2, 2, 2, 2], [3, 3, 3, 3], 2),
+        ([5, 5, 5, 5], [3, 3, 3, 3], 2),
+        ([9, 1, 1, 1, 9, 1], [4] * 6, 3),
+        ([1, 1, 1, 1, 8], [5, 1, 1, 1, 1], 2),
+    ]
+
+    def shifted(by: int) -> Callable[..., float]:
+        return lambda gathers, works, window: makespan(gathers, works, max(1, window + by))
+
+    def never_waits(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
+        return gathers[0] + sum(works)
+
+    unlimited = "Nothing limits how many are asked for: gather i begins when matrix i − window is done."
+    slips: tuple[Slip, ...] = (
+        (
+            "So it is with a window of 1. With more, gathers and work overlap.",
+            lambda g, w, window: makespan(g, w, 1),
+        ),
+        (unlimited, lambda g, w, window: makespan(g, w, len(g))),
+        ("Work also waits for its gather, after the first, too.", never_waits),
+        ("Your window is one too large: with 1, gather i begins when matrix i − 1 is done.", shifted(1)),
+        ("Your window is one too small: with 2, gather i begins when matrix i − 2 is done.", shifted(-1)),
+        ("Gathers travel one at a time.", _side_by_side),
+    )
+    praise = "The busier lane sets the pace; the other one only adds its first, or last."
+    return written(makespan, cases, *slips, say="gathers {}, work {} and window {}", praise=praise)
+
+
+def _side_by_side(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
+    """A wrong makespan: each gather begins as soon as it is asked for, beside the others."""
+    rank, done = 0.0, [0.0] * window
+    for gather, work in zip(gathers, works, strict=True):
+        rank = max(rank, done[-window] + gather) + work
+        done.append(rank)
+    return rank
+
+
+def largest_window(sizes: Sequence[int], limit: int) -> int:
+    """The exercise's reference: the largest window that never holds more than ``limit`` bytes, or 0."""
+    fits = [window for window in range(1, len(sizes) + 1) if most_held(sizes, window) <= limit]
+    return max(fits, default=0)
+
+
+def most_held(sizes: Sequence[int], window: int) -> int:
+    """The most bytes that a loop holds: those of ``window`` matrices in a row.
+
+    >>> most_held([3, 1, 1, 4], 2)
+    5
+    """
+    return max(sum(sizes[i : i + window]) for i in range(len(sizes)))
+
+
+def memory_exercise() -> Exercise:
+    """The exercise: the largest window whose matrices fit into so many bytes."""
+    cases = [([4, 4, 4, 4], 8), ([4, 4, 4, 4], 99), ([1, 1, 6, 6, 1], 8), ([6, 1, 1, 1, 7], 8), ([9, 1], 8)]
+
+    def first_only(sizes: Sequence[int], limit: int) -> int:
+        return max((n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) <= limit), default=0)
+
+    def below(sizes: Sequence[int], limit: int) -> int:
+        return largest_window(sizes, limit - 1)
+
+    slips: tuple[Slip, ...] = (
+        ("You look only at the first matrices. Which ones are held later?", first_only),
+        ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // max(sizes))),
+        ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // sizes[0])),
+        ("Exactly the limit still fits.", below),
+    )
+    say, praise = "sizes {} and limit {}", "Bytes held, not matrices, are what a window costs."
+    return written(largest_window, cases, *slips, say=say, praise=praise)
 
 
 def makespans(ranks: int) -> dict[str, int]:
-    """The prediction's answers from the timed world: milliseconds of three loops over four matrices."""
+    """Milliseconds of three loops over four matrices, from the timed world."""
     names = ("one_at_a_time", "ahead_of_work", "slow_link")
     return {name: round(loop.milliseconds) for name, loop in zip(names, _schedules(ranks), strict=True)}
 
@@ -36,17 +127,6 @@ def makespans(ranks: int) -> dict[str, int]:
 def _schedules(ranks: int) -> list[TimedLoop]:
     tried = ((one_by_one, QUICK, 1), (prefetch, QUICK, 2), (prefetch, SLOW, 2))
     return [time_loop(loop, times, window, ranks) for loop, times, window in tried]
-
-
-def makespan_exercise(ranks: int) -> Exercise:
-    """The prediction: how long three schedules take."""
-    hints = (
-        "Nothing overlaps: a gather and the work, then the next.",
-        "While a rank works, its next matrix arrives. What is left to wait for?",
-        "Now a gather takes longer than the work. Draw both lanes: which one is never idle?",
-    )
-    asked = ((*right, hint) for right, hint in zip(makespans(ranks).items(), hints, strict=True))
-    return guesses(*asked, praise="The busier lane sets the pace; the other only adds its first, or last.")
 
 
 def prefetch_exercise(ranks: int, seed: int) -> Exercise:
@@ -121,8 +201,9 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def draw_schedules(ranks: int) -> Picture:
-    shown = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
-    return draw_loops(dict(shown), f"{COUNT} matrices, three schedules", "schedules")
+    """Three loops over four matrices: one by one, and asking ahead on a quick and on a slow link."""
+    loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
+    return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
 
 
 def broken_program(ranks: int) -> Picture:
@@ -141,4 +222,6 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(ranks: int, seed: int) -> tuple[Exercise, ...]:
-    return makespan_exercise(ranks), prefetch_exercise(ranks, seed), wait_exercise(ranks), quiz(ranks)
+    """The notebook's exercises in order: makespan, prefetch, memory, wait, quiz."""
+    ahead = prefetch_exercise(ranks, seed)
+    return makespan_exercise(), ahead, memory_exercise(), wait_exercise(ranks), quiz(ranks)

@@ -13,6 +13,7 @@ import math
 import textwrap
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -187,7 +188,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
     """What the reader's function returns.
 
     Raises:
-        OpenAnswerError: the function returned ``...``.
+        OpenAnswerError: the function returned ``...``, or a tuple of nothing else.
         MistakeError: it is no function, or it raised an error, whose line is named. The message takes the
             place of ``{}`` in ``told``.
     """
@@ -200,7 +201,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
         where = f" In: {frames[0].line}" if frames and frames[0].line else ""
         said = f"The function raised {type(error).__name__}: {error}.{where}"
         raise MistakeError(told.format(said)) from error
-    if value is ...:
+    if value is ... or (isinstance(value, tuple) and value and all(each is ... for each in value)):
         raise OpenAnswerError
     return value
 
@@ -257,6 +258,68 @@ def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> E
         )
 
     return Exercise(judge, praise=praise)
+
+
+Slip = tuple[str, Callable[..., Any]]
+"""A usual mistake: what to say about it, and a function that makes it."""
+
+
+def written(
+    right: Callable[..., Any],
+    cases: Sequence[tuple[Any, ...]],
+    *slips: Slip,
+    say: str,
+    hints: Sequence[str] = (),
+    praise: str = "",
+) -> Exercise:
+    """A function of numbers, lists and strings, compared with ``right`` in each case.
+
+    ``say`` is a format that names a case by its arguments. If the answer's values are those of one of the
+    ``slips``, the message says what that slip is.
+
+    >>> square = ("That is its square.", lambda n: n * n)
+    >>> twice = written(lambda n: 2 * n, [(2,), (3,)], square, say="n = {}", praise="So it is.")
+    >>> twice.check(lambda n: n * n)
+    Not yet. For n = 3: 9, where 6 is right. That is its square.
+    >>> twice.check(lambda n: n + n)
+    Right. So it is.
+    """
+
+    def judge(function: Callable[..., Any]) -> str | None:
+        found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
+        wanted = [right(*deepcopy(case)) for case in cases]
+        for case, mine, due in zip(cases, found, wanted, strict=True):
+            if not _alike(mine, due):
+                made = (
+                    said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases])
+                )
+                what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
+                return " ".join([what, *made][:2])
+        return None
+
+    return Exercise(judge, hints, praise)
+
+
+def _alike(mine: Any, right: Any) -> bool:
+    """Whether an answer is right; numbers inside lists or dictionaries may be off by rounding."""
+    if isinstance(right, Mapping):
+        same_keys = isinstance(mine, Mapping) and mine.keys() == right.keys()
+        return same_keys and all(_alike(mine[key], each) for key, each in right.items())
+    if isinstance(right, list | tuple):
+        is_list = isinstance(mine, list | tuple) and len(mine) == len(right)
+        return is_list and all(map(_alike, mine, right))
+    return mine is right or is_near(mine, right, 1e-6)
+
+
+def _short(value: Any) -> str:
+    """A value in a message.
+
+    >>> _short([1 / 3, 2])
+    '[0.3333, 2]'
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_short, value))}]"
+    return f"{value:.4g}" if isinstance(value, float) else textwrap.shorten(str(value), 200)
 
 
 def beside(**answers: object) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""Exercises of lesson 00: which rank keeps which part of the momentum, a rank's own columns, and the quiz."""
+"""Exercises of lesson 00: a rank's own columns, the part of the momentum that it keeps, and the quiz."""
 
 from __future__ import annotations
 
@@ -11,37 +11,14 @@ from torch import Tensor
 from ... import Grid, Plan
 from ...plan.layout import Box
 from ..exercises.judge import Diagnosis, Exercise, numbers, value_of
-from ..pictures.holdings import RankBoxes, holders_of, momentum_holdings, say_held
+from ..pictures.holdings import RankBoxes, say_held
 from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
-SPOILERS = {"holders": [r"rank 3[^;]*rows 24 to 47", r"\bholders\W+(\w[\w, ]*\W+)?\[3\]"]}
+SPOILERS: dict[str, list[str]] = {}
 
 TP_HINT = "rank % tp is a rank's place along tp: 0, 1, … from left to right, in every row of the grid."
 CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take the one at your place."
-
-
-def guess_holders(plan: Plan) -> Exercise:
-    """The prediction: which ranks keep the momentum's entry in the last row and column?"""
-    grid, held, right = plan.grid, momentum_holdings(plan), last_holders(plan)
-
-    def judge(holders: object) -> str | None:
-        if not isinstance(holders, (list, tuple, set)) or not all(isinstance(rank, int) for rank in holders):
-            return "Give a list of ranks, such as [0, 1]."
-        if strangers := [rank for rank in holders if rank not in grid.ranks]:
-            return f"There is no rank {strangers[0]}; ranks go from 0 to {grid.world_size - 1}."
-        extra, missing = sorted(set(holders) - set(right)), sorted(set(right) - set(holders))
-        if extra:
-            return f"{grid.at(extra[0])} keeps {say_held(held[extra[0]], SHAPE)} only."
-        return f"{len(holders)} named, but {grid.at(missing[0])} keeps it." if missing else None
-
-    hints = ("The last row belongs to the last place along dp, the last column to the last place along tp.",)
-    return Exercise(judge, hints, "Cut both ways, the momentum has no copies left.")
-
-
-def last_holders(plan: Plan) -> list[int]:
-    """The ranks that keep the momentum's entry in the last row and column."""
-    return holders_of(momentum_holdings(plan), SHAPE[0] - 1, SHAPE[1] - 1)
 
 
 def check_columns(dp: int, tp: int) -> Exercise:
@@ -58,6 +35,45 @@ def check_columns(dp: int, tp: int) -> Exercise:
         return None
 
     return Exercise(judge, (TP_HINT, CUT_HINT), "Ranks of one column of the grid hold the same columns.")
+
+
+def check_momentum(dp: int, tp: int) -> Exercise:
+    """The exercise: the part of its columns' momentum that a rank keeps."""
+    whole, pieces = weight(0), [my_columns(weight(0), rank, tp) for rank in range(dp * tp)]
+    kept = [piece.flatten().chunk(dp)[rank // tp] for rank, piece in enumerate(pieces)]
+    slips = (
+        (
+            "those of another place along dp: it is rank // tp.",
+            lambda r: pieces[r].flatten().chunk(dp)[r % dp],
+        ),
+        ("not cut over tp: take the rank's own columns first.", lambda r: whole.flatten().chunk(dp)[r // tp]),
+        (
+            "cut between columns: write them out row after row first.",
+            lambda r: pieces[r].chunk(dp, 1)[r // tp],
+        ),
+        ("all its columns: along dp, each rank keeps only a part.", lambda r: pieces[r]),
+    )
+
+    def judge(function: Callable[[Tensor, int], Any]) -> str | None:
+        given = [value_of(function, whole, rank, told=f"Rank {rank}: {{}}") for rank in range(dp * tp)]
+        for rank, mine in enumerate(given):
+            if not isinstance(mine, Tensor):
+                return f"Rank {rank}: return a tensor, not a {type(mine).__name__}."
+            if not torch.equal(mine.flatten(), kept[rank]):
+                said = f"Rank {rank} gets {mine.numel()} entries, and should keep {kept[rank].numel()}"
+                made = (what for what, slip in slips if _all_equal(given, slip))
+                return f"{said}: {next(made, 'other ones than these.')}"
+        return None
+
+    hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)
+    return Exercise(judge, hints, "Cut both ways, the momentum has no copies left.")
+
+
+def _all_equal(given: Sequence[Tensor], slip: Callable[[int], Any]) -> bool:
+    try:
+        return all(torch.equal(mine, slip(rank)) for rank, mine in enumerate(given))
+    except IndexError:  # so many parts a mistake does not make
+        return False
 
 
 def _judge_columns(grid: Grid, rank: int, given: Sequence[Tensor]) -> Diagnosis:
@@ -86,6 +102,35 @@ def _found_in(whole: Tensor, piece: Tensor) -> tuple[Box, ...]:
         if torch.equal(whole[box.slices], piece):
             return (box,)
     return ()
+
+
+def check_join(dp: int, tp: int) -> Exercise:
+    """The exercise: the whole matrix from all ranks' columns."""
+    wanted = weight(0)
+    pieces = [my_columns(wanted, rank, tp) for rank in range(dp * tp)]
+
+    def judge(function: Callable[[list[Tensor]], Any]) -> str | Diagnosis | None:
+        whole = value_of(function, list(pieces))
+        if not isinstance(whole, Tensor):
+            return f"Return a tensor, not a {type(whole).__name__}."
+        if torch.equal(whole, wanted):
+            return None
+        what = f"The weight is {SHAPE[0]} × {SHAPE[1]}; yours is {' × '.join(map(str, whole.shape))}."
+        if tuple(whole.shape) == (SHAPE[0], dp * SHAPE[1]):
+            return Diagnosis(what, ("Along dp the columns are copies: take only the ranks 0 to tp − 1.",))
+        if len(whole) == tp * SHAPE[0] > SHAPE[0]:
+            return Diagnosis(what, ("They stand one above the other. Side by side is dim=1.",))
+        if whole.shape == wanted.shape:
+            return "The columns are not in the order of the ranks 0 to tp − 1."
+        return Diagnosis(what, ("How many ranks together hold each column once?",))
+
+    return Exercise(judge, (), "The ranks of one row of the grid hold everything once.")
+
+
+def all_exercises(plan: Plan) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: columns, momentum, the whole, quiz."""
+    dp, tp = plan.grid.size("dp"), plan.grid.size("tp")
+    return check_columns(dp, tp), check_momentum(dp, tp), check_join(dp, tp), quiz(plan)
 
 
 def quiz(plan: Plan) -> Exercise:

@@ -11,7 +11,18 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, two_numbers, value_of, why
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    Par,
+    Slip,
+    first,
+    numbers,
+    two_numbers,
+    value_of,
+    why,
+    written,
+)
 from . import singular_values
 from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schulz, polynomial
 
@@ -19,7 +30,57 @@ SPOILERS = {"where": (r"1 goes to 0\.70",), "settles": (r"It never settles",)}
 
 
 def all_exercises(steps: int) -> tuple[Exercise, ...]:
-    return write_step(), write_all(), bound_values(steps), write_flops(), quiz(steps)
+    """A step, all of Newton–Schulz, bounds after ``steps`` steps, the cost, lifting, and the quiz."""
+    return write_step(), write_all(), bound_values(steps), write_flops(), write_lifting(), quiz(steps)
+
+
+MOST_STEPS, LIFTED = 20, 0.5
+
+
+def steps_needed(s: float, a: float, b: float, c: float) -> int | None:
+    """The exercise's reference: steps until a value is 0.5 or more; None if 20 are not enough.
+
+    >>> steps_needed(0.001, *KELLER_JORDAN)
+    6
+    """
+    for step in range(MOST_STEPS + 1):
+        if s >= LIFTED:
+            return step
+        s = a * s + b * s**3 + c * s**5
+    return None
+
+
+def write_lifting() -> Exercise:
+    """The exercise: how many steps lift a quiet value to a half."""
+    triples = (KELLER_JORDAN, (2.0, -1.5, 0.5))
+    cases = [(start, *triple) for triple in triples for start in (0.001, 0.1, 0.7)]
+    cases += [(0.001, 1.0, 0.0, 0.0), (0.001, 1.4, 0.0, 0.0)]
+
+    def linear(s: float, a: float, b: float, c: float) -> int | None:
+        return next((step for step in range(MOST_STEPS + 1) if s * a**step >= LIFTED), None)
+
+    def shifted(by: int) -> Callable[..., int | None]:
+        def needed(*given: float) -> int | None:
+            right = steps_needed(*given)
+            return None if right is None else right + by
+
+        return needed
+
+    def endless(s: float, a: float, b: float, c: float) -> int:
+        return steps_needed(s, a, b, c) or 0
+
+    slips: tuple[Slip, ...] = (
+        (
+            "Ask before the first step: a value may be there already.",
+            lambda *given: max(1, steps_needed(*given) or 1),
+        ),
+        ("You count one step too many.", shifted(1)),
+        ("You count one step too few.", shifted(-1)),
+        ("s**3 and s**5 count, too, when s is no longer small.", linear),
+        ("If 20 steps are not enough, return None.", endless),
+    )
+    praise = "A large a lifts fast, and that is why values do not settle."
+    return written(steps_needed, cases, *slips, say="s = {}, a = {}, b = {}, c = {}", praise=praise)
 
 
 def outcome() -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Exercises of lesson 14: an unseen grid, a ring that leaves its node, and a quiz."""
+"""Exercises of lesson 14: an unseen grid, how many owners are enough, a ring out of its node, and a quiz."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..exercises.judge import Exercise, beside, guesses, numbers, why
-from .scaling import RANKS, UNSEEN, gradient_wire, step_at, steps
+from ..exercises.judge import Exercise, Slip, beside, guesses, numbers, written
+from .scaling import RANKS, UNSEEN, step_at, steps
 
-SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True, sooner="neither")
+SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True)
 
 
 def unseen() -> dict[str, Any]:
@@ -35,27 +36,68 @@ def unseen_exercise() -> Exercise:
     )
 
 
-def wires() -> str:
-    """The grid whose gradients are reduced sooner: the answer to the second prediction."""
-    alone, with_tp = (gradient_wire(UNSEEN, 64, tp)[2] for tp in (1, 8))
-    if math.isclose(alone, with_tp, rel_tol=0.01):
-        return "neither"
-    return "tp=1" if alone < with_tp else "tp=8"
+def busiest_of(dealt: Iterable[float], owners: int) -> float:
+    """Seconds of the busiest owner, each matrix in turn going to an owner with the least so far."""
+    load = [0.0] * owners
+    for seconds in dealt:
+        load[load.index(min(load))] += seconds
+    return max(load)
+
+
+def enough_owners(seconds: Sequence[float]) -> int:
+    """The exercise's reference: the fewest owners of whom none needs longer than the costliest matrix.
+
+    >>> enough_owners([4, 2, 2, 1, 1])
+    3
+    """
+    dealt, floor = sorted(seconds, reverse=True), max(seconds)
+    return next(n for n in range(1, len(dealt) + 1) if busiest_of(dealt, n) <= floor)
+
+
+def enough_exercise() -> Exercise:
+    """The exercise: how many owners are enough, so that the costliest matrix is the floor."""
+    cases: list[tuple[list[float]]] = [
+        ([4, 2, 2, 1, 1],),
+        ([2, 2, 3, 3, 2, 2, 4],),
+        ([5],),
+        ([3, 3, 2, 2, 2, 6],),
+    ]
+
+    def as_they_come(seconds: Sequence[float]) -> int:
+        return next(n for n in range(1, len(seconds) + 1) if busiest_of(seconds, n) <= max(seconds))
+
+    def by_index(seconds: Sequence[float]) -> int:
+        owners = range(1, len(seconds) + 1)
+        return next(n for n in owners if max(sum(seconds[i::n]) for i in range(n)) <= max(seconds))
+
+    slips: tuple[Slip, ...] = (
+        ("That is one owner for each matrix. Do cheap ones need one each?", len),
+        ("A matrix cannot be cut: its owner takes all of it.", lambda each: math.ceil(sum(each) / max(each))),
+        ("Deal out the costliest first: a costly one at the end finds no empty owner.", as_they_come),
+        ("This is round robin. Give each matrix to an owner with the least so far.", by_index),
+        ("Begin with one owner.", lambda each: max(2, enough_owners(each))),
+    )
+    hints = ("A number of owners is enough if max(load) <= max(seconds).",)
+    praise = "From there on, only a faster Newton–Schulz would help."
+    return written(enough_owners, cases, *slips, say="seconds {}", hints=hints, praise=praise)
+
+
+def reduce_seconds(entries: int, tp: int, card: float) -> float:
+    """The exercise's reference: seconds in which a rank sends its fp32 gradients once, out of a node of 8."""
+    return (4 * entries / tp) / (card * 8 / tp)
 
 
 def wires_exercise() -> Exercise:
-    """The prediction: on which of two grids are gradients reduced sooner, if rings leave their node?"""
-
-    def judge(sooner: str) -> str | None:
-        if sooner == wires():
-            return None
-        return why(
-            (sooner not in ("tp=1", "tp=8", "neither"), 'Say "tp=1", "tp=8" or "neither".'),
-            (sooner == "tp=8", "An eighth of the bytes, yes. But how many network cards has each ring?"),
-            otherwise="Eight cards for one ring, yes. But how many bytes does each rank send now?",
-        )
-
-    return Exercise(judge, (), "Eight rings share the cards that one ring had, and also its bytes.")
+    """The exercise: seconds in which gradients leave a node, with tp and without."""
+    cases = [(7 * 10**9, tp, 42.5e9) for tp in (1, 8)] + [(10**9, 2, 25e9)]
+    slips = (
+        ("With tp, a rank holds only 1 / tp of the entries.", lambda n, tp, card: 4 * n / (card * 8 / tp)),
+        ("How many cards has each ring in a node? 8 / tp of them.", lambda n, tp, card: 4 * n / tp / card),
+        ("All 8 cards carry one ring only with tp=1.", lambda n, tp, card: 4 * n / tp / (8 * card)),
+        ("In fp32 each entry is 4 bytes.", lambda n, tp, card: n / (8 * card)),
+    )
+    say, praise = "{} entries, tp={} and {:.3g} bytes a second", "tp cancels: fewer bytes, and fewer cards."
+    return written(reduce_seconds, cases, *slips, say=say, praise=praise)
 
 
 def quiz() -> Exercise:
@@ -69,4 +111,5 @@ def quiz() -> Exercise:
 
 
 def all_exercises() -> tuple[Exercise, ...]:
-    return unseen_exercise(), wires_exercise(), quiz()
+    """The notebook's exercises in order: unseen, owners, wires, quiz."""
+    return unseen_exercise(), enough_exercise(), wires_exercise(), quiz()

@@ -121,6 +121,11 @@ def _one_matrix(shape: tuple[int, ...]) -> float:
     return estimate("layerwise", REPEATED, alone, Grid.of(dp=1), find_machine(MACHINE)).product
 
 
+def seconds_of(model: str) -> list[float]:
+    """Seconds of Newton–Schulz on one owner, for each of a model's matrices."""
+    return [newton_schulz_seconds((matrix,)) for matrix in matrices_of(model)]
+
+
 def steps(model: str = MODEL) -> list[StepAtScale]:
     """The lesson's model on all the lesson's grids, from the fewest ranks to the most."""
     return [step_at(model, ranks) for ranks in RANKS]

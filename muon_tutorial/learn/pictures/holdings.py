@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,16 +47,6 @@ def compute_holdings(plan: Plan, matrix: int = 0) -> tuple[RankBoxes, ...]:
 
 def _find(plan: Plan, matrix: int) -> tuple[Bucket, BucketEntry]:
     return next((b, entry) for b in plan.buckets for entry in b.entries if entry.matrix.index == matrix)
-
-
-def holders_of(held: Iterable[RankBoxes], row: int, column: int) -> list[int]:
-    """The ranks that hold the element at ``row``, ``column``."""
-
-    def has(box: Box) -> bool:
-        edges = zip((row, column), box.offset, box.shape, strict=True)
-        return all(start <= place < start + length for place, start, length in edges)
-
-    return [item.rank for item in held if any(map(has, item.boxes))]
 
 
 def name_contents(tensors: Sequence[Tensor]) -> list[str]:

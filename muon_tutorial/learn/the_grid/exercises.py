@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of
+from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, lines_of, numbers, value_of, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks, sorted_or_none
 from .pictures import picture_of_groups
@@ -157,6 +157,57 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
             yield f"Rank {rank} returned {report.returned!r}. Make it a list of lists."
 
 
+Lists = list[list[list[int]]]
+"""For each rank the groups that it is about to make, in order."""
+
+
+def first_mismatch(lists: Lists) -> int | None:
+    """The exercise's reference: the number of the first call that is not the same on all ranks.
+
+    >>> first_mismatch([[[0, 1], [2]], [[0, 1]]])
+    1
+    """
+    rows = itertools.zip_longest(*lists)
+    return next((number for number, row in enumerate(rows) if any(each != row[0] for each in row)), None)
+
+
+def mismatch_exercise() -> Exercise:
+    """The exercise: at which call of new_group do ranks differ?"""
+    rows: list[list[int]] = [[0, 1], [2, 3], [0, 2], [1, 3]]
+    cases: list[tuple[Lists]] = [
+        ([rows, rows, rows, rows],),
+        ([rows[::-1], rows, rows, rows],),
+        ([rows, rows, rows, rows[:3]],),
+        ([rows, rows, [*rows[:2], rows[3], rows[2]], rows],),
+        ([rows[:1], rows[:1], rows[:1], rows[:2]],),
+    ]
+
+    def to_the_shortest(lists: Lists) -> int | None:
+        return first_mismatch([wanted[: min(map(len, lists))] for wanted in lists])
+
+    def from_one(lists: Lists) -> int | None:
+        found = first_mismatch(lists)
+        return None if found is None else found + 1
+
+    def neighbours(lists: Lists) -> int | None:
+        return first_mismatch(lists[:2])
+
+    def unordered(lists: Lists) -> int | None:
+        return first_mismatch([sorted(wanted) for wanted in lists])
+
+    slips: tuple[Slip, ...] = (
+        (
+            "A rank whose list has ended makes no such call: go to the end of the longest list.",
+            to_the_shortest,
+        ),
+        ("Count calls from 0.", from_one),
+        ("Compare all ranks, not only the first two.", neighbours),
+        ("The order counts: compare call by call.", unordered),
+    )
+    say, praise = "the lists {}", "If this is None, groups can be made."
+    return written(first_mismatch, cases, *slips, say=say, praise=praise)
+
+
 def axes_exercise() -> Exercise:
     """The hard exercise: all groups of ranks that differ only along given axes, on a grid of any axes."""
 
@@ -201,5 +252,7 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, backend: str = "gloo") -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: predict, groups, answers, mismatch, axes, quiz."""
     answered = answers_exercise(dp, tp, backend)
-    return predict(dp, tp), groups_exercise(dp, tp), answered, axes_exercise(), quiz(dp, tp)
+    made = groups_exercise(dp, tp), answered, mismatch_exercise(), axes_exercise()
+    return predict(dp, tp), *made, quiz(dp, tp)

@@ -1,4 +1,4 @@
-"""Exercises of lesson 01: a bet, Muon by an SVD, the whole update, an update for a table, and the quiz."""
+"""Exercises of lesson 01: Muon by an SVD, its promise, the whole update, its parameters, a table, a quiz."""
 
 from __future__ import annotations
 
@@ -7,10 +7,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, lines_of, numbers, value_of
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    MistakeError,
+    Par,
+    Slip,
+    lines_of,
+    numbers,
+    value_of,
+    why,
+    written,
+)
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
@@ -21,7 +33,6 @@ from .updates import MOMENTUM, SVDUpdate, say_size, svd_muon, svd_update, table_
 SPOILERS = {
     "winner": (r"\w+ is the first at",),
     "caught": (r"catches up at step \d+",),
-    "half": (r"The loudest \d+ of \d+ carry half",),
 }
 
 SHAPES = ((4, 6), (6, 4), (5, 5))
@@ -34,8 +45,105 @@ def outcome(race: Race) -> dict[str, Any]:
     return {"winner": race.ranking()[0], "caught": round(race.caught_at(), -1)}
 
 
-def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, Exercise, Exercise, Exercise]:
-    return write_update(), write_step(), write_table(), quiz(run, G)
+def all_exercises(run: TrainedGPT, G: Tensor) -> tuple[Exercise, ...]:
+    """Energy, an SVD, a promise, the whole update, Muon's parameters, a table's update, and the quiz."""
+    svd, promised, whole = write_update(), write_promise(), write_step()
+    return write_loudest(), svd, promised, whole, write_split(run.model), write_table(), quiz(run, G)
+
+
+def loudest(S: Tensor, share: float) -> int:
+    """The exercise's reference: how many of the loudest directions carry this share of all energy."""
+    energy = (S**2).cumsum(0) / (S**2).sum()
+    return int((energy < share).sum()) + 1
+
+
+def write_loudest() -> Exercise:
+    """The exercise: the number of directions that carry a share of the energy."""
+    spectra = ([5.0, 3.0, 2.0, 1.0, 1.0, 1.0], [2.0] * 8, [4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0])
+    cases = [(torch.tensor(each), share) for each in spectra for share in (0.45, 0.95)]
+
+    def unsquared(S: Tensor, share: float) -> int:
+        return int((S.cumsum(0) / S.sum() < share).sum()) + 1
+
+    slips: tuple[Slip, ...] = (
+        ("Energy is the *square* of a singular value.", unsquared),
+        ("Count the one with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
+        ("Begin with the loudest.", lambda S, share: loudest(S.flip(0), share)),
+        ("Half is only one share: use the second argument.", lambda S, share: loudest(S, 0.5)),
+    )
+    hints = ("(S**2).cumsum(0) adds up from the loudest on.",)
+    praise = "A few loud directions have most of it."
+    return written(loudest, cases, *slips, say="S = {0} and share {1}", hints=hints, praise=praise)
+
+
+def promise(G: Tensor, update: Tensor) -> Tensor:
+    """The exercise's reference: the fall of the loss that an update promises at largest singular value 1."""
+    return (G * update).sum() / torch.linalg.svdvals(update)[0]
+
+
+def write_promise() -> Exercise:
+    """The exercise: an update's promise under a limit on its largest singular value."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = ((3, 5), (5, 3), (4, 4))
+    cases = [tuple(torch.randn(2, *shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+
+    def over(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda G, update: (G * update).sum() / size(update)
+
+    slips: tuple[Slip, ...] = (
+        ("First divide the update by its largest singular value.", lambda G, update: (G * update).sum()),
+        ("The norm is the root of all squared singular values. Only the largest counts.", over(torch.norm)),
+        ("Divide by the update's singular value, not by that of G.", lambda G, u: promise(u, G)),
+        ("The largest entry is no singular value.", over(lambda update: update.abs().max())),
+    )
+    hints = ("torch.linalg.svdvals(update)[0] is the largest singular value.",)
+    praise = "Now updates of any size can be compared."
+    say = "a gradient of {0.shape[0]} × {0.shape[1]}"
+    return written(promise, cases, *slips, say=say, hints=hints, praise=praise)
+
+
+def split(model: Module) -> tuple[list[str], list[str]]:
+    """The exercise's reference: the names of the parameters that Muon steps, and of the others."""
+    found = split_parameters(model)
+    return list(found.hidden_names), list(found.rest_names)
+
+
+def write_split(model: Module) -> Exercise:
+    """The exercise: which of a model's parameters Muon gets, and which AdamW."""
+    hidden, rest = map(set, split(model))
+
+    def judge(function: Callable[[Module], Any]) -> str | None:
+        value = value_of(function, model)
+        if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(v, list) for v in value):
+            return "Return two lists of names: Muon's, then AdamW's."
+        mine, others = map(set, value)
+        if strangers := sorted(str(each) for each in (mine | others) - hidden - rest):
+            return f"There is no parameter {strangers[0]}. Return names."
+        if lost := sorted((hidden | rest) - mine - others):
+            return f"Neither list has {lost[0]}. Each parameter needs an optimizer."
+        if twice := sorted(mine & others):
+            return f"Both lists have {twice[0]}. It would be stepped twice."
+        if (mine, others) == (rest, hidden):
+            return "These lists have changed places: Muon's comes first."
+        wrong = [name for name in value[0] if name in rest]
+        vectors = [name for name in wrong if "norm" in name]
+        return (
+            why(
+                (
+                    vectors,
+                    f"Muon got {', '.join(vectors[:1])}: a vector has no directions. Ask parameter.dim().",
+                ),
+                (wrong, f"Muon got {', '.join(wrong)}: it is a matrix, but no hidden one."),
+                (
+                    mine != hidden,
+                    f"AdamW got {', '.join(sorted(hidden - mine)[:1])}, which is a hidden matrix.",
+                ),
+            )
+            or None
+        )
+
+    hints = ("parameter.dim() is 2 for a matrix, and names of hidden ones begin with blocks.",)
+    return Exercise(judge, hints, "So split_parameters sorts them, too.")
 
 
 def gradients(shape: tuple[int, int], count: int = CALLS) -> Iterator[Tensor]:

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    Par,
+    Slip,
+    first,
+    names_or_none,
+    numbers,
+    value_of,
+    why,
+    written,
+)
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
@@ -45,6 +56,39 @@ def split_exercise(plan: Plan) -> Exercise:
         "A boundary cuts a matrix that begins before it and ends after it, not one that ends there.",
     )
     return Exercise(judge, hints, "Boundaries do not care where a matrix ends.")
+
+
+def address(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
+    """The exercise's reference: an entry's slice in its bucket, and its offset there."""
+    return divmod(meta.global_range[0] + row * meta.shape[1] + column, length)
+
+
+def address_exercise() -> Exercise:
+    """The exercise: in which slice is an entry, and where?"""
+    plan = plan_of(4, 1, 400)
+    metas = [meta for meta in plan.dist_meta(plan.grid.at(0)) if meta.name in ("A", "C", "E")]
+    cases = [
+        (meta, row, column, length) for meta in metas for row, column, length in ((1, 5, 93), (2, 3, 40))
+    ]
+
+    def turned(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
+        return divmod(meta.global_range[0] + row * meta.shape[0] + column, length)
+
+    def alone(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
+        return divmod(row * meta.shape[1] + column, length)
+
+    def by_columns(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
+        return divmod(meta.global_range[0] + column * meta.shape[0] + row, length)
+
+    slips: tuple[Slip, ...] = (
+        ("A row has as many entries as the matrix has columns, meta.shape[1].", turned),
+        ("Matrices before this one come first: add meta.global_range[0].", alone),
+        ("Matrices are written out row after row.", by_columns),
+        ("First the number of the slice, then the offset.", lambda *given: address(*given)[::-1]),
+    )
+    say = "{0.name}, of shape {0.shape} from entry {0.global_range[0]} on, row {1}, column {2}, slices of {3}"
+    hints = ("How many entries of the bucket are before it? divmod(n, length) does the rest.",)
+    return written(address, cases, *slips, say=say, hints=hints, praise="No message was needed to find it.")
 
 
 def bytes_exercise(dp: int, tp: int, bucket: int) -> Exercise:
@@ -202,6 +246,7 @@ def quiz(plan: Plan) -> Exercise:
 
 
 def all_exercises(dp: int, tp: int, bucket: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: straddling matrices, an address, ranges, bytes, all ranks, quiz."""
     split = split_exercise(plan_of(dp + 1, tp, bucket))
     sent = bytes_exercise(dp, tp, bucket)
-    return split, range_exercise(), sent, plan_exercise(), quiz(plan_of(dp, tp, bucket))
+    return split, address_exercise(), range_exercise(), sent, plan_exercise(), quiz(plan_of(dp, tp, bucket))
