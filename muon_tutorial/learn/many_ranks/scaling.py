@@ -123,7 +123,7 @@ def _one_matrix(shape: tuple[int, ...]) -> float:
 
 def seconds_of(model: str) -> list[float]:
     """Seconds of Newton–Schulz on one owner, for each of a model's matrices."""
-    return [newton_schulz_seconds((matrix,)) for matrix in matrices_of(model)]
+    return [newton_schulz_seconds((matrix,)) for matrix in matrices_of(model, TP)]
 
 
 def steps(model: str = MODEL) -> list[StepAtScale]:
