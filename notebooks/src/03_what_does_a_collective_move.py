@@ -56,7 +56,7 @@ from muon_tutorial.learn.widgets.reveal import compare
 ranks, many = dp * tp, 2 * dp * tp
 guess, guess_stuck = lesson.guess_bytes(many), lesson.guess_stuck()
 ring, hard = lesson.check_ring(ranks, backend), lesson.check_reduce_scatter(ranks, backend)
-formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
+formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.quiz(ranks)
 
 # %% [markdown]
 # ## Follow a digit
@@ -66,8 +66,8 @@ formulas, quiz = lesson.check_formula(), lesson.quiz(ranks)
 # same time.
 #
 # The picture shows an **all_reduce**: each rank brings a tensor, cut into pieces, and all leave with the sum. It has
-# two halves, which are collectives, too. In a **reduce_scatter**, sums grow on their way until each rank has *one*
-# finished piece; in an **all_gather**, each rank brings one piece and leaves with every piece.
+# two halves. In a **reduce_scatter**, sums grow on their way until each rank has *one* finished piece; in an
+# **all_gather**, each rank brings one piece and leaves with every piece.
 #
 # ## Predict
 #
@@ -121,7 +121,7 @@ def exchange(mine, rank, ranks, first):
     return arrived
 
 # %% [markdown]
-# Let everybody send first, as most people would:
+# Let everybody send first:
 
 # %% tags=["volatile", "raises-exception"]
 def everybody_sends_first(rank):
@@ -134,7 +134,7 @@ except RankFailedError as error:
 
 # %% [markdown]
 # Each rank waits in `send` until its neighbour receives, but the neighbour waits in a `send` of its own. This is a
-# **deadlock**, and `launch` gave it up after three seconds.
+# **deadlock**.
 #
 # <details><summary>Why such a program may pass its tests</summary>
 #
@@ -281,7 +281,7 @@ hard.check(ring_reduce_scatter)
 # </details>
 
 # %% [markdown]
-# Do both halves together equal PyTorch's own `all_reduce`? (The numbers are small and whole, so no sum is rounded.)
+# Do both halves together equal PyTorch's own `all_reduce`?
 
 # %% tags=["ranks"]
 gather = ring.accepted_or(lesson.ring_all_gather)
@@ -290,7 +290,7 @@ def all_reduce(pieces, rank, ranks):
     return gather(reduce_scatter(pieces, rank, ranks), rank, ranks)
 
 def same_as_torchs(rank):
-    pieces = lesson.my_pieces(rank, ranks)
+    pieces = lesson.my_pieces(rank, ranks)  # small whole numbers, so no sum is rounded
     torchs_own = torch.cat(pieces)
     dist.all_reduce(torchs_own)
     return torch.equal(torch.cat(all_reduce(pieces, rank, ranks)), torchs_own)
@@ -298,7 +298,7 @@ def same_as_torchs(rank):
 print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# In the first half sums fill up, in the second they are passed on:
+# In the first half sums fill up, and in the second they are passed on:
 
 # %% tags=["ranks"]
 total = lesson.run_sum(all_reduce, ranks, backend)
@@ -385,11 +385,11 @@ for dtype in (torch.float32, torch.bfloat16):
 # Each half costs (P − 1)/P of the tensor's bytes, hardly more on a thousand ranks than on a few. (We always count
 # what *one rank sends*, on a ring.)
 #
+# <details><summary>What ZeRO sends, as layouts</summary>
+#
 # Data parallel training sends an all_reduce of gradients anyway. With an optimizer that works entry by entry, ZeRO
 # sends no more: between the two halves each rank updates its piece of the weights. Muon needs whole matrices, and so
 # one more gather (lesson 05).
-#
-# <details><summary>The two halves of a ZeRO step, as layouts</summary>
 #
 # Each rank begins with its own gradient g of B entries, `g[B]{U_dp}`, where `{U_dp}` says that the sum over dp is
 # still to be taken. After the first half it has *one* piece of the sum, `g[B_dp]`, which is all it needs to update
@@ -439,9 +439,37 @@ print(lesson.say_wire(wire, sizes, seconds))
 lesson.picture_of_wire(wire, sizes, seconds)
 
 # %% [markdown]
-# On the left of the picture you pay for latency alone, on the right for bytes. A ring's all_reduce of S bytes is 2 (P
-# − 1) messages in a row, of S/P bytes each, which on many ranks is mostly latency. So optimizers pack many small
-# matrices into one large buffer.
+# On the left you pay for latency alone, on the right for bytes. How long does a ring's all_reduce take?
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def ring_seconds(size, ranks, latency, bandwidth):
+    # size: bytes of the whole tensor; the messages of a rank go out one after the other
+    return ...
+
+# %%
+timed.check(ring_seconds)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def ring_seconds(size, ranks, latency, bandwidth):
+#     messages = 2 * (ranks - 1)
+#     return messages * (latency + size / ranks / bandwidth)
+# ```
+#
+# </details>
+
+# %% tags=["volatile"]
+ring_seconds = timed.accepted_or(lesson.ring_seconds)
+for many_ranks in (2, 16, 128, 1024):
+    took = ring_seconds(1e6, many_ranks, wire.latency, wire.bandwidth)
+    print(f"a megabyte over {many_ranks:5,} ranks, on this wire: {1e3 * took:8.2f} ms")
+
+# %% [markdown]
+# On many ranks that is mostly latency. So optimizers pack many small matrices into one large buffer.
 #
 # <details><summary>Why are two bandwidths printed?</summary>
 #

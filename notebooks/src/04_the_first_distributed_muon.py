@@ -54,7 +54,7 @@ from muon_tutorial import Muon, build_mesh, launch, zeropower_via_newtonschulz
 from muon_tutorial.errors import RankFailedError
 from muon_tutorial.learn import first_muon as lesson
 from muon_tutorial.learn.widgets.reveal import compare
-guess, places, fixed, less, toy, quiz = lesson.all_exercises(dp, backend, seed)
+guess, places, fixed, less, fair, toy, quiz = lesson.all_exercises(dp, backend, seed)
 print(lesson.say_axes(dp, tp))
 
 # %% [markdown]
@@ -71,8 +71,7 @@ print(lesson.say_axes(dp, tp))
 # y[B]{U_dp} → y[B]
 # ```
 #
-# This small GPT has two layers. In layer 1, `q1`, `k1`, `v1` and `o1` are attention's matrices, and `up1` and `down1`
-# the MLP's; layer 2 follows in the same order:
+# This small GPT has two layers, each with attention's matrices q, k, v and o and the MLP's up and down:
 
 # %% tags=["ranks"]
 first = lesson.run_share(lesson.share, dp, backend, seed)
@@ -111,12 +110,11 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# This is the early code in our words, without momentum and weight decay. Newton–Schulz ends in bfloat16 (2 bytes an
-# entry), so such a buffer loses nothing.
+# This is the early code in our words, without momentum and weight decay:
 
 # %%
 def early_share(parameters, rank, ranks):
-    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.bfloat16)
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=torch.bfloat16)  # as Newton–Schulz ends
     offset = 0
     for number, parameter in enumerate(parameters):
         if number % ranks == rank:  # this one is mine
@@ -251,7 +249,7 @@ except RankFailedError as error:
 # %% [markdown]
 # ## Leave the zeros at home
 #
-# Since each entry has one owner, an all_gather is enough. In one step on a ring, rank 0 sends this much:
+# Since each entry has one owner, an all_gather is enough. In a step, rank 0 sends this much on a ring:
 
 # %%
 counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
@@ -301,37 +299,50 @@ less.check(gathered_share)
 # </details>
 
 # %% [markdown]
-# You now send half the bytes. Where ranks own unequal amounts you save less, because each segment is as long as the
-# longest.
+# You now send half the bytes.
 #
 # ## The busiest rank sets the pace
 #
-# A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. At best
-# it is a *fair share*, all work divided by the number of ranks. The work on one matrix, in operations:
+# A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
+# share* is all work divided by the number of ranks. If matrices are dealt out by index, how many fair shares has the
+# busiest rank?
+#
+# *Easy · 4 minutes · required*
+
+# %% tags=["stub"]
+def fair_shares(costs, ranks):
+    # costs: the work on each matrix, in the order of their numbers
+    return ...
 
 # %%
-def newton_schulz_cost(rows, columns, iterations=5):
-    short, long = sorted((rows, columns))
-    return iterations * (4 * short**2 * long + 2 * short**3)
+fair.check(fair_shares)
 
-for shape in ((768, 768), (768, 3072)):
-    print(f"{shape}: {newton_schulz_cost(*shape) / 1e9:.1f} GFLOP (10⁹ operations)")
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def fair_shares(costs, ranks):
+#     loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
+#     return max(loads) * ranks / sum(costs)
+# ```
+#
+# </details>
 
 # %% [markdown]
-# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones. On the left they are dealt out by
-# index. On the right the costliest comes first, and each goes to the rank with the least work so far. Which numbers
-# of ranks suit round robin?
+# The smallest GPT-2 has 12 layers, each of four square matrices and two large ones, which take three times the work:
+
+# %%
+fair_shares = fair.accepted_or(lesson.shares_by_index)
+for ranks in (6, 8, 128):
+    print(f"{ranks:3} ranks: the busiest has {fair_shares(lesson.COSTS, ranks):.1f} fair shares")
+
+# %% [markdown]
+# Among 6 owners two get all the large ones. Among 8, for which the early code was made, work is equal. Below, on the
+# right, the costliest comes first, and each goes to the rank with the least work so far. Which numbers of ranks suit
+# round robin?
 
 # %%
 lesson.explore_loads(live=widgets)
-
-# %% [markdown]
-# A layer has 6 matrices, so among 6 owners two get all the large ones. Among 8, for which the early code was made,
-# work is equal. Among 128 owners, more than there are matrices, the busiest one has this many fair shares, in
-# whatever order you deal:
-
-# %%
-print(f"{lesson.fair_shares(128, 'longest first'):.1f}")
 
 # %% [markdown]
 # Costliest first, known as *longest first* (LPT), stays within 4/3 of the least possible makespan. By hand, deal out

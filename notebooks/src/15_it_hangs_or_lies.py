@@ -52,23 +52,23 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "2000"  # PyTorch's flight recorder: on, be
 import torch
 from muon_tutorial.learn import broken_runs as lesson
 from muon_tutorial.learn.widgets.reveal import compare
+matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), lesson.write_search()
 
 # %% [markdown]
 # ## The rank that complains did nothing wrong
 #
 # In the picture, rank 2 ran out of data a step early and left the loop. The others wait for it, and all error
-# messages came from them: the rank at fault is often the only one without an error.
+# messages came from them.
 #
-# You will find and repair the line in broken runs of one training loop. Its matrices have owners along dp (lesson
-# 04). In `update` they orthogonalize, and in `share` they take the step and send out the new rows:
+# You will find and repair the line in broken runs of one training loop, whose matrices have owners along dp:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# So a step makes five kinds of collective calls: load (whole weights over tp, for the forward pass), average, gather
-# (whole matrices over tp, in `update`), share and log.
+# So a step makes five kinds of collective calls: load (whole weights over tp), average, gather (whole matrices over
+# tp, in `update`), share (new rows, from their owners) and log.
 #
 # In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
 # the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
@@ -101,8 +101,7 @@ print(lesson.say_outcome(lie))
 compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 
 # %% [markdown]
-# Agreement between ranks proves nothing, because all copies of a matrix get their new rows from the same owner, right
-# or wrong.
+# All copies get their new rows from the same owner, right or wrong.
 #
 # ## If it hangs: compare the calls
 #
@@ -112,21 +111,20 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# The rank that complains first has only waited longest. Here is the stack of one that waited, rank 3:
+# Here is the stack of one that waited, rank 3:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
 
 # %% [markdown]
-# In a run of your own, `py-spy dump --pid …` shows such a stack while the run stands still (read it from the bottom
-# up):
+# While a run of your own stands still, `py-spy dump --pid …` shows such a stack (read it from the bottom up):
 
 # %%
 print(lesson.recorded_dump())
 
 # %% [markdown]
 # To find the missing rank, you need the calls of all. PyTorch's **flight recorder** keeps them if
-# `TORCH_FR_BUFFER_SIZE` is set before the ranks start. Here is one raw entry, and the last few in a readable form:
+# `TORCH_FR_BUFFER_SIZE` is set before the ranks start:
 #
 # <details><summary>What it does not know</summary>
 #
@@ -140,14 +138,75 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes its calls. Here are those of step 3. A call with "…" has not returned:
+# Our loop also notes the calls that each rank has begun. A rank waits for those that must make its last call, too, and
+# have begun it less often. Find all such pairs.
+#
+# <details><summary>Hint</summary>
+#
+# `log[-1]` is a rank's last call, and `log[-1][1]` are the ranks that must make it. `log.count(call)` says how often a
+# rank has begun a call.
+#
+# </details>
+#
+# *Medium · 7 minutes · required*
+
+# %% tags=["stub"]
+def waits(logs):
+    # logs[rank]: a rank's calls in order; ("load", (2, 3)) is a load that ranks 2 and 3 must make
+    return ...  # a list of pairs: (rank that waits, rank that it waits for)
 
 # %%
+matching.check(waits)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def waits(logs):
+#     pairs = []
+#     for rank, log in enumerate(logs):
+#         for other in log[-1][1]:
+#             if logs[other].count(log[-1]) < log.count(log[-1]):
+#                 pairs.append((rank, other))
+#     return pairs
+# ```
+#
+# </details>
+
+# %%
+waits = matching.accepted_or(lesson.waiting_pairs)
+print(waits(lesson.logs(hang)))
+
+# %% [markdown]
+# Others wait for the rank at fault, and it waits for nobody. Which ranks are such?
+#
+# *Easy · 2 minutes · required*
+
+# %% tags=["stub"]
+def suspects(pairs):
+    return ...  # a set of ranks; pairs: what waits returns
+
+# %%
+accusing.check(suspects)
+
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def suspects(pairs):
+#     waiting = {rank for rank, _ in pairs}
+#     return {other for _, other in pairs} - waiting
+# ```
+#
+# </details>
+
+# %%
+suspects = accusing.accepted_or(lesson.suspects)
+print(suspects(waits(lesson.logs(hang))))
 print(lesson.say_calls(hang, 3))
 
 # %% [markdown]
-# Look for the first call that some rank should have made and did not. Rank 2 has not even made `load`, so open the
-# file where the steps begin:
+# Rank 2 has not even made `load` (a call with "…" has not returned). So open the file where the steps begin:
 
 # %%
 print(clinic.read("hang", "train"))
@@ -177,22 +236,47 @@ clinic.check("hang", repair_hang)
 # %% [markdown]
 # ## If it lies: a ladder, and an oracle to hold it against
 #
-# A run that lies makes all its calls. So you compare its numbers with an **oracle**: the same training in one
-# process, where no ranks can disagree. At its simplest, take one result of one rank:
+# A run that lies makes all its calls. So you compare its numbers with an **oracle**, the same training in one process.
+# Only the *first* wrong rung counts, because everything below it comes from wrong numbers. Find it.
+#
+# <details><summary>Hint</summary>
+#
+# Go down the ladder, and ask all ranks at each rung. `torch.equal` compares all bits, and every matrix has to be equal.
+#
+# </details>
+#
+# *Medium · 7 minutes · required*
+
+# %% tags=["stub"]
+def first_wrong(run):
+    # lesson.LADDER: pairs (step, rung), from the top down; run.reports: one for each rank
+    # run.reports[rank].notes.rungs[step, rung], run.expected(rank)[step, rung]: dictionaries of matrices
+    return ...  # (step, rung, rank), or None if all is right
 
 # %%
-mine, right = lie.reports[1].notes.rungs[2, "share"], lie.expected(1)[2, "share"]
-print({name: torch.equal(mine[name], right[name]) for name in right})
+searching.check(first_wrong)
 
-# %% [markdown]
-# A ladder does this for every rung of every rank. The letters are a hash of all bits.
+# %% [markdown] tags=["solution"]
+# <details><summary>Solution</summary>
+#
+# ```python
+# def first_wrong(run):
+#     for step, rung in lesson.LADDER:
+#         for rank, report in enumerate(run.reports):
+#             mine, right = report.notes.rungs[step, rung], run.expected(rank)[step, rung]
+#             if not all(torch.equal(mine[name], right[name]) for name in right):
+#                 return step, rung, rank
+#     return None
+# ```
+#
+# </details>
 
 # %% tags=["volatile"]
+print(searching.accepted_or(lesson.first_wrong)(lie))
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# Only the *first* red rung counts, because everything below it, even a green rung, comes from wrong numbers. Equal
-# hashes mean equal entries, and that is a mistake where ranks should hold different parts.
+# The letters are a hash of all bits.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -200,15 +284,15 @@ lesson.draw_ladder(lie)
 #
 # </details>
 #
-# Here the updates are right, and the weights after `share` are wrong. By how much?
+# Here the weights after `share` are wrong. By how much?
 
 # %%
 print(lesson.say_numbers(lie, 2, "share"))
 
 # %% [markdown]
-# A forgotten factor in an update changes its size (its norm over the oracle's), but not the cosine. Other data,
-# another seed, or weights after a wrong step change both. If both are 1 and the difference is near 10⁻⁷, entries were
-# added in another order: *no bug*. Now the file:
+# A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
+# seed, or weights after a wrong step change both. If both are 1 and the difference is near 10⁻⁷, entries were added
+# in another order: *no bug*. Now the file:
 
 # %%
 print(clinic.read("lie", "share"))
@@ -245,13 +329,12 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none, and then the answer is `"nothing"`. You get the log, and choose your tools
-# (unfold them). Start with the ladder and the file itself.
+# Each file has some wrong lines, or none, and then the answer is `"nothing"`. Start with the ladder and the file.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #
-# > *It hangs:* `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`, `lesson.say_stacks(run)`,
-# > `lesson.say_flight(run, rank)`.<br>
+# > *It hangs:* `suspects(waits(lesson.logs(run)))`, `lesson.say_calls(run, step)`, `lesson.draw_waits(run)`,
+# > `lesson.say_stacks(run)`, `lesson.say_flight(run, rank)`.<br>
 # > *It lies:* `lesson.draw_ladder(run)`, `lesson.say_numbers(run, step, rung)`.<br>
 # > *The file:* `clinic.read("A")`, or one method of it, such as `clinic.read("A", "momentum")`.
 #

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from muon_tutorial.errors import UsageError
 from muon_tutorial.learn import broken_runs as lesson
 from muon_tutorial.learn.broken_runs.on_ranks import TrainingRun
 
-from .answers import assert_quiz, message_of_wrong
+from .answers import assert_quiz, assert_wrong, message_of_wrong
 
 pytestmark = pytest.mark.live
 
@@ -168,6 +169,94 @@ def test_a_wrong_prediction_is_told_why(rung: str, agree: bool, says: str) -> No
 
 def test_the_quiz_is_what_the_runs_say(hang: TrainingRun, lie: TrainingRun) -> None:
     assert_quiz(lesson.quiz(hang, lie), {"waiting": 3, "agree": 1, "step": 2})
+
+
+def reader_waits(logs: list) -> list:
+    """The lesson's own solution."""
+    pairs = []
+    for rank, log in enumerate(logs):
+        for other in log[-1][1]:
+            if logs[other].count(log[-1]) < log.count(log[-1]):
+                pairs.append((rank, other))
+    return pairs
+
+
+def test_waits_found_from_logs_are_those_of_the_run_and_each_mistake_is_named(clinic: Any) -> None:
+    for name in ("hang", "B", "D"):
+        run = clinic.run(name)
+        assert reader_waits(lesson.logs(run)) == [(each.waiter, each.awaited) for each in lesson.waits(run)]
+    assert reader_waits(lesson.logs(clinic.run("A"))) == []
+    exercise = lesson.write_waits()
+    assert exercise.check(reader_waits)
+    wrong = {
+        "in an earlier step": lambda logs: [
+            (i, j) for i, log in enumerate(logs) for j in log[-1][1] if log[-1] not in logs[j]
+        ],
+        "First the rank that waits.": lambda logs: [pair[::-1] for pair in reader_waits(logs)],
+        "Ranks of other groups": lambda logs: [
+            (i, j) for i, log in enumerate(logs) for j in log[-1][1] if len(logs[j]) < len(log)
+        ],
+        "Only the ranks in the call": lambda logs: [
+            (i, j)
+            for i, log in enumerate(logs)
+            for j in range(len(logs))
+            if logs[j].count(log[-1]) < log.count(log[-1])
+        ],
+        "where [] is right": lambda logs: [(0, 1)],
+    }
+    for says, answer in wrong.items():
+        assert_wrong(exercise, answer, says)
+    assert exercise.check(lambda logs: ...).passed is None
+
+
+def test_suspects_are_awaited_and_wait_for_nobody(clinic: Any) -> None:
+    exercise = lesson.write_suspects()
+    assert exercise.check(lambda pairs: {j for _, j in pairs} - {i for i, _ in pairs})
+    assert_wrong(exercise, lambda pairs: {j for _, j in pairs}, "3 waits itself")
+    assert_wrong(exercise, lambda pairs: {i for i, _ in pairs} - {j for _, j in pairs}, "0 waits itself")
+    assert_wrong(exercise, lambda pairs: set(), "others wait for rank 2, and it waits for nobody")
+    assert_wrong(exercise, lambda pairs: {2, 9}, "9 is a rank that nobody waits for")
+    assert_wrong(exercise, lambda pairs: 2, "return a set of ranks, not 2")
+    assert [lesson.suspects(reader_waits(lesson.logs(clinic.run(name)))) for name in ("hang", "D")] == [
+        {2},
+        set(),
+    ]
+
+
+def searched(order: Callable[[Any], Any], same: Callable[[Any, Any], bool]) -> Callable[[TrainingRun], Any]:
+    """A search through rungs in some order, with some comparison of two rungs."""
+
+    def first_wrong(run: TrainingRun) -> Any:
+        places = [(*key, rank) for key in lesson.LADDER for rank in run.grid.ranks]
+        for step, rung, rank in sorted(places, key=order):
+            mine, right = run.reports[rank].notes.rungs[step, rung], run.expected(rank)[step, rung]
+            if not same(mine, right):
+                return step, rung, rank
+        return None
+
+    return first_wrong
+
+
+def test_the_search_finds_the_first_wrong_bit_and_each_mistake_is_named(lie: TrainingRun) -> None:
+    def equal(mine: Any, right: Any) -> bool:
+        return all(torch.equal(mine[name], right[name]) for name in right)
+
+    def down(place: Any) -> int:
+        return 0
+
+    spot, exercise = lesson.first_difference(lie), lesson.write_search()
+    assert searched(down, equal)(lie) == (spot.step, spot.phase, spot.ranks[0]) == lesson.first_wrong(lie)
+    assert exercise.check(searched(down, equal))
+    close = searched(down, lambda mine, right: all(torch.allclose(mine[n], right[n]) for n in right))
+    assert_wrong(exercise, close, "torch.allclose forgives it")
+    assert_wrong(exercise, searched(lambda place: place[2], equal), "Go rung by rung")
+    up = [(*key, rank) for key in lesson.LADDER for rank in range(4)][::-1]
+    assert_wrong(exercise, searched(up.index, equal), "That is the last one.")
+    one = searched(down, lambda mine, right: torch.equal(mine[next(iter(right))], right[next(iter(right))]))
+    assert_wrong(exercise, one, "Compare all matrices of a rung")
+    always = "For a sound run: [0, start, 0], where None is right."
+    assert_wrong(exercise, lambda run: (0, "start", 0), always)
+    assert exercise.check(lambda run: ...).passed is None
 
 
 @pytest.mark.parametrize("grid", [(1, 2), (2, 1), (2, 3)])

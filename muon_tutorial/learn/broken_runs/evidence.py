@@ -169,6 +169,11 @@ def waits(run: TrainingRun) -> list[Wait]:
     return found
 
 
+def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """For each rank the calls that it has begun, in order: the phase, and the ranks that must make it."""
+    return [[(call.phase, call.ranks) for call in report.notes.calls] for report in run.reports]
+
+
 def say_calls(run: TrainingRun, step: int) -> str:
     """The calls of one step, rank by rank, in each rank's order; an unfinished one ends in "…"."""
     lines = []

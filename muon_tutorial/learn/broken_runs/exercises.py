@@ -1,4 +1,4 @@
-"""Exercises of lesson 15: a prediction, the loop's file with mistakes that people really make, and the quiz.
+"""Exercises of lesson 15: a prediction, waits, a ladder, the loop's file with real mistakes, and the quiz.
 
 A repair is judged by its effect: the repaired file runs on real ranks and is compared with the oracle.
 """
@@ -11,14 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from ...errors import RankFailedError, UsageError
-from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers
+from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers, value_of, written
 from ..exercises.on_real_ranks import say_failure
-from .evidence import copies_agree, first_difference, waits
+from .evidence import copies_agree, first_difference, rungs, waits
 from .loop import Loop
-from .on_ranks import TrainingRun, oracle, run_file
+from .on_ranks import RankReport, TrainingRun, oracle, run_file
 from .pictures import draw_ladder
-from .training_rank import RUNGS, STEPS, batches_of, check_grid, loss_and_gradients
+from .training_rank import RUNGS, STEPS, Notebook, batches_of, check_grid, loss_and_gradients
 
 Lines = tuple[str, str]
 """Sound lines of the file, and the lines that replace them."""
@@ -245,6 +247,158 @@ def guess() -> Exercise:
         return None
 
     return Exercise(judge_guess, praise="The rate is used last, and wrong copies agree.")
+
+
+Log = list[tuple[str, tuple[int, ...]]]
+"""The calls that a rank has begun, in order: the name of each, and the ranks that must make it."""
+Pairs = list[tuple[int, int]]
+_LOAD, _LOG = ("load", (0, 1)), ("log", (0, 1, 2))
+_BEGUN: tuple[tuple[list[Log]], ...] = (
+    ([[_LOAD, _LOG], [_LOAD, _LOG], [_LOG]],),
+    ([[_LOAD, _LOG, _LOAD], [_LOAD, _LOG], [_LOG]],),
+    ([[_LOAD, _LOG, _LOAD, _LOG], [_LOAD, _LOG, _LOAD], [_LOG, ("load", (2,)), _LOG]],),
+    ([[_LOAD, _LOG], [_LOAD, ("average", (1, 2))], [_LOG]],),
+)
+
+
+def waiting_pairs(logs: list[Log]) -> Pairs:
+    """The exercise's reference: each rank that waits, with a rank that has not made its last call.
+
+    >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
+    [(0, 1)]
+    """
+    calls = [(rank, log[-1]) for rank, log in enumerate(logs)]
+    return [
+        (rank, other)
+        for rank, call in calls
+        for other in call[1]
+        if logs[other].count(call) < logs[rank].count(call)
+    ]
+
+
+def _once_is_enough(logs: list[Log]) -> Pairs:
+    return [
+        (rank, other) for rank, log in enumerate(logs) for other in log[-1][1] if log[-1] not in logs[other]
+    ]
+
+
+def _by_length(logs: list[Log]) -> Pairs:
+    return [(i, j) for i, log in enumerate(logs) for j in log[-1][1] if len(logs[j]) < len(log)]
+
+
+def _of_all(logs: list[Log]) -> Pairs:
+    calls = [(rank, log[-1]) for rank, log in enumerate(logs)]
+    ranks = range(len(logs))
+    return [(i, j) for i, call in calls for j in ranks if logs[j].count(call) < logs[i].count(call)]
+
+
+def write_waits() -> Exercise:
+    """The exercise: from all ranks' logs, the pairs of a rank that waits and one that it waits for."""
+    slips = (
+        ("A call that was made in an earlier step does not count for this one.", _once_is_enough),
+        ("Ranks of other groups make other calls. Count only this call.", _by_length),
+        ("Only the ranks in the call itself must make it.", _of_all),
+        ("First the rank that waits.", lambda logs: [(j, i) for i, j in waiting_pairs(logs)]),
+    )
+    hints = ("Compare logs[other].count(log[-1]) with log.count(log[-1]), for each other in log[-1][1].",)
+    praise = "A rank that others wait for, and that waits for nobody, is the one to look at."
+    return written(waiting_pairs, _BEGUN, *slips, say="{}", hints=hints, praise=praise)
+
+
+def suspects(pairs: Pairs) -> set[int]:
+    """The exercise's reference: ranks that others wait for, and that wait for nobody.
+
+    >>> suspects([(3, 2), (0, 2), (1, 3)])
+    {2}
+    """
+    return {other for _, other in pairs} - {rank for rank, _ in pairs}
+
+
+def write_suspects() -> Exercise:
+    """The exercise: the ranks that only keep others waiting."""
+    cases: list[Pairs] = [[(3, 2), (0, 2), (1, 3)], [(0, 1), (1, 0)], [], [(0, 3), (1, 3), (1, 2)]]
+
+    def judge(function: Any) -> str | None:
+        for pairs in cases:
+            found, due = value_of(function, list(pairs)), suspects(pairs)
+            if not isinstance(found, set | list | tuple | frozenset):
+                return f"For {pairs}: return a set of ranks, not {found!r}."
+            if extra := sorted(set(found) - due, key=str):
+                waits_too = any(rank == extra[0] for rank, _ in pairs)
+                why_not = "waits itself" if waits_too else "is a rank that nobody waits for"
+                return f"For {pairs}: {extra[0]} {why_not}."
+            if missing := sorted(due - set(found)):
+                return f"For {pairs}: others wait for rank {missing[0]}, and it waits for nobody."
+        return None
+
+    hints = ("Two sets: of the ranks that wait, and of those that are waited for.",)
+    return Exercise(judge, hints, "If there are none, the ranks wait in a circle.")
+
+
+Place = tuple[int, str, int] | None
+
+
+def first_wrong(run: TrainingRun) -> Place:
+    """The exercise's reference: step, rung and rank of the first difference from the oracle."""
+    wrong = [rung for rung in rungs(run) if rung.wrong]
+    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
+
+
+def _rank_by_rank(run: TrainingRun) -> Place:
+    wrong = sorted((rung for rung in rungs(run) if rung.wrong), key=lambda rung: rung.rank)
+    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
+
+
+def _last(run: TrainingRun) -> Place:
+    wrong = [rung for rung in rungs(run) if rung.wrong]
+    return (wrong[-1].step, wrong[-1].name, wrong[-1].rank) if wrong else None
+
+
+def _of_one_matrix(run: TrainingRun) -> Place:
+    wrong = [
+        each for each in rungs(run) if next(iter(run.expected(each.rank)[each.step, each.name])) in each.wrong
+    ]
+    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
+
+
+def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
+    """A sound run, except for a last bit at each spot (step, rung and rank), in the first or the last matrix.
+
+    It is the first for shares and gradients.
+    """
+    where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
+    sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")
+    reports = []
+    for rank in sound.grid.ranks:
+        held = sound.expected(rank)
+        kept = {key: {name: each.clone() for name, each in found.items()} for key, found in held.items()}
+        for step, rung, _ in (spot for spot in spots if spot[2] == rank):
+            matrices = list(kept[step, rung].values())
+            entries = matrices[0 if rung in ("share", "gradient") else -1]
+            entries.flatten()[:1].view(torch.int32).bitwise_xor_(1)
+        reports.append(RankReport(Notebook(rungs=kept)))
+    return replace(sound, reports=tuple(reports))
+
+
+def write_search() -> Exercise:
+    """The exercise: the first rung, from the top of the ladder, that differs from the oracle in any bit."""
+    spots: list[list[tuple[int, str, int]]] = [
+        [],
+        [(2, "share", 1)],
+        [(2, "momentum", 0), (1, "average", 3)],
+        [(3, "gradient", 2), (3, "input", 0)],
+        [(1, "input", 0), (2, "average", 3)],
+    ]
+    cases = [(flipped(*each),) for each in spots]
+    slips = (
+        ("A last bit counts, too: torch.allclose forgives it, torch.equal does not.", lambda run: None),
+        ("Go rung by rung, and ask all ranks at each: the ladder is the outer loop.", _rank_by_rank),
+        ("That is the last one. Return at the first.", _last),
+        ("Compare all matrices of a rung, not only the first.", _of_one_matrix),
+    )
+    praise = "Whatever is below it may only have inherited its mistake."
+    hints = ("for step, rung in lesson.LADDER: outside, for rank, report in enumerate(run.reports): inside.",)
+    return written(first_wrong, cases, *slips, say="{0.name}", hints=hints, praise=praise)
 
 
 def outcomes(lie: TrainingRun) -> dict[str, Any]:

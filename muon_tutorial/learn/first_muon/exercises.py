@@ -17,7 +17,18 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, two_numbers, why
+from ..exercises.judge import (
+    Diagnosis,
+    Exercise,
+    Par,
+    Slip,
+    first,
+    names_or_none,
+    numbers,
+    two_numbers,
+    why,
+    written,
+)
 from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
@@ -65,6 +76,48 @@ def plan_of(ranks: int, way: Way) -> Plan:
 def fair_shares(ranks: int, way: Way = "by index") -> float:
     """The makespan for the large model, relative to a fair share: 1 is perfect."""
     return plan_imbalance(plan_of(ranks, way))
+
+
+def shares_by_index(costs: Sequence[float], ranks: int) -> float:
+    """The exercise's reference: the busiest rank's work in fair shares, if matrix i goes to rank i % ranks.
+
+    >>> shares_by_index([3, 1, 1], 2)
+    1.6
+    """
+    return max(sum(costs[rank::ranks]) for rank in range(ranks)) * ranks / sum(costs)
+
+
+def check_fair_shares() -> Exercise:
+    """The exercise: the makespan of round robin, in fair shares."""
+    cases = [([4, 1, 1, 4, 1, 2], 2), ([4, 1, 1, 4, 1, 2], 3), ([5, 5], 4), ([1, 2, 3, 4, 5, 6], 4)]
+
+    def in_blocks(costs: Sequence[float], ranks: int) -> float:
+        many = -(-len(costs) // ranks)
+        return max(sum(costs[rank * many :][:many]) for rank in range(ranks)) * ranks / sum(costs)
+
+    def costliest(costs: Sequence[float], ranks: int) -> float:
+        return max(costs) * ranks / sum(costs)
+
+    def longest(costs: Sequence[float], ranks: int) -> float:
+        return (
+            max(loads_of(costs, longest_first([int(cost) for cost in costs], [0] * ranks), ranks))
+            * ranks
+            / sum(costs)
+        )
+
+    slips: tuple[Slip, ...] = (
+        (
+            "That is the work itself. Divide it by a fair share.",
+            lambda c, n: shares_by_index(c, n) * sum(c) / n,
+        ),
+        ("By index, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
+        ("That is the costliest matrix. Add up all that its rank has.", costliest),
+        ("That is longest first. Here matrices are dealt out by index.", longest),
+        ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
+    )
+    hints = ("costs[rank::ranks] are the costs of one rank's matrices.",)
+    praise = "1 would be perfect, and the number of ranks means that one does everything."
+    return written(shares_by_index, cases, *slips, say="costs {} and {} ranks", hints=hints, praise=praise)
 
 
 def explain(run: SharingRun) -> str | None:
@@ -342,5 +395,6 @@ def quiz(ranks: int) -> Exercise:
 
 
 def all_exercises(dp: int, backend: str, seed: int) -> tuple[Exercise, ...]:
+    """The notebook's exercises in order: guess, prediction, repair, gather, shares, five matrices, quiz."""
     fixed, less = check_share(dp, backend, seed), check_gather(dp, backend, seed)
-    return guess(dp), predict(dp), fixed, less, check_toy(), quiz(dp)
+    return guess(dp), predict(dp), fixed, less, check_fair_shares(), check_toy(), quiz(dp)
