@@ -8,6 +8,7 @@ processes. The page only looks numbers up: it computes nothing of Muon itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -154,7 +155,7 @@ def network_data(dp: int, tp: int) -> dict[str, Any]:
             network.answer(group)
         ready = []
         for each in network.ready:
-            after = _counts((*path, each.group))
+            after = tuple(sorted(Counter((*path, each.group)).items()))
             if after not in known:
                 known[after] = len(known)
                 waiting.append((*path, each.group))
@@ -166,10 +167,6 @@ def network_data(dp: int, tp: int) -> dict[str, Any]:
         ]
         states.append({"ready": ready, "phase": phases})
     return {"states": states, "orders": orders(states), "hash": network.result, "answers": len(network.order)}
-
-
-def _counts(path: Sequence[Group]) -> tuple[tuple[Group, int], ...]:
-    return tuple(sorted((group, path.count(group)) for group in set(path)))
 
 
 def orders(states: Sequence[dict[str, Any]]) -> int:

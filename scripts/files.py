@@ -82,8 +82,8 @@ def run_writer(
 ) -> int:
     """The command line of a script that writes into a folder; returns the exit code.
 
-    ``write`` gets the folder (``--out``, by default ``target``); with ``names``, which is their help, also
-    the chosen lessons; and with ``still``, whether ``--still`` was given.
+    ``write`` gets the folder of ``--out``, which is ``target`` by default. If the script takes lessons'
+    ``names``, this is their help, and ``write`` gets them. ``still`` adds the option ``--still``.
     """
     parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
     default = target.relative_to(ROOT)

@@ -110,12 +110,6 @@ def problems(driver: Any, width: int, height: int) -> list[str]:
     return [what for what, is_so in wrong.items() if is_so]
 
 
-def photograph(driver: Any, target: Path) -> None:
-    """Write what is on the screen as a PNG."""
-    taken = driver.execute_cdp_cmd("Page.captureScreenshot", {})
-    target.write_bytes(base64.b64decode(taken["data"]))
-
-
 def write(target: Path, names: Sequence[str] = ()) -> None:
     """Write the screenshots, and check each page.
 
@@ -134,7 +128,8 @@ def write(target: Path, names: Sequence[str] = ()) -> None:
             for width, height in SCREENS:
                 with screen(driver, width, height):
                     driver.get(page.as_uri())
-                    photograph(driver, target / f"{path.stem}-{width}.png")
+                    taken = base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
+                    (target / f"{path.stem}-{width}.png").write_bytes(taken)
                     found += [
                         f"{path.stem}, {width} × {height}: {what}" for what in problems(driver, width, height)
                     ]

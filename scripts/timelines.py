@@ -79,13 +79,6 @@ def run(task: TimelineTask, rate: str) -> tuple[Machine, list[tuple[RecordedStep
     ]
 
 
-def predict_again() -> tuple[Recording, list[tuple[RecordedStep, StepTimeline]]]:
-    """The lessons' recording, and each of its steps as the timed world predicts it now."""
-    recording = recorded()
-    said = predict_recorded(recording)
-    return recording, [(step, said[step.strategy, step.window, step.link]) for step in recording.steps]
-
-
 def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
     """A recorded step and its prediction, by name."""
     return TimelinePair(f"{step.strategy}, window {step.window}", predicted, step.timeline)
@@ -152,7 +145,9 @@ def main(arguments: list[str] | None = None) -> int:
             chosen.inside.write_bytes(pickle.dumps(record_cases(task)))
             return 0
         if chosen.again:
-            recording, found = predict_again()
+            recording = recorded()
+            said = predict_recorded(recording)
+            found = [(step, said[step.strategy, step.window, step.link]) for step in recording.steps]
             print(table(found))
             write(RESULTS, recording, found)
             return 0

@@ -4,7 +4,7 @@
 ``faults``             the fault campaign, which breaks real runs on purpose and judges how each ended
 ``report_001``         a published report, checked from its own traces
 ``quality``            how far from orthogonal a result is, for matrices of known singular values
-``torch_collectives``  the collectives of any optimizer, recorded in the form of the package's own
+``torch_collectives``  the collectives of torch's own wrappers, recorded as the package records its own
 ``kernel_counters``    bytes sent, as the kernel counts them
 
 It imports the optimizer and the course, and neither imports it. Run its scripts from a checkout: each puts

@@ -1,12 +1,12 @@
-"""Counts the collectives of any PyTorch program from outside: a ledger for code that is not ours.
+"""Counts the collectives of DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor from outside, in a ledger.
 
-DDP, FSDP2, ``ZeroRedundancyOptimizer`` and DTensor issue their collectives through the dispatcher, where a
-``TorchDispatchMode`` sees each with its tensors and its group. Knows only those operators and sizes.
+They issue their collectives through the dispatcher, where a ``TorchDispatchMode`` sees each with its tensors
+and its group. Knows only their operators and sizes; another operator that moves data is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any
@@ -74,14 +74,14 @@ class TorchCollectives(CountingMode):
         return func(*args, **(kwargs or {}))
 
     def ask(
-        self, kind: Kind, group: Any, tensor: Tensor, receive: int, root: int | None = None, **splits: Any
+        self, kind: Kind, group: Any, tensor: Tensor, receive: int, root: int | None = None
     ) -> Collective:
         """The request that an operator makes, with sizes but no data."""
         found = _process_group(group)
         sends = root is None or root == found.rank()
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta") if sends else None
         axes = self._axes(found)
-        return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root, **splits)
+        return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root)
 
     def _axes(self, group: dist.ProcessGroup) -> tuple[str, ...]:
         ranks, axes = tuple(dist.get_process_group_ranks(group)), self.at.grid.axes
@@ -95,46 +95,6 @@ _QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd
 
 def _process_group(group: Any) -> dist.ProcessGroup:
     return _resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)  # type: ignore[arg-type]
-
-
-def _all_to_all(
-    log: TorchCollectives, group: Any, mine: Tensor, receive: int, sends: list[int], receives: list[int]
-) -> list[Collective]:
-    """An all_to_all with splits in rows; without splits, the parts are equal."""
-    parts = _process_group(group).size()
-    row = mine.numel() // max(1, sum(sends))
-    elements = tuple(n * row for n in sends) if sends else (mine.numel() // parts,) * parts
-    coming = tuple(n * row for n in receives) if receives else (receive // parts,) * parts
-    return [log.ask("all_to_all", group, mine, receive, sends=elements, receives=coming)]
-
-
-def _message(
-    log: TorchCollectives, tensors: Sequence[Tensor], group: Any, to: int | None, source: int | None
-) -> list[Collective]:
-    """A message to or from one rank: an exchange in which no other rank sends or receives."""
-    places = range(_process_group(group).size())
-    asked = []
-    for each in tensors:
-        sends, receives = (tuple(each.numel() * (place == peer) for place in places) for peer in (to, source))
-        mine = each.new_empty(sum(sends), device="meta")
-        asked.append(log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives))
-    return asked
-
-
-def _lists(
-    log: TorchCollectives, outs: Sequence[Tensor], tensors: Sequence[Tensor], group: Any
-) -> list[Collective]:
-    """An all_to_all of a tensor for each rank."""
-    sends, receives = (tuple(each.numel() for each in row) for row in (tensors, outs))
-    mine = tensors[0].new_empty(sum(sends), device="meta")
-    return [log.ask("all_to_all", group, mine, sum(receives), sends=sends, receives=receives)]
-
-
-def _reduce(log: TorchCollectives, tensors: Sequence[Tensor], group: Any, root: int) -> list[Collective]:
-    """All ranks send, and one receives."""
-    receives = _process_group(group).rank() == root
-    asked = [log.ask("reduce", group, each, each.numel() if receives else 0) for each in tensors]
-    return [replace(request, root=root) for request in asked]
 
 
 # Each operator's requests, read from its arguments. Functional operators take the group's name last.
@@ -160,14 +120,4 @@ _READ: dict[str, Callable[..., list[Collective]]] = {
     "broadcast_": lambda log, tensors, group, root, *_: [
         log.ask("broadcast", group, each, each.numel(), root) for each in tensors
     ],
-    "reduce_": lambda log, tensors, group, _, root, *__: _reduce(log, tensors, group, root),
-    "send": lambda log, tensors, group, to, *_: _message(log, tensors, group, to, None),
-    "recv_": lambda log, tensors, group, source, *_: _message(log, tensors, group, None, source),
-    "alltoall_": lambda log, outs, tensors, group, *_: _lists(log, outs, tensors, group),
-    "alltoall_base_": lambda log, out, mine, group, receives, sends, *_: _all_to_all(
-        log, group, mine, out.numel(), sends, receives
-    ),
-    "all_to_all_single": lambda log, mine, receives, sends, group: _all_to_all(
-        log, group, mine, sum(receives) * (mine.numel() // max(1, mine.shape[0])), sends, receives
-    ),
 }

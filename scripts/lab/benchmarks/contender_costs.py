@@ -217,7 +217,10 @@ def _read_seconds(
     learnt = time.perf_counter()
     contender.finish()
     finished = time.perf_counter()
-    requests = [_filled(request) for request in asked.requests]
+    requests = [
+        replace(it, send=None if it.send is None else torch.zeros(it.send.numel(), dtype=it.dtype))
+        for it in asked.requests
+    ]
     dist.barrier()
     again = time.perf_counter()
     contender.world.run(_ask_all(requests))
@@ -227,12 +230,6 @@ def _read_seconds(
 def _ask_all(requests: Sequence[Collective]) -> Walk:
     for request in requests:
         _ = yield request
-
-
-def _filled(request: Collective) -> Collective:
-    """The request with data to send, all zeros."""
-    send = None if request.send is None else torch.zeros(request.send.numel(), dtype=request.dtype)
-    return replace(request, send=send)
 
 
 def _settled_interface() -> int | None:

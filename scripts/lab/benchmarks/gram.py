@@ -90,16 +90,12 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
     dim = 0 if sides[0] > sides[1] else 1
     grid = Grid.of(dp=1, tp=tp)
     plan = gram(matrices(sides, 1, tp), grid)
-    steps = [_zeros(plan, rank, piece, name) for rank, piece in enumerate(held(G, dim, tp))]
+    pieces = G.split(Shard(dim).lengths(G.size(dim), tp), dim)  # as DTensor cuts
+    steps = [_zeros(plan, rank, piece, name) for rank, piece in enumerate(pieces)]
     with torch.no_grad():
         LocalWorld(grid).run([step.step() for step in steps])
     scale = max(1.0, sides[0] / sides[1]) ** 0.5
     return torch.cat([step.parameters[0].data for step in steps], dim) / -scale
-
-
-def held(whole: Tensor, dim: int, tp: int) -> list[Tensor]:
-    """Each rank's shard of a matrix, cut as DTensor cuts it."""
-    return list(whole.split(Shard(dim).lengths(whole.size(dim), tp), dim))
 
 
 def _zeros(plan: Plan, rank: int, piece: Tensor, name: str) -> PlanStep:
@@ -176,23 +172,19 @@ def owner_formula(sides: tuple[int, int], count: int, tp: int) -> int:
 FORMULAS = {"gram": gram_formula, "zero1": gather_formula, "owner": owner_formula}
 
 
-def sent_for_matrices(plan: Plan) -> list[int]:
-    """Bytes that each rank sends on a ring in phases 2 to 6, according to the ledger."""
-    ledgers = (predict(plan, plan.grid.at(rank)).entries for rank in plan.grid.ranks)
-    return [sum(one.ring for one in entries if one.phase != "gradient flags") for entries in ledgers]
-
-
 def bytes_table(command: str) -> Table:
     """Bytes by the ledger and by the formula, for each work, tp and strategy."""
     rows: list[TableRow] = []
     for work, tp, strategy in product(("4 of 512 × 4096", "4 of 1024 × 1024"), TP, FORMULAS):
-        sent = sent_for_matrices(plan_of(strategy, work, tp))
+        plan = plan_of(strategy, work, tp)
+        entries = [entry for rank in plan.grid.ranks for entry in predict(plan, plan.grid.at(rank)).entries]
+        sent = sum(entry.ring for entry in entries if entry.phase != "gradient flags")
         rows.append(
             {
                 "matrices": work,
                 "tp": tp,
                 "strategy": strategy,
-                "by ledger": sum(sent) // len(sent),
+                "by ledger": sent // tp,
                 "by formula": FORMULAS[strategy](*WORKS[work], tp),
             }
         )

@@ -169,35 +169,17 @@ def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
     return replace(plan, order=tuple(order))
 
 
-def _other_strategy(plan: Blueprint, dice: Random) -> Blueprint:
-    return replace(plan, strategy=dice.choice([name for name in job.PLANNED if name != plan.strategy]))
-
-
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
     """Cut one square matrix along rows that all other ranks hold whole."""
     return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 
-def _flip_parameter(rig: Rig, dice: Random) -> None:
-    _flip(local_part(rig.params[_replicated(rig)].detach()), dice)
-
-
-def _flip_momentum(rig: Rig, dice: Random) -> None:
-    _flip(local_part(rig.muon.state[rig.params[_replicated(rig)]]["momentum_buffer"]), dice)
-
-
-def _replicated(rig: Rig) -> int:
-    return job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))
-
-
-def _flip(tensor: Tensor, dice: Random) -> None:
-    """Flip one bit of the mantissa, as a cosmic ray would."""
-    bits = tensor.view(torch.int32).view(-1)
+def _flip_a_bit(rig: Rig, dice: Random, of_momentum: bool = False) -> None:
+    """Flip one bit of a mantissa in the matrix that ranks hold copies of, as a cosmic ray would."""
+    param = rig.params[job.WHOLE if job.WHOLE in rig.params else next(iter(rig.params))]
+    tensor = rig.muon.state[param]["momentum_buffer"] if of_momentum else param.detach()
+    bits = local_part(tensor).view(torch.int32).view(-1)
     bits[dice.randrange(len(bits))] ^= 1 << dice.randrange(10, 23)
-
-
-def _one_more_group(rig: Rig, dice: Random) -> None:
-    rig.muon.add_param_group({"params": [("extra", nn.Parameter(torch.ones(4, 4)))]})
 
 
 def _without_gradient(rig: Rig, dice: Random, frozen: bool = False) -> None:
@@ -266,7 +248,12 @@ FAULTS: Mapping[str, DataFault] = {
     ),
     "a parameter more": DataFault(build=lambda plan, dice: _with_more(plan, torch.ones(8, 8)), fits=_plain),
     "a parameter in bfloat16": DataFault(build=_half_precision, fits=_plain),
-    "another strategy": DataFault(build=_other_strategy, fits=_planned),
+    "another strategy": DataFault(
+        build=lambda plan, dice: replace(
+            plan, strategy=dice.choice([name for name in job.PLANNED if name != plan.strategy])
+        ),
+        fits=_planned,
+    ),
     "another cut": DataFault(
         build=_other_cut, fits=lambda strategy, dp, tp: strategy in job.PLANNED and tp > 1
     ),
@@ -280,9 +267,17 @@ FAULTS: Mapping[str, DataFault] = {
         everywhere=True,
         fits=_plain,
     ),
-    "a bit of a parameter flips": DataFault(strike=_flip_parameter, needs_guard=True, fits=_kept_alike),
-    "a bit of momentum flips": DataFault(strike=_flip_momentum, needs_guard=True, fits=_kept_alike),
-    "a parameter group more in mid run": DataFault(strike=_one_more_group, fits=_planned, out_of_step=True),
+    "a bit of a parameter flips": DataFault(strike=_flip_a_bit, needs_guard=True, fits=_kept_alike),
+    "a bit of momentum flips": DataFault(
+        strike=partial(_flip_a_bit, of_momentum=True), needs_guard=True, fits=_kept_alike
+    ),
+    "a parameter group more in mid run": DataFault(
+        strike=lambda rig, dice: rig.muon.add_param_group(
+            {"params": [("extra", nn.Parameter(torch.ones(4, 4)))]}
+        ),
+        fits=_planned,
+        out_of_step=True,
+    ),
     "state loaded in mid run": DataFault(
         strike=lambda rig, dice: rig.muon.load_state_dict(rig.muon.state_dict())
     ),

@@ -80,11 +80,6 @@ def _process(seed: int, dice: Random, only: str, starter: Starter = "launch") ->
         yield Case(seed, 0, kind, phase, rank, strategy, dp, tp, starter, dice.getrandbits(32))
 
 
-def _spawned(seed: int, dice: Random, only: str) -> Iterator[Case]:
-    drawn = _process(seed, dice, only, "spawn")
-    return (case for case in drawn if case.phase != strikes.STARTING)
-
-
 def _alike(
     kinds: Iterable[str], phase: str, strategy: str, dp: int, starter: Starter
 ) -> Callable[[int, Random, str], Iterator[Case]]:
@@ -117,7 +112,9 @@ _FAMILIES: Mapping[str, Callable[[int, Random, str], Iterator[Case]]] = {
     "data": _data,
     "LocalWorld": partial(_data, starter="LocalWorld"),
     "process": _process,
-    "spawn": _spawned,
+    "spawn": lambda seed, dice, only: (
+        case for case in _process(seed, dice, only, "spawn") if case.phase != strikes.STARTING
+    ),
     "files": _alike(tampering.TAMPERINGS, "loading", "zero1 all", 1, "one process"),
     "saving": _saving,
     "torchrun": _torchrun,

@@ -36,7 +36,10 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
             rig.give(step)
             if step == job.FAULT_AT:
                 begun = time.monotonic()
-                disturb(case, fault, rig)
+                if fault.ready:
+                    rig.muon.ready_gradients()
+                if fault.strike is not None and mine:
+                    fault.strike(rig, case.random)
             before = rig.digest()
             for _ in range(fault.turns if step == job.FAULT_AT and mine else 1):
                 rig.muon.step()
@@ -51,14 +54,6 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
         return _go_on(case, fault, rig, step, record)
     equal = equals_oracle(case, rig, _given(case, rig))
     return RankRecord(rank, equal=equal, seconds=time.monotonic() - begun)
-
-
-def disturb(case: Case, fault: DataFault, rig: Rig) -> None:
-    """Strike if this rank is the faulty one."""
-    if fault.ready:
-        rig.muon.ready_gradients()
-    if fault.strike is not None and is_faulty(case, rig.at):
-        fault.strike(rig, case.random)
 
 
 def is_faulty(case: Case, at: Coordinate) -> bool:

@@ -193,7 +193,11 @@ def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
 def _parameters(plan: Blueprint, world: LiveWorld | LocalMesh) -> dict[int, nn.Parameter]:
     indices = sorted(plan.order)
     if plan.strategy != FSDP2:
-        return {i: _cut_by_hand(plan.wholes[i], plan.cuts[i], world.at) for i in indices}
+        params = {i: nn.Parameter(_part(plan.wholes[i], plan.cuts[i], world.at)) for i in indices}
+        for i, param in params.items():
+            cut = plan.cuts[i]
+            param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
+        return params
     assert isinstance(world, LiveWorld)
     model = nn.ParameterList()
     for whole, cut in ((plan.wholes[i].clone(), plan.cuts[i]) for i in indices):
@@ -201,12 +205,6 @@ def _parameters(plan: Blueprint, world: LiveWorld | LocalMesh) -> dict[int, nn.P
         model.append(nn.Parameter(distribute_tensor(whole, world.mesh["tp"], [placement])))
     fully_shard(model, mesh=world.mesh["dp"])
     return dict(zip(indices, model, strict=True))
-
-
-def _cut_by_hand(whole: Tensor, cut: Placement, at: Coordinate) -> nn.Parameter:
-    param = nn.Parameter(_part(whole, cut, at))
-    param.partition_dim = cut.dim if isinstance(cut, Shard) else -1  # type: ignore[attr-defined]
-    return param
 
 
 def _part(whole: Tensor, cut: Placement, at: Coordinate) -> Tensor:

@@ -71,10 +71,6 @@ def _zero_a_block(folder: Path, other: Path, dice: Random) -> None:
     path.write_bytes(data)
 
 
-def _remove(folder: Path, other: Path, dice: Random) -> None:
-    dice.choice(files(folder)).unlink()
-
-
 def _take_from_the_other(folder: Path, other: Path, dice: Random) -> None:
     """Replace a file by the file of the same name from the other save."""
     path = dice.choice(files(folder))
@@ -96,7 +92,7 @@ TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
     "a file is cut off": _truncate,
     "bytes are appended to a file": _append,
     "a block of a file is zeroed": _zero_a_block,
-    "a file is missing": _remove,
+    "a file is missing": lambda folder, other, dice: dice.choice(files(folder)).unlink(),
     "a file comes from a newer save": _take_from_the_other,
     "two files change names": _exchange,
     "a pickle in place of a file": forging.pickle_in_place,

@@ -103,7 +103,7 @@ def fewer_collectives() -> float:
 
 def step_moves_nothing() -> float:
     """Bytes that ``layerwise`` moves besides gradients and parameters, over those of gathering everything."""
-    own = [_even(i) for i in range(64)]
+    own = [Matrix(i, f"layer {i}", (256, 256)) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
     beside = sum(size for phase, size in moved.items() if phase.split()[0] not in ("gradient", "parameter"))
@@ -133,7 +133,3 @@ def saved_by_state(momentum: int) -> float:
     """GiB of Qwen2.5-3B's state that each of 8 ranks saves under ZeRO, against AdamW's 8 bytes an element."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30
-
-
-def _even(i: int) -> Matrix:
-    return Matrix(i, f"layer {i}", (256, 256))
