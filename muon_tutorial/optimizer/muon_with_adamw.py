@@ -19,9 +19,9 @@ from ..errors import UsageError
 from ..guard.changes import check_moment_values, check_moments, has_moved
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED, all_named
-from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..plan.strategies import Builder
+from ..step.parameter_state import same_tensors
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .load_state import follow_names, own_lr
