@@ -131,7 +131,7 @@ class _Held:
     dropped: bool = False
 
     def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts of these."""
+        """Copy this rank's parts of these tensors."""
         self.tensors |= {key: local_part(it.detach()).clone() for key, it in tensors.items()}
 
     @property
@@ -342,9 +342,9 @@ def _holding(it: Target, group: Mapping[str, Any], place: _Place | None) -> _Hel
     matrix = shard.shards[0].entry.matrix
     shape = matrix.shape if matrix.part is None else matrix.part.shape
     own = (held_box(shape, matrix.cuts, step.at),)
-    momentum = (
-        tuple(box for its in shard.shards for box in parameter_boxes(its, step.at)) if shard.flat else own
-    )
+    momentum = own
+    if shard.flat:
+        momentum = tuple(box for its in shard.shards for box in parameter_boxes(its, step.at))
     ranks = sorted({rank for its in shard.shards for rank in step.plan.workers(its.entry.matrix.index)})
     return _Held(shape, own, momentum, step.averages, said, it.parts, it.transposed, tuple(ranks), {})
 
@@ -447,7 +447,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """A whole tensor, fp32, on the CPU; of several pieces with an element the last counts, or their mean."""
+    """Put a whole tensor together, fp32, on the CPU. Where pieces overlap, the last counts, or their mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole
