@@ -342,9 +342,9 @@ def _holding(it: Target, group: Mapping[str, Any], place: _Place | None) -> _Hel
     matrix = shard.shards[0].entry.matrix
     shape = matrix.shape if matrix.part is None else matrix.part.shape
     own = (held_box(shape, matrix.cuts, step.at),)
-    momentum = own
-    if shard.flat:
-        momentum = tuple(box for its in shard.shards for box in parameter_boxes(its, step.at))
+    momentum = (
+        tuple(box for its in shard.shards for box in parameter_boxes(its, step.at)) if shard.flat else own
+    )
     ranks = sorted({rank for its in shard.shards for rank in step.plan.workers(its.entry.matrix.index)})
     return _Held(shape, own, momentum, step.averages, said, it.parts, it.transposed, tuple(ranks), {})
 
