@@ -1,17 +1,6 @@
 """Distributed Muon, by hand: one plan that runs on real processes, in one process, and on none.
 
-The public surface, by floor:
-
-- the math: ``zeropower_via_newtonschulz``, ``KELLER_JORDAN``
-- the plan: ``Grid``, ``Coordinate``, ``Shard``, ``Replicate``, ``Partial``, ``Owned``, ``Box``, ``Hop``,
-  ``Route``, ``Matrix``, ``Bucket``, ``DistMeta``, ``Plan``, ``STRATEGIES``, ``zero1``, ``owner``,
-  ``round_robin``, ``replicated``
-- the worlds: ``launch``, ``build_mesh``, ``LiveWorld``, ``LocalWorld``, ``Ledger``
-- the optimizer: ``Muon``, ``MuonWithAdamW``, ``split_parameters``, ``DistributedConfig`` and its three
-  ``create_…_config``
-- errors: ``TutorialError`` and, below it, ``UsageError`` and ``LaunchError``; ``errors.py`` draws the tree
-
-Each name is imported on first use: ``from muon_tutorial import Muon`` loads the optimizer, but not the
+Each public name is imported on first use: ``from muon_tutorial import Muon`` loads the optimizer, but not the
 launcher, checkpoints or the planner.
 
 Terms of the package and the lessons:
@@ -22,12 +11,12 @@ Terms of the package and the lessons:
 - *piece*: a rank's tensor-parallel part of a matrix; *shard*: the part that the rank stores between steps
 - *hop*: one change of placement; *route*: hops in order; *exchange*: many matrices packed into one move
 - *bucket*: matrices that travel together; *buffer*: their flat tensor; *layout*: which rank holds which part
-- *request*, *collective*: a generator asks for it; *walk*: the generator
+- *walk*: a generator that asks for collectives; *request*: what it asks for
 - *world*: answers requests; *mesh*: the ranks that it answers for
 - *step*: one optimizer step; *phase*: one of its seven parts, in ``step/``
-- *owner*: the only rank that orthogonalizes a matrix; *worker*: any rank that does
-- *strategy*: a builder; *plan*: the data that it builds
-- *ledger*: the requests that were made, in bytes
+- *worker*: a rank that orthogonalizes a matrix; *owner*: the only one that does
+- *strategy*: a function that builds a *plan*, the data that a step follows
+- *ledger*: a record of the requests that were made, in bytes
 """
 
 from __future__ import annotations
@@ -35,84 +24,50 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .callbacks.config import DistributedConfig
-    from .callbacks.create_configs import (
-        create_devicemesh_config,
-        create_dtensor_config,
-        create_processgroup_config,
-    )
-    from .checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
-    from .errors import LaunchError, TutorialError, UsageError
-    from .evidence.ledger import Ledger
-    from .launching.launch import launch
-    from .newton_schulz import KELLER_JORDAN, zeropower_via_newtonschulz
-    from .optimizer.muon import Muon
-    from .optimizer.muon_with_adamw import MuonWithAdamW
-    from .optimizer.split_parameters import split_parameters
-    from .plan.bucket import Bucket, DistMeta
-    from .plan.grid import Coordinate, Grid
-    from .plan.layout import Box, Hop, Owned, Partial, Replicate, Route, Shard
-    from .plan.matrix import Matrix
-    from .plan.strategies import (
-        STRATEGIES,
-        Plan,
-        gram,
-        layerwise,
-        owner,
-        owner_per_replica,
-        replicated,
-        round_robin,
-        zero1,
-    )
-    from .worlds.live import LiveWorld, build_mesh
-    from .worlds.local import LocalWorld
+if TYPE_CHECKING:  # an alias of the same name is a public name (PEP 484)
+    from .callbacks.config import DistributedConfig as DistributedConfig
+    from .callbacks.create_configs import create_devicemesh_config as create_devicemesh_config
+    from .callbacks.create_configs import create_dtensor_config as create_dtensor_config
+    from .callbacks.create_configs import create_processgroup_config as create_processgroup_config
+    from .checkpoint import CheckpointManager as CheckpointManager
+    from .checkpoint import load_checkpoint as load_checkpoint
+    from .checkpoint import save_checkpoint as save_checkpoint
+    from .errors import LaunchError as LaunchError
+    from .errors import TutorialError as TutorialError
+    from .errors import UsageError as UsageError
+    from .evidence.ledger import Ledger as Ledger
+    from .launching.launch import launch as launch
+    from .newton_schulz import KELLER_JORDAN as KELLER_JORDAN
+    from .newton_schulz import zeropower_via_newtonschulz as zeropower_via_newtonschulz
+    from .optimizer.muon import Muon as Muon
+    from .optimizer.muon_with_adamw import MuonWithAdamW as MuonWithAdamW
+    from .optimizer.split_parameters import split_parameters as split_parameters
+    from .plan.bucket import Bucket as Bucket
+    from .plan.bucket import DistMeta as DistMeta
+    from .plan.grid import Coordinate as Coordinate
+    from .plan.grid import Grid as Grid
+    from .plan.layout import Box as Box
+    from .plan.layout import Hop as Hop
+    from .plan.layout import Owned as Owned
+    from .plan.layout import Partial as Partial
+    from .plan.layout import Replicate as Replicate
+    from .plan.layout import Route as Route
+    from .plan.layout import Shard as Shard
+    from .plan.matrix import Matrix as Matrix
+    from .plan.strategies import STRATEGIES as STRATEGIES
+    from .plan.strategies import Plan as Plan
+    from .plan.strategies import gram as gram
+    from .plan.strategies import layerwise as layerwise
+    from .plan.strategies import owner as owner
+    from .plan.strategies import owner_per_replica as owner_per_replica
+    from .plan.strategies import replicated as replicated
+    from .plan.strategies import round_robin as round_robin
+    from .plan.strategies import zero1 as zero1
+    from .worlds.live import LiveWorld as LiveWorld
+    from .worlds.live import build_mesh as build_mesh
+    from .worlds.local import LocalWorld as LocalWorld
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "KELLER_JORDAN",
-    "STRATEGIES",
-    "Box",
-    "Bucket",
-    "CheckpointManager",
-    "Coordinate",
-    "DistMeta",
-    "DistributedConfig",
-    "Grid",
-    "Hop",
-    "LaunchError",
-    "Ledger",
-    "LiveWorld",
-    "LocalWorld",
-    "Matrix",
-    "Muon",
-    "MuonWithAdamW",
-    "Owned",
-    "Partial",
-    "Plan",
-    "Replicate",
-    "Route",
-    "Shard",
-    "TutorialError",
-    "UsageError",
-    "build_mesh",
-    "create_devicemesh_config",
-    "create_dtensor_config",
-    "create_processgroup_config",
-    "gram",
-    "launch",
-    "layerwise",
-    "load_checkpoint",
-    "owner",
-    "owner_per_replica",
-    "replicated",
-    "round_robin",
-    "save_checkpoint",
-    "split_parameters",
-    "zero1",
-    "zeropower_via_newtonschulz",
-]
 
 _HOMES = {
     "callbacks.config": "DistributedConfig",
@@ -135,9 +90,11 @@ _HOMES = {
 }
 """The modules that the public names come from."""
 
+__all__ = sorted(" ".join(_HOMES.values()).split())
+
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its module; Python calls this once, because the name is then kept here."""
+    """Import a public name from its module on first use; later uses find it in this module."""
     for home, names in _HOMES.items():
         if name in names.split():
             value = globals()[name] = getattr(import_module(f".{home}", __name__), name)

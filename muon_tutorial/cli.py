@@ -87,7 +87,7 @@ from .worlds.live import gather_objects
 
 STOPPING = "stopping after this step and saving; once more ends it at once"
 NOT_FOUND_AGAIN = (
-    "restarted ranks find their run by torchrun's --rdzv-id, or --out: starting from the beginning"
+    "starting from the beginning: restarted ranks find their run only by torchrun's --rdzv-id, or by --out"
 )
 DEFAULTS = asdict(TrainSettings())
 METAVARS = {int: "N", float: "X", str: "NAME", type(None): "FILE"}
@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             return _complain(f"{error.strerror}: raise the limit with ulimit -n 1024", FAILED)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest cannot go there either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # drop output that is still buffered
         if isinstance(error, BrokenPipeError):
             return _complain("standard output was closed before the result was written", FAILED)
         return _complain(
@@ -232,7 +232,7 @@ def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespa
 
 
 def _asked_of(saving: Saving, options: argparse.Namespace) -> Saving:
-    """The same, with the options for signals and the time limit."""
+    """Add the options for signals and the time limit."""
     until = None if options.max_seconds is None else time.monotonic() + options.max_seconds
     return replace(saving, acts=options.acts, until=until)
 
@@ -269,7 +269,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
 def _agree_on_run(
     options: argparse.Namespace, seat: TorchrunEnvironment
 ) -> tuple[TrainSettings, RunFolder | None, Saving]:
-    """The run that rank 0 reads from the options, on all ranks; the folder only on rank 0.
+    """Let rank 0 find the run that the options name, and tell all ranks; only rank 0 gets the folder.
 
     Raises:
         TutorialError: on all ranks, if rank 0 raised it.
@@ -379,7 +379,7 @@ def _add_signals(trainer: argparse.ArgumentParser) -> None:
         type=float,
         metavar="S",
         default=GRACE,
-        help="seconds to finish the step and save in once a signal came; then it ends (default: %(default)s)",
+        help="seconds to finish the step and save after a signal; then the run ends (default: %(default)s)",
     )
     group.add_argument(
         "--max-seconds",
@@ -455,9 +455,8 @@ def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
 
 def _keep_result(folder: RunFolder, result: RunResult, beside: job.OneProcessRun | None) -> None:
     folder.write(RESULT, job.describe_result(result, beside))
-    from .training.loss_picture import (
-        loss_figure,  # here, so that no other command waits for matplotlib
-    )
+    # Imported here, so that no other command waits for matplotlib.
+    from .training.loss_picture import loss_figure
 
     folder.draw("loss.png", loss_figure(result, beside))
 

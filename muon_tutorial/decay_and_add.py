@@ -84,7 +84,7 @@ class ShardRange:
         return rows * self.full_shape[1] + columns
 
     def tail(self) -> tuple[int, Tensor]:
-        """Return how many elements precede the matrix's last partial block, and the others' places in it."""
+        """Return how many elements precede the matrix's last partial block, and where the rest lie in it."""
         edge = math.prod(self.full_shape) // _BLOCK * _BLOCK
         last = max(0, self.numel - _BLOCK)
         places = self.positions(last) - edge
@@ -124,14 +124,14 @@ def decay_and_add(
     >>> param
     tensor([0.5000, 0.5000], dtype=torch.bfloat16)
     """
-    if shard is not None and not param.numel() == update.numel() == shard.stop - shard.start:
+    if shard is not None and not param.numel() == update.numel() == shard.numel:
         raise UsageError(
             f"the range and its tensors differ in size: {shard}, {tuple(param.shape)}, {tuple(update.shape)}"
         )
     param.mul_(1 - lr * weight_decay)
     by_position = param.device.type == "cpu" and param.dtype == update.dtype == torch.bfloat16
     if shard is None or not by_position:
-        param.add_(update.reshape(param.shape), alpha=-adjusted)  # type: ignore[arg-type]  # a one-element tensor works
+        _add(param, update.reshape(param.shape), adjusted)
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
         # By the scalar loop, as torch does for a tall matrix, whose update is column-major.
         strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))

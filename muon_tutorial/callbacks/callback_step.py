@@ -24,7 +24,7 @@ from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
 from ..launching.echo import is_echo
 from ..parameters.dtensor_placements import dtensor_cuts
-from ..parameters.mesh_parameters import global_rank, whole_matrix, with_names
+from ..parameters.mesh_parameters import whole_matrix, with_names
 from ..plan.bucket import flat_frame
 from ..plan.strategies import WIRE
 from ..step.agreement import (
@@ -39,7 +39,7 @@ from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
 from ..step.write_parameters import apply_update
-from ..worlds.live import LiveWorld, gather_objects, sum_counts
+from ..worlds.live import LiveWorld, gather_objects, global_rank, sum_counts
 from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
@@ -105,7 +105,7 @@ class CallbackStep:
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Find out which gradients there are, before anything changes. All ranks of ``state["agree_group"]``
-        must walk it; an error is raised on all of them.
+        must run it; an error is raised on all of them.
 
         Raises:
             GradientError: a gradient is missing on only some ranks, or is not finite.
@@ -137,7 +137,7 @@ class CallbackStep:
     """Gradients are already averaged when they get here."""
 
     def step(self) -> Walk:
-        """One optimizer step. Must be walked by all ranks."""
+        """One optimizer step. All ranks must run it."""
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
@@ -163,8 +163,8 @@ class CallbackStep:
             self._apply(index, local_part(part))
 
     def _apply(self, index: int, update: Tensor) -> None:
-        """Decay and step what this rank holds. For DTensors and whole parameters, where this part lies in the
-        matrix is known, and the bits are those of a step over the whole matrix."""
+        """Decay and step this rank's part. For DTensors and whole parameters, its place in the matrix is
+        known, so the bits are those of a step over the whole matrix."""
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
         stacked = len(sides) > 2
@@ -232,16 +232,15 @@ class CallbackStep:
         if isinstance(answer, dist.Work):
             return BareWork()
         # The function may reuse one buffer, and is called for other parameters before this answer is used.
-        # A tensor that is still on its way is not copied, because it is a new one.
+        # A tensor that is still on its way is new, so it need not be copied.
         its = answer.to_local() if isinstance(answer, DTensor) else answer
         return answer.clone() if type(its) is Tensor else answer
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
         """The first time, tell all ranks about a wrong answer, and the full matrix's shape."""
         if index not in self.settled:
-            return Call(
-                partial(self._share, index, full, wrong), Label(f"check of {name}", self.names[index])
-            )
+            label = Label(f"check of {name}", self.names[index])
+            return Call(partial(self._share, index, full, wrong), label)
         if wrong:
             raise ConfigError(wrong)
         return IDLE

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, TutorialError
-from ..parameters.mesh_parameters import global_rank
 from ..plan.strategies import WIRE
 from ..step.parameter_state import ParameterState, local_part
+from ..worlds.live import global_rank
 from .config import DistributedConfig
 
 
@@ -29,9 +29,8 @@ def checked_assignments(
     except TutorialError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"assign_fn raised {type(error).__name__} on rank {global_rank()}: {error}"
-        ) from error
+        kind = type(error).__name__
+        raise ConfigError(f"assign_fn raised {kind} on rank {global_rank()}: {error}") from error
     if not isinstance(answer, Mapping):
         raise ConfigError(f"assign_fn must return a dict from parameter index to rank, got {answer!r}")
     missing = [index for index in range(len(params)) if index not in answer]
@@ -60,7 +59,7 @@ class BareWork:
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """What is wrong with an answer of ``gather_fn``, or ``""``. ``where`` says whose answer it is."""
+    """The complaint about an answer of ``gather_fn``; empty if it is right. ``where`` says whose it is."""
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     if global_rank() != owner:
@@ -79,7 +78,7 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
 
 
 def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
-    """What is wrong with an answer of ``redistribute_fn``, or ``""``."""
+    """The complaint about an answer of ``redistribute_fn``; empty if it is right."""
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"

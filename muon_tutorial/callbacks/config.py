@@ -32,7 +32,7 @@ class DistributedConfig:
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
             ``wire_dtype``, the dtype of matrices and updates: bfloat16. ``"agree_group"``: the process group
             of the ranks that share parameters; all ranks unless given.
-        async_gpu_parallelism: owners work side by side; False is the strict sequence, for debugging.
+        async_gpu_parallelism: owners work side by side. False: one parameter after the other, for debugging.
         prefetch_count: how many parameters (or buckets of them) are gathered ahead.
         helper: set if ``create_…_config`` made this. The optimizer runs the helper's plan instead of gather
             and redistribute, as long as both are the helper's own.

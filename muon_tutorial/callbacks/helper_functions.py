@@ -12,17 +12,12 @@ from torch import Tensor
 from ..engine.collective import Label
 from ..engine.travel import travel
 from ..errors import ConfigError
-from ..parameters.mesh_parameters import (
-    ParametersOnMeshes,
-    ReadParameters,
-    global_rank,
-    same_tensors,
-)
+from ..parameters.mesh_parameters import ParametersOnMeshes, ReadParameters
 from ..plan.assign import longest_first, newton_schulz_cost
 from ..plan.bucket import Bucket
 from ..plan.strategies import owner
-from ..step.parameter_state import local_part
-from ..worlds.live import LiveWorld
+from ..step.parameter_state import local_part, same_tensors
+from ..worlds.live import LiveWorld, global_rank
 from ..worlds.local import LocalMesh
 
 
@@ -36,7 +31,7 @@ class HelperFunctions:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return which mesh each parameter lies on and how it is cut there; found once per list of them."""
+        """Return which mesh each parameter lies on and how it is cut there; read once per list of them."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))

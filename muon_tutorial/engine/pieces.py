@@ -84,11 +84,9 @@ class Pieces:
 
     def _part(self, held: BufferSlice, index: Index, shape: Shape) -> Tensor:
         box = self._box(held)
-        return (
-            box.contiguous()
-            if box.shape == shape
-            else box[index].clone(memory_format=torch.contiguous_format)
-        )
+        if box.shape == shape:
+            return box.contiguous()
+        return box[index].clone(memory_format=torch.contiguous_format)
 
     def _box(self, held: BufferSlice) -> Tensor:
         box = self._boxes[held.entry.matrix.index]

@@ -7,7 +7,7 @@ A host is the code around the optimizer: a training loop, or a library such as L
 ``check_groups``        types and ranges of a group's settings; shapes that cannot be stepped
 ``changes``             parameters, state and gradients that a host has replaced, moved or written to
 ``current_steps``       the current steps, rebuilt when a host has changed what they were made for
-``compare_replicas``    ranks compare their copies before the first step and at intervals
+``compare_replicas``    ranks compare their copies of parameters and state, or take the first rank's
 ``gradient_hooks``      marks gradients that are not averaged yet, and can send them during backward
 ``momentum_slice``      marks a rank's slice of the momentum in a saved state, which is not a replica
 """

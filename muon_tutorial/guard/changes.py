@@ -18,10 +18,9 @@ from torch.utils.weak import TensorWeakRef
 
 from ..errors import UsageError
 from ..parameters.describe_matrices import FLATTENED, all_named
-from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..step.agreement import checksum
-from ..step.parameter_state import group_parts, local_gradient, local_part
+from ..step.parameter_state import group_parts, local_gradient, local_part, same_tensors
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
@@ -49,7 +48,7 @@ class Changed(Flag):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeParameter:
-    """A parameter when steps were made for it, with its group, its state, and what a plan must fit."""
+    """A parameter as it was when steps were made for it, with its group and its state."""
 
     param: Tensor
     kind: TensorKind
@@ -62,9 +61,9 @@ class MadeParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """What steps were made for: they keep references to groups and to entries of the state.
+    """The groups and the state that steps were made for. The steps keep references to both.
 
-    Both may be replaced without notice, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
+    Hosts may replace them without notice, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
     """
 
     groups: Sequence[Mapping[str, Any]] = ()
@@ -135,7 +134,7 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop those of zeros.
+    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop one of zeros.
 
     ``before`` describes the same parameters, in order, when steps were last made.
 
@@ -162,7 +161,8 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse parameters whose number of dimensions has changed since the optimizer was made, and vectors.
+    """Refuse a parameter that had another number of dimensions when the optimizer was made, if it is the same
+    tensor still, or a vector now.
 
     Raises:
         UsageError: it names one, and the libraries that flatten parameters.

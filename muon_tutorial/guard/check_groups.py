@@ -17,7 +17,6 @@ from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED, named_params
 from ..plan.matrix import Parts
 from ..plan.strategies import Plan
-from ..step.step import check_gram_recipes
 
 
 def plain_number(value: Any) -> Any:
@@ -26,7 +25,7 @@ def plain_number(value: Any) -> Any:
 
 
 def check_options(window: int, compare_every: int | None, initial_values: str, guard: str) -> None:
-    """Refuse what no Muon can be made with."""
+    """Refuse options of ``Muon`` that are out of range."""
     if window < 1:
         raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
     if compare_every is not None and compare_every < 1:
@@ -64,6 +63,20 @@ def check_settings(
         check_gram_recipes(plan, own)
     for number, group in enumerate(groups):
         check_numbers(group, number)
+
+
+def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a recipe without a Gram form if a matrix stays cut.
+
+    Raises:
+        UsageError: it lists the recipes that have one.
+    """
+    if plan.strategy == "gram":
+        from ..orthogonalizers.gram import gram_recipe
+
+        entries = (entry for bucket in plan.buckets for entry in bucket.entries)
+        for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
+            gram_recipe(groups[number])
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:

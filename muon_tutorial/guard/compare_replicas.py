@@ -48,7 +48,7 @@ class Replica:
 
     ``named``: the name is the user's; else it is a position in a list whose order may differ on other ranks.
     Along ``assumed`` axes copies are only presumed: each rank may have its own, such as an expert that FSDP2
-    was told to ignore. A difference is an error if Muon steps it, else it ``only_warns``.
+    was told to ignore. A difference is an error if Muon steps the parameter, else it ``only_warns``.
     """
 
     name: str
@@ -76,17 +76,17 @@ class Replica:
 def compare_replicas(
     steps: Sequence[MeshStep],
     companions: Sequence[torch.optim.Optimizer],
-    steps_done: int = 0,
-    unstepped: Named = (),
-    rest: Named = (),
+    steps_done: int,
+    unstepped: Named,
+    rest: Named,
 ) -> bool:
     """Compare parameters and state on every mesh of real processes, including those Muon does not step.
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
     the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped`` are named
     parameters that no optimizer steps, ``rest`` parameters whose gradients are averaged with Muon's, named by
-    their position. If a plan expects averaged gradients, they are compared as well: returns what
-    ``compare_gradients`` does. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
+    their position. If a plan expects averaged gradients, they are compared as well, and the result is that of
+    ``compare_gradients``. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
     DTensors are compared as well, with their gradients, and a warning names one that differs: FSDP2 does not
     average it, which is right only if each rank has its own. All ranks must call.
 
@@ -120,11 +120,11 @@ def compare_replicas(
 
 
 def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
-    """Compare gradients that plans expect to be averaged, over all axes except tp; ``again`` those in doubt.
+    """Compare gradients that plans expect to be averaged, over all axes except tp; ``again``: those in doubt.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     In doubt are plain matrices among DTensors, each of which may be a rank's own. Returns whether to call it
-    again at the next step: one of them has had no gradient other than zero. All ranks must call.
+    again at the next step, because one of them has had no gradient but zero. All ranks must call.
 
     Raises:
         GradientError: on all ranks: they differ.
@@ -184,7 +184,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 
 
 def broadcast_parameters(
-    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named = ()
+    steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named
 ) -> None:
     """Make all ranks' copies of a parameter equal to the first rank's, as DDP does at construction.
 
@@ -320,7 +320,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> set[in
         found = _from_all_ranks(world, replicas[wrong[0]], replicas[wrong[0]].looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Ranks that are no copies may show which of two copies is right: most pieces have one shape.
+        # Ranks with other pieces may show which of two copies is right: most pieces have the same shape.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{replicas[wrong[0]].name} is another parameter on other ranks, or has another shape: "
@@ -373,7 +373,7 @@ def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[t
 
 
 def _first_that_differ(found: Sequence[tuple[tuple[int, ...], int, T]]) -> dict[int, T]:
-    """What the ranks at the first place hold where not all hold the same, by rank."""
+    """What each rank holds at the first place whose ranks do not all hold the same."""
     for place in dict.fromkeys(place for place, _, _ in found):
         at_place = {rank: held for its, rank, held in found if its == place}
         if len(set(at_place.values())) > 1:

@@ -37,7 +37,7 @@ def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid |
     return {
         **{key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS},
         **dimensions(groups, grid),
-        "what is averaged beside the matrices": str([_looks(it, it.dtype, grid) for it in beside]),
+        "the list of other averaged gradients": str([_looks(it, it.dtype, grid) for it in beside]),
         "the momentum's dtypes": ", ".join(f"{len([*its])} × {dtype}" for dtype, its in groupby(dtypes)),
     }
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..errors import StrategyError, TutorialError
-from ..parameters.mesh_parameters import same_tensors
+from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..step.unreduced_gradient import hook_gradients, mark_gradients
 from ..worlds.live import LiveWorld
@@ -65,8 +65,7 @@ class GradientHooks:
         if len(made) != 1 or not isinstance(mesh.step, PlanStep) or mesh.step.plan.expects != "local":
             raise StrategyError(
                 "overlap_grad_reduce is for a strategy that averages gradients itself ('zero1', "
-                "'layerwise'); with the others, what averages them (DDP, FSDP2) does so during backward "
-                "already"
+                "'layerwise'); with other strategies, DDP or FSDP2 already averages them during backward"
             )
         if not isinstance(mesh.world, LiveWorld):
             raise StrategyError(

@@ -33,8 +33,8 @@ from torch import Tensor
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
 from ..parameters.describe_matrices import FLATTENED
-from ..parameters.mesh_parameters import same_tensors
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
+from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changes import Changed, SeenGradients, check_flattened
@@ -65,10 +65,10 @@ class Guard:
 
     ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
     and ``beside`` the other parameters whose gradients were last averaged with the matrices'. It
-    ``broadcasts`` the first rank's values when the optimizer is made. ``number`` counts the mesh's Muons.
+    ``broadcasts`` the first rank's values when the optimizer is made. ``number`` tells a mesh's Muons apart.
     ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
     groups' settings at the last check, and ``described`` the texts to compare, made from them. It
-    ``compares_gradients`` at every step while a matrix that may be each rank's own has had none.
+    ``compares_gradients`` at every step until each matrix that may be a rank's own has had a gradient.
     """
 
     steps: CurrentSteps
@@ -157,7 +157,7 @@ class Guard:
         return steps
 
     def after_step(self, optimizer: torch.optim.Optimizer, end: Literal["taken", "skipped"]) -> None:
-        """Reset what was readied and counted for a step, and count it if it was taken."""
+        """Forget readied gradients, and how many were skipped; count the step if it was taken."""
         if end == "taken":
             self.steps_done, self.is_new = self.steps_done + 1, False
         self.skipped_gradients = 0
@@ -172,14 +172,7 @@ class Guard:
             self.is_compared = False  # on all ranks, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
-        """Average the gradients, including ``rest``, and clip them by ``max_norm``; returns the norm before.
-
-        If a gradient is not finite, nothing is changed, and the norm is infinite. All ranks must run it.
-
-        Raises:
-            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``,
-                and only the pair's own call would average AdamW's gradients, too.
-        """
+        """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
         if max_norm is not None and not max_norm > 0:
             raise UsageError(f"max_norm must be positive, got {max_norm}")
         if self.gradients_ready:
@@ -322,7 +315,7 @@ class Guard:
         counted = {
             "compare_every": str(self.compare_every),
             "the number of steps since it was made or loaded": str(self.steps_done),
-            "the number of zero_grad() calls that dropped gradients of no step": str(self.skipped_gradients),
+            "the number of zero_grad() calls that dropped unused gradients": str(self.skipped_gradients),
             "the number of steps behind the momentum": ", ".join(map(str, sorted(moves))),
             "whether it has stepped or loaded a state": str(not self.is_new),
             "whether the state was replaced": str(Changed.STATE in changed),
@@ -337,7 +330,7 @@ class Guard:
         """The error that keeps this rank from stepping, if any; ``beside`` are the companions' parameters.
 
         Group settings are checked again only if they have changed since the last check. Sparse gradients are
-        refused, and those that do not fit their parameter, as after writing to its ``.data``.
+        refused, and those that do not fit their parameter, for example after writing to its ``.data``.
         """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -394,9 +387,9 @@ class Guard:
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. As it says that
-        it can skip by itself, the scaler sets ``found_inf`` on it and, if the gradients are not unscaled yet,
-        ``grad_scale``: then they are unscaled here. All ranks must call.
+        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. The scaler sets
+        ``found_inf`` on an optimizer that can skip by itself. If the gradients are still scaled, it also sets
+        ``grad_scale``, and they are unscaled here. All ranks must call.
 
         Raises:
             GradientError: only some ranks found infinity, or may have: gradients are each rank's own, and
@@ -480,7 +473,7 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """Those of ``others`` that are not among ``some``, each once."""
+    """The ``others`` that are not among ``some``, each once."""
     known = {id(param) for param in some}
     return [param for key, param in {id(param): param for param in others}.items() if key not in known]
 

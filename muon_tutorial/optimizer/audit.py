@@ -131,7 +131,7 @@ class _Held:
     dropped: bool = False
 
     def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts of these."""
+        """Copy this rank's parts of these tensors."""
         self.tensors |= {key: local_part(it.detach()).clone() for key, it in tensors.items()}
 
     @property
@@ -447,7 +447,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """A whole tensor, fp32, on the CPU; of several pieces with an element the last counts, or their mean."""
+    """Put a whole tensor together, fp32, on the CPU. Where pieces overlap, the last counts, or their mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

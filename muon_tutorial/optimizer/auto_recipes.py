@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from ..callbacks.callback_step import CallbackStep
 from ..errors import TutorialError, UsageError
-from ..guard.current_steps import MeshStep
+from ..guard.current_steps import Groups, MeshStep
 from ..orthogonalizers.calibration import Calibration, read_calibration
 from ..orthogonalizers.choices import Shape, is_auto, read_choices, shape_of, write_choices
 from ..orthogonalizers.named import STOCK
@@ -33,7 +33,6 @@ from ..worlds.processor import describe_processor
 Source = Calibration | str | Path | None
 """A calibration, or the folder that keeps them by machine; None for ``default_folder()``."""
 
-Groups = Sequence[dict[str, Any]]
 
 TIMINGS = 2
 """Increase this when recipes become faster or slower: stored measurements are then repeated."""

@@ -21,19 +21,20 @@ from ..engine.collective import Walk
 from ..errors import TutorialError
 from ..guard.current_steps import Groups, MeshStep, State
 from ..parameters.describe_matrices import all_named
-from ..parameters.mesh_parameters import MeshParameters, same_tensors
+from ..parameters.mesh_parameters import MeshParameters
 from ..plan.matrix import Matrix, split_parts
 from ..plan.strategies import Plan, one_by_one, owner
 from ..step.agreement import Ranks
-from ..step.parameter_state import group_parts
+from ..step.parameter_state import group_parts, same_tensors
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, NoMesh, check_same
+from ..worlds.compare import check_same
+from ..worlds.live import LiveWorld, NoMesh
 from .make_steps import agreed, parameter_states, plan_step
 
 
 @dataclass(slots=True, eq=False)
 class ConfigSteps:
-    """Makes the steps of a ``DistributedConfig``: over plans if a helper made it, else by its functions."""
+    """Makes the steps of a ``DistributedConfig``, which is asked once for each list of parameters."""
 
     config: DistributedConfig
     _known: Assigned | None = None
@@ -104,7 +105,7 @@ class ConfigSteps:
 
 @dataclass(eq=False)
 class StepInOwnWorld(PlanStep):
-    """A step over a plan whose own mesh's ``world`` answers it, as the optimizer may have several meshes."""
+    """A step over a plan on one of several meshes: that mesh's own ``world`` answers its requests."""
 
     world: LiveWorld = field(kw_only=True)
 

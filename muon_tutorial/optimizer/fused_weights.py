@@ -216,15 +216,13 @@ def _by_class(it: FusedWeight) -> Fused | None:
     if isinstance(it.modules[0], nn.MultiheadAttention) and it.name == "in_proj_weight":
         return Fused("q, k, v", _equal(it, 3))
     gates = {"LSTM": 4, "LSTMCell": 4, "GRU": 3, "GRUCell": 3}.get(it.owner)
-    return (
-        Fused("gates", _equal(it, gates))
-        if gates and it.name.startswith(("weight_ih", "weight_hh"))
-        else None
-    )
+    if gates and it.name.startswith(("weight_ih", "weight_hh")):
+        return Fused("gates", _equal(it, gates))
+    return None
 
 
 def _named_as_fused(it: FusedWeight) -> Fused | None:
-    """Weights that are fused by their name, in modules without matching sizes."""
+    """Weights whose name says that they are fused, in modules without matching sizes."""
     named = re.search(r"qkv|kvz?$|^qk$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
     rows = (it.size(*HEADS) + 2 * it.size(*GROUPS)) * it.head_dim  # litgpt's attn: group by group, or not
     return Fused("matrices", None, certain=False) if named or (it.name, it.lines) == ("attn", rows) else None

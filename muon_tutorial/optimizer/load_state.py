@@ -75,6 +75,6 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
 
 
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-    """Give a group its own copy of a tensor ``lr`` that another group shares: else it is scaled twice."""
+    """Give a group its own copy of an ``lr`` tensor that groups share: a scheduler would scale it twice."""
     if isinstance(group["lr"], Tensor) and any(group["lr"] is other["lr"] for other in others):
         group["lr"] = group["lr"].clone()

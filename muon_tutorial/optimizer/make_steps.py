@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import StrategyError
 from ..guard.changes import check_momentum
+from ..guard.check_groups import check_gram_recipes
 from ..guard.current_steps import Groups, MakeSteps, MeshStep, State
 from ..orthogonalizers.choices import is_auto
 from ..parameters.describe_matrices import all_named, describe_matrices
@@ -23,8 +24,9 @@ from ..parameters.tensor_parallel import TpDim
 from ..plan.strategies import Builder, Plan, find_builder, fingerprint
 from ..step.parameter_state import ParameterState, local_part
 from ..step.single_process import AloneStep
-from ..step.step import PlanStep, check_gram_recipes
-from ..worlds.live import LiveWorld, NoMesh, check_same
+from ..step.step import PlanStep
+from ..worlds.compare import check_same
+from ..worlds.live import LiveWorld, NoMesh
 
 if TYPE_CHECKING:
     from ..callbacks.config import DistributedConfig
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DefaultSteps:
-    """Makes a single-process step, which reuses the previous one's memory; for DTensors, a config's steps."""
+    """Makes the steps of an optimizer without a strategy: one in this process, or a config's for DTensors."""
 
     _of_dtensors: ConfigSteps | None = None
 
@@ -70,7 +72,7 @@ def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
 
 
 def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim, window: int) -> MakeSteps:
-    """Makes the step of a strategy over one plan on one mesh; an error if ranks made different plans."""
+    """Makes a strategy's step over one plan on one mesh; raises an error if ranks made different plans."""
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         def make() -> Plan:
@@ -100,9 +102,8 @@ def plan_step(
         return [f"window {window}", *fingerprint(plan)]
 
     if isinstance(world, LiveWorld):
-        plan, said = check_same(
-            make, lines, world.group(world.grid.axes) if world.grid.axes else None, agreed
-        )
+        group = world.group(world.grid.axes) if world.grid.axes else None
+        plan, said = check_same(make, lines, group, agreed)
     else:
         plan = make()
         said = lines(plan)

@@ -75,11 +75,11 @@ class Muon(torch.optim.Optimizer):
             ``"flatten"`` for convolutions. Best set on a parameter group.
         transposed: the weights are stored (in, out), as in Hugging Face's ``Conv1D`` and some experts. The
             learning rate is scaled by outputs and inputs, and ``parts`` count columns. Best set on a group.
-        initial_values: for parameters that several ranks hold copies of: ``"broadcast"`` gives all of them
-            the first rank's values at construction, as DDP does, if they have names; ``"compare"`` leaves
-            them. The first step compares either way.
-        compare_every: how many steps lie between two comparisons of the parameters and state that several
-            ranks hold copies of (by a hash of each, summed over every axis of the mesh); None for never.
+        initial_values: what happens at construction to parameters of which several ranks hold copies.
+            ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
+            names; ``"compare"`` changes nothing. The first step compares the copies either way.
+        compare_every: after how many steps ranks compare their copies of parameters and state again (by a
+            hash of each, summed over every axis of the mesh); None for never.
         guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
             ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
         overlap_grad_reduce: for strategies that average gradients themselves (``zero1``, ``layerwise``,
@@ -223,7 +223,7 @@ class Muon(torch.optim.Optimizer):
     def no_sync(self) -> AbstractContextManager[None]:
         """Let ``backward()`` add to gradients without sending them, like DDP's: wrap all except the last one.
 
-        It matters only with ``overlap_grad_reduce``. If the last one is wrapped, too, ``step()`` sends.
+        It matters only with ``overlap_grad_reduce``. If the last one is wrapped, too, ``step()`` sends them.
         """
         return self.guard.hooks.pause()
 

@@ -17,11 +17,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import UsageError
 from ..guard.changes import check_moment_values, check_moments, has_moved
+from ..guard.guard import params_of
 from ..guard.momentum_slice import mark_slices
 from ..parameters.describe_matrices import FLATTENED, all_named
-from ..parameters.mesh_parameters import same_tensors
 from ..plan.matrix import Parts
 from ..plan.strategies import Builder
+from ..step.parameter_state import same_tensors
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
 from .load_state import follow_names, own_lr
@@ -32,6 +33,11 @@ from .split_parameters import Experts, Heads, parameters_by_name, split_paramete
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+IN_TRAINER = (
+    "in transformers' Trainer, wrap it in a lambda: "
+    "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
+)
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
@@ -79,10 +85,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
             found = [f"{_class_of(muon)} and {_class_of(adamw)}", *(f"{name}=" for name in others)]
             raise UsageError(
                 "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, got "
-                f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model, in transformers' "
-                "Trainer by optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
+                f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model; {IN_TRAINER}"
             )
-        in_muon = {param for group in muon.param_groups for param in group["params"]}
+        in_muon = {*params_of(muon)}
         shared = [name for name, param, _ in all_named(adamw.param_groups) if param in in_muon]
         if shared:
             raise UsageError(
@@ -132,37 +137,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
             weight_decay: for both. By default Muon uses 0.1 and AdamW 0.01, torch's defaults.
             decay_vectors: False keeps norms, biases and other vectors from decaying.
             betas: AdamW's.
-            exclude: name patterns of further parameters for AdamW.
-            experts: ``"muon"`` gives Muon three-dimensional experts, matrix by matrix.
-            heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
-            parts: how fused weights hold matrices, by patterns of names:
-                ``{"*.qkv_proj.weight": (64, 32, 32)}``; see ``split_parameters``.
-            transposed: name patterns of further weights stored (in, out).
+            exclude, experts, heads, parts, transposed: as in ``split_parameters``; for example,
+                ``parts={"*.qkv_proj.weight": (64, 32, 32)}``.
             include_frozen: also take frozen parameters, to unfreeze them later; else they are left out.
             muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
             adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
 
         Raises:
-            UsageError: the model has no hidden matrix, an argument is unknown, or ``split_parameters``
-                refuses the model.
+            UsageError: an argument is unknown, or the model has no hidden matrix or cannot be split.
         """
         if model is None or lr is None:  # Trainer called it to get a class
-            raise UsageError(
-                "from_model takes a model and lr=; in transformers' Trainer, wrap it in a lambda: "
-                "optimizer_cls_and_kwargs=(lambda: MuonWithAdamW.from_model, {'lr': …})"
-            )
+            raise UsageError(f"from_model takes a model and lr=; {IN_TRAINER}")
         if others:
-            raise UsageError(
-                f"from_model takes no {', '.join(others)}: pass Muon's arguments by muon={{…}}, "
-                "AdamW's by adamw={…}"
-            )
+            remedy = "pass Muon's arguments by muon={…}, AdamW's by adamw={…}"
+            raise UsageError(f"from_model takes no {', '.join(others)}: {remedy}")
         sort = partial(split_parameters, model, exclude=exclude, heads=heads, parts=parts)
         split = sort(transposed=transposed, experts=experts, include_frozen=include_frozen)
         if not split.hidden:
-            frozen = ", or include frozen matrices with include_frozen=True" if split.left_out_names else ""
-            raise UsageError(
-                f"{type(model).__name__} has no hidden matrix for Muon: use torch.optim.AdamW{frozen}"
-            )
+            what = f"{type(model).__name__} has no hidden matrix for Muon"
+            raise UsageError(f"{what}: use torch.optim.AdamW, or include_frozen=True if matrices are frozen")
         decay = {} if weight_decay is None else {"weight_decay": weight_decay}
         one_lr = {"adjust_lr_fn": "match_rms_adamw"} if adamw_lr is None else {}
         first = Muon(split.hidden, lr, strategy=strategy, mesh=mesh, **{**decay, **one_lr, **(muon or {})})
@@ -171,13 +164,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if not include_frozen:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the call above has warned already
-                split = sort(experts=experts or "adamw", include_frozen=True)
+                split = sort(transposed=transposed, experts=experts, include_frozen=True)
         first.guard.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
-        both.verdicts = {verdict.param: verdict for verdict in split.verdicts}
-        both.decay_vectors = decay_vectors
-        both._model = weakref.ref(model)
-        both._look_at_groups()
+        both._follow(model, split, decay_vectors)
         return both
 
     @property
@@ -192,7 +182,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give each optimizer its own (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
+        """Give each its groups (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
         self.order = [_owner_of(group) for group in groups]
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
@@ -302,11 +292,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def _rest(self) -> list[Tensor]:
-        return [param for group in self.adamw.param_groups for param in group["params"]]
+        return params_of(self.adamw)
+
+    def _follow(self, model: nn.Module, split: ParameterSplit, decay_vectors: bool) -> None:
+        """Keep what decides on groups and parameters that come later: the model, its split, their decay."""
+        self._model, self.decay_vectors = weakref.ref(model), decay_vectors
+        self.verdicts = {verdict.param: verdict for verdict in split.verdicts}
+        self._look_at_groups()
 
     def _look_at_groups(self) -> None:
         """If the groups hold new parameters, find them in the model, and forget those they replaced."""
-        now = [param for group in self.param_groups for param in group["params"]]
+        now = params_of(self)
         if not same_tensors(self._seen, now):
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
@@ -323,8 +319,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once per parameter, of those that train now but were frozen when the pair was made, and of
-        those that came into the model afterwards, at the first step and at one without gradients.
+        """Warn, once per parameter, of those that train now, but were frozen when the pair was made, or came
+        into the model later. It looks for new ones at the first step, and at steps without gradients.
 
         Raises:
             UsageError: a flat parameter of FSDP1's trains in place of one that this optimizer steps.
@@ -438,7 +434,7 @@ def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, 
 
 
 def _trained(params: Mapping[str, Tensor], told: Set[str]) -> list[str]:
-    """The names of those that have gradients, but not of those ``told``."""
+    """The names of trainable parameters that have gradients, without those already ``told``."""
     grown = (name for name, it in params.items() if it.requires_grad and it.grad is not None)
     return [name for name in grown if name not in told]
 

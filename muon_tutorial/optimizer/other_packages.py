@@ -3,10 +3,10 @@
 The formats, from each package's published code:
 
 - ``torch``: ``torch.optim.Muon``, ``momentum_buffer``, a moving average: ``lerp(gradient, 1 - momentum)``.
-- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same, and AdamW's moments. The distributed ones
-  sort parameters by shape, and each rank's file has only the momentum of its own parameters.
+- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same momentum, and AdamW's moments. The distributed
+  classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
-  called ``variance``, its step ``step_dev``, and before August 2026 that was ``step`` of the group.
+  called ``variance``, and its step is ``step_dev`` (before August 2026, the group's ``step``).
 - ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: ``momentum_buffer``, a
   moving average.
 - ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten parameters.
@@ -72,7 +72,7 @@ def load_momentum(
     """Load the momentum, and AdamW's moments, from another package's ``state_dict()``.
 
     Hyperparameters stay this optimizer's. If each rank saved the momentum of only some parameters, ``saved``
-    is the list of all ranks' dictionaries. Every rank that steps must call it, with all of them.
+    is the list of all ranks' dictionaries. Every rank that steps must call it, with the whole list.
 
     Args:
         names: the other optimizer's parameters in the order of its groups,

@@ -138,9 +138,9 @@ def bare_message(split: ParameterSplit) -> str:
         return ""
     listed, first = ", ".join(f"{name} ({shape})" for name, shape in shapes.items()), next(iter(shapes))
     return (
-        f"Muon steps {listed} for having two dimensions; nothing shows that inputs are multiplied by them. "
-        f'Tables, as of queries, latents or biases, belong to AdamW: exclude=["{first}"]. For a matrix, '
-        f'parts={{"{first}": None}} says so.'
+        f"Muon steps {listed} because of their two dimensions; nothing shows that they multiply an input. "
+        f'Tables (of queries, latents or biases) belong to AdamW: exclude=["{first}"]. For a matrix, pass '
+        f'parts={{"{first}": None}}.'
     )
 
 
@@ -166,7 +166,7 @@ def unsure_message(split: ParameterSplit) -> str:
     return (
         f"The names of {', '.join(shapes)} suggest several matrices, but the model does not state their "
         f'layout, so they are kept whole. Pass parts={{"{name}": …}}: (a, b, …) are the rows of each matrix, '
-        f'one after the other, {lines} in all; ("interleaved", a, b, …) are runs of rows that repeat, as of '
+        f'one after the other, {lines} in all; ("interleaved", a, b, …) are runs of rows that repeat, as for '
         "q, k and v head by head, or gate and up row by row (1, 1); None is one matrix."
     )
 

@@ -5,14 +5,14 @@ names. The choices, and their sources in the field:
 
 - Embeddings, classifier heads, gains and biases stay with AdamW: Keller Jordan's post
   (https://kellerjordan.github.io/posts/muon/#empirical-considerations) and his README
-  (https://github.com/KellerJordan/Muon/blob/50c4225d6d5d2514834c6d6dec1a0553dfb04568/README.md). Rows of a
-  table stand for tokens or positions, and no input mixes them. A head cannot be recognized by its number of
-  dimensions or module type, as dion's README warns (microsoft/dion, README.md, "Building Parameter Groups"):
-  here it is recognized by name, and by the model's own ``get_output_embeddings``.
+  (https://github.com/KellerJordan/Muon/blob/50c4225d6d5d2514834c6d6dec1a0553dfb04568/README.md). Rows of an
+  embedding stand for tokens or positions, and no input mixes rows. A head cannot be recognized by its number
+  of dimensions or module type, as dion's README warns (microsoft/dion, README.md, "Building Parameter
+  Groups"): here it is recognized by name, and by the model's own ``get_output_embeddings``.
 - Megatron-LM gives Muon all two-dimensional parameters except embedding and output layer
-  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). So the convolution kernel
-  of a state-space model goes to Adam, and so does its mixer's fused ``in_proj``
-  (megatron/core/ssm/mamba_mixer.py), which is a hidden matrix like any other here. ``A_log``, ``D`` and
+  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). There the convolution
+  kernel of a state-space model goes to Adam, and so does its mixer's fused ``in_proj``
+  (megatron/core/ssm/mamba_mixer.py); here ``in_proj`` is a hidden matrix like any other. ``A_log``, ``D`` and
   ``dt_bias`` are rates and gains, whatever their shape: they never multiply an input as a matrix.
 - Routers are heads over experts, and opinions differ. MuLoCo's torchtitan (facebookresearch/MuLoCo,
   torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does an option of Megatron-LM
@@ -125,7 +125,7 @@ def split_parameters(
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
         parts: how weights hold matrices, by patterns as in ``exclude``; the first match counts; see
             ``muon_tutorial.plan.matrix.part_boxes``. None means that a weight is one matrix. Gains and stacks
-            that are named here go to Muon. A warning lists bare parameters that may be tables, not matrices.
+            that are named here go to Muon. A warning lists parameters that may be tables, not matrices.
         transposed: patterns of further weights stored (in, out), for ``x @ w``; their parts are columns.
         include_frozen: treat frozen parameters like all others.
 
@@ -256,7 +256,7 @@ class _Sorter:
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
 
     def _is_router(self, it: _Holding) -> bool:
-        """Whether it is a router, by name or type; a ``gate`` is one only next to experts: MLPs have some."""
+        """Whether it is a router, by name or type. A ``gate`` is one only beside experts: MLPs have gates."""
         if "Router" in type(it.module).__name__ or any(word.endswith("router") for word in it.path):
             return True
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
@@ -292,9 +292,8 @@ def _check_parts(it: _Holding, parts: Parts, transposed: bool) -> None:
         other = ""
         with suppress(UsageError):
             part_boxes(shape, parts, not transposed)
-            other = (
-                "" if transposed else "; they are its columns: if it is stored (in, out), add transposed=[…]"
-            )
+            if not transposed:
+                other = "; they are its columns: if it is stored (in, out), add transposed=[…]"
         raise UsageError(f"{it.name}: {error}{other}") from None
 
 
@@ -375,7 +374,7 @@ def _why_by_name(it: _Holding) -> str:
 
 
 def _is_gain(it: _Holding) -> bool:
-    """Whether a parameter is a gain: it belongs to a norm, or its name or its peft dict's is in ``GAINS``."""
+    """Whether a parameter is a gain: it belongs to a norm, or ``GAINS`` has its name or its peft dict's."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
@@ -401,7 +400,7 @@ def _is_bare(it: _Holding) -> bool:
 
 
 def _is_named_like_a_matrix(it: _Holding) -> bool:
-    """Whether it is a layer's weight, or has a name like one; in a list or dict, that has the name."""
+    """Whether it is named like a layer's weight, or is in a parameter list or dict that is named so."""
     is_in_container = isinstance(it.module, (nn.ParameterList, nn.ParameterDict))
     names = (it.own_name, *(it.path[-2:-1] if is_in_container else ()))
     return any(MATRIX_NAMES.fullmatch(name) for name in names)

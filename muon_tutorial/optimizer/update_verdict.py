@@ -1,8 +1,8 @@
 """Judges an update: is it the orthogonalized momentum, and if not, what is it?
 
 Knows whole parameters before and after a step, and no rank. An update is compared, matrix by matrix, with the
-one that each way of making it would give. The distance between two is what is left of the first after
-subtracting the multiple of the second that fits best, relative to the norm of the first.
+correct one, and with those that known mistakes would give. For the distance of A from B, the multiple of B
+that fits A best is subtracted; the distance is the norm of the rest, relative to the norm of A.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda rows, columns: 1.0,
     "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
 }
-"""How optimizers scale an orthogonalized matrix: Keller Jordan, Moonlight, dion, none, Megatron-LM."""
+"""How optimizers scale an orthogonalized matrix: Keller Jordan's, Moonlight's, dion's, those that leave it as
+it is, and Megatron-LM's."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -138,7 +139,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """How else an update was made that is not close to the correct one; empty if nothing fits better."""
+    """The mistake behind an update that is far from the correct one; empty if no mistake fits it better."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -218,7 +219,7 @@ def _micro_batches(seen: SeenUpdate) -> str:
 
 
 def _itself(seen: SeenUpdate, update: Tensor) -> str:
-    """The fault of an update that is a multiple of the momentum: normalized or not, or orthogonal parts."""
+    """The mistake behind an update that is a multiple of the momentum: ``MICRO``, ``NO_STEPS`` or ``SGD``."""
     if _micro_batches(seen):
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
@@ -273,8 +274,8 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Newton–Schulz as the group says. Stock products are made in float32, and rounded as those in bf16 are,
-    which many CPUs do ten times faster."""
+    """Newton–Schulz as the group says. Stock products are computed in float32 and then rounded to bf16: many
+    CPUs do this ten times faster than a product in bf16."""
     if group.get("orthogonalize", STOCK) != STOCK:
         return newton_schulz_update(matrix, matrix.shape, group).float()
     X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()

@@ -4,8 +4,9 @@
 ``recipe``      what a recipe consists of, as plain data; refuses recipes that could explode
 ``squares``     a polynomial of a matrix as a few squarings
 ``iterate``     the iterations: on the matrix, or on its Gram matrix
+``gram``        the iteration on a Gram matrix that is summed over ranks
 ``products``    products into existing memory; only about half of a large symmetric one is computed
-``workspace``   that memory
+``workspace``   the memory that iterations reuse
 ``choices``     what ``"auto"`` chose for each shape, as text
 ``calibration`` which recipe is the fastest for a shape on this machine
 """

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..newton_schulz import DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
+from ..newton_schulz import zeropower_via_newtonschulz
 from .choices import CANDIDATES, Shape
 from .iterate import LEAST_STACKED, orthogonalize
-from .named import RECIPES, STOCK
+from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
 from .products import LEAST_SYMMETRIC, full_float32, symmetric_share
 from .recipe import Form, Recipe, flops
 from .workspace import Workspace
@@ -35,7 +35,7 @@ HOPELESS = 1.6
 """A candidate is not timed if its operations would take more than this many times the best one's seconds."""
 
 LEAST_OWN = 0.02
-"""Seconds of processor time above which the length of its ticks does not matter."""
+"""From this many seconds on, the length of the ticks in which processor time is counted does not matter."""
 
 ROUNDS = 5
 
@@ -136,9 +136,8 @@ def _timed_shape(rows: int, columns: int) -> Shape:
 def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
     """A Gaussian matrix, fp32, or a stack of them if they are small."""
     generator = torch.Generator().manual_seed(0)
-    shape = (
-        (STACKED, rows, columns) if LEAST_STACKED <= min(rows, columns) < LEAST_SYMMETRIC else (rows, columns)
-    )
+    is_small = LEAST_STACKED <= min(rows, columns) < LEAST_SYMMETRIC
+    shape = (STACKED, rows, columns) if is_small else (rows, columns)
     return torch.randn(shape, generator=generator).to(device)
 
 
@@ -152,7 +151,7 @@ def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
 
 def _guess(name: str, rows: int, columns: int, rates: Mapping[torch.dtype, float]) -> float:
     if name == STOCK:
-        recipe, share = Recipe(STOCK, "", (KELLER_JORDAN,) * DEFAULT_STEPS), 1.0
+        recipe, share = Recipe(STOCK, "", KELLER_JORDAN_FIVE), 1.0
     else:
         recipe, share = RECIPES[name], symmetric_share(min(rows, columns))
     form: Form = "gram" if recipe.iterates_on_gram(rows, columns, share) else "direct"

@@ -34,7 +34,7 @@ def is_auto(orthogonalize: Any) -> bool:
 
 
 def write_choices(choices: Mapping[Shape, str]) -> str:
-    """Write choices as the text that a parameter group holds, and so a checkpoint, too.
+    """Write choices as text, the form in which parameter groups and checkpoints hold them.
 
     >>> write_choices({(768, 3072): "gram", (128, 128): "stock"})
     'auto 128x128=stock 768x3072=gram'

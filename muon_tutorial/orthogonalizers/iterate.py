@@ -27,8 +27,8 @@ RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
 most ``MOST_STACKED`` matrices, so that every length can be tried out: some kernels change with it."""
 
 TRIED = 2**18
-"""Elements of results that are compared, each after a dozen products. If two kernels differ, a few in 100,000
-elements of a bf16 product do."""
+"""Elements of results that are compared, each after a dozen products. Kernels that differ give a few
+different elements in every 100,000 of a bf16 product."""
 
 
 def orthogonalize(

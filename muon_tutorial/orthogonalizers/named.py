@@ -19,7 +19,7 @@ SAFE_POLAR_EXPRESS: tuple[Polynomial, ...] = (*with_safety(POLAR_EXPRESS[:-1], 1
 """With the safety factor 1.01 on all but the last triple, as in its authors' code."""
 
 SAFE_CANS: tuple[Polynomial, ...] = (*with_safety(CANS[:-1], 1.01), CANS[-1])
-"""Also with this factor: as published, CANS lets a singular value of 1.01 grow without bound."""
+"""With the same factor, because CANS as published lets a singular value of 1.01 grow without bound."""
 
 TURBO: tuple[Polynomial, ...] = (
     (4.042929935166739, -2.808917465908714, 0.5000178451051316),
@@ -40,8 +40,8 @@ MINIMAX: tuple[Polynomial, ...] = (
 Each is the odd polynomial of its degree closest to 1 on the interval that the previous ones leave. Matrices
 are divided by the Schatten norm, which is smaller than the Frobenius norm. So their singular values start
 higher than with the five stock steps, and four steps bring them closer to 1. Degree 9 costs one product more
-than degree 5 (``squares``). The small degrees come first, because the large coefficients of a large degree
-would there cost the Gram form accuracy. ``tests/orthogonalizers/test_named.py`` checks that each is closest.
+than degree 5 (``squares``). It comes last, because its large coefficients would make the Gram form less
+accurate in an earlier step. ``tests/orthogonalizers/test_named.py`` checks that each is closest.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (

@@ -1,13 +1,11 @@
-"""Groups parameters by the mesh that they lie on, which DTensors know themselves."""
+"""Groups parameters by the mesh that they lie on. A DTensor names its mesh; plain parameters do not."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -15,8 +13,9 @@ from torch.distributed.tensor import DTensor
 from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.matrix import Cut, Matrix
-from ..step.parameter_state import gradient_dtype, mesh_axes
-from ..worlds.live import LiveWorld, check_same
+from ..step.parameter_state import gradient_dtype, local_part, mesh_axes
+from ..worlds.compare import check_same
+from ..worlds.live import LiveWorld, global_rank
 from .dtensor_placements import dtensor_cuts
 
 if TYPE_CHECKING:
@@ -83,16 +82,6 @@ class ParametersOnMeshes:
         )
 
 
-def same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two sequences hold the very same tensors."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def global_rank() -> int:
-    """This process's rank in the default group; 0 without one."""
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
 @dataclass(frozen=True, slots=True)
 class ParameterReading:
     """One rank's view of one parameter. For plain ones it has the dimensions that tp and fsdp cut; their
@@ -129,7 +118,7 @@ def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None
         due = matrix.box(grid.at(rank)).shape
         if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece of (1, 0) as (0, 0)
             raise ConfigError(
-                f"{matrix.name} has shape {shape} at {grid.at(rank)}, where its cuts make it {due}: "
+                f"{matrix.name} has shape {shape} at {grid.at(rank)}, but by its cuts it would have {due}: "
                 f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Say how it is cut: pass the groups that cut "
                 "it, and tp_dim"
             )
@@ -146,10 +135,6 @@ def whole_matrix(index: int, param: Tensor, cuts: tuple[Cut, ...], shape: Shape 
 
 def index_name(index: int) -> str:
     return f"parameter {index}"
-
-
-def local_shape(param: Tensor) -> Shape:
-    return tuple(param.to_local().shape) if isinstance(param, DTensor) else tuple(param.shape)
 
 
 def with_names(mesh: DeviceMesh) -> DeviceMesh:
@@ -195,7 +180,7 @@ def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshPar
         for index, param in params.items():
             cuts = dtensor_cuts(index_name(index), param, axes) if isinstance(param, DTensor) else ()
             matrix = whole_matrix(index, param, cuts)
-            check_boxes(matrix, {world.at.rank: local_shape(param)}, world.grid)
+            check_boxes(matrix, {world.at.rank: tuple(local_part(param).shape)}, world.grid)
             found.append(ParameterReading(index, param, matrix))
         return found
 

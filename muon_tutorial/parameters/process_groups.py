@@ -16,6 +16,7 @@ from ..errors import ConfigError
 from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
+from ..step.parameter_state import local_part
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
 from .dtensor_placements import dtensor_cuts
@@ -27,7 +28,6 @@ from .mesh_parameters import (
     check_boxes,
     compared,
     index_name,
-    local_shape,
     whole_matrix,
     with_names,
 )
@@ -72,7 +72,7 @@ def read_process_groups(
         ]
 
     readings = compared(world, read)
-    mine = [local_shape(param) for param in params]
+    mine = [tuple(local_part(param).shape) for param in params]
     shapes = [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
     matrices = {
         index: reading.matrix or _plain_matrix(reading, [row[index] for row in shapes], world.grid)

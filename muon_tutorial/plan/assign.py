@@ -35,7 +35,7 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
-    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # jobs reach no others
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs go to n positions at most
     work = [(0, loads[position], position) for position in least]  # sorted, so it is a heap
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         done, load, owner = work[0]

@@ -62,12 +62,12 @@ class DistMeta:
 class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``model_layout`` is how the model holds gradients and parameters; ``storage_layout``, what each rank
-    stores between steps; ``compute_layout``, where matrices are orthogonalized. The route ``gradient`` leads
+    ``model_layout`` says how the model holds gradients and parameters, ``storage_layout`` what each rank
+    stores between steps, ``compute_layout`` where matrices are orthogonalized. The route ``gradient`` leads
     from the model's layout to storage, ``compute`` from storage to the compute layout, ``parameter`` from
     storage back to the model's layout. An entry's workers are positions in the group over ``axes``.
     ``summands`` is the number of local gradients that the gradient route sums. Buckets of one ``round`` run
-    abreast, so their owners work at the same time. ``phases`` name the compute route, there and back.
+    abreast, so their owners work at the same time. ``phases`` name the compute route, and its way back.
     ``tp_gather``: matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per
     ``"bucket"``.
     """
@@ -105,9 +105,9 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """Where this rank works on each matrix, one per entry; None for matrices it does not work on.
+        """The boxes that this rank works on in its buffer, one per entry; None for those of other ranks.
 
-        This depends only on the coordinate, never on data. Each box has the shape of the matrix there.
+        This depends only on the coordinate, never on data. Each box has the shape that the rank works on.
         """
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"

@@ -98,9 +98,8 @@ class SlicedBuffer:
         step = -(-self.size // at.size(self.axis))
         return range(first // step, last // step + 1)
 
-    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank: all of them."""
-        return self.holders(entry, axes, to)
+    senders = holders
+    """The positions that may send to a rank."""
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
@@ -141,7 +140,7 @@ class LocalShards(InLine):
     """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Whether this rank sends: of the ranks with the same piece, only the one that has the receiver's
+        """Whether this rank sends. If several ranks have the piece, the one that sends has the receiver's
         position along all axes that do not cut the matrix."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
 
@@ -162,12 +161,10 @@ class PiecesInSlices(LocalShards):
     slices: SlicedBuffer
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The part of each matrix in the rank's slice, in order."""
         for held in self.slices.buffer_slices(entries, at):
             yield BufferSlice(held.entry, held.offset, self.box(held.entry, at))
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's slice."""
         return self.slices.length(entries, at)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
@@ -197,9 +194,8 @@ class WholeMatrices(InLine):
         """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
         return entry.workers if axes == self.axes else range(at.size(*axes))
 
-    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank: all of them."""
-        return self.holders(entry, axes, to)
+    senders = holders
+    """The positions that may send to a rank."""
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
         """The whole matrix or piece at a worker, an empty box elsewhere."""
@@ -215,8 +211,7 @@ End = SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
 
 Index = tuple[slice, ...]
 Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
-"""Slices of a rank's own buffer, each with the index, in the slice, and the shape of the part that moves or
-stays."""
+"""Parts of a rank's buffer that move or stay: each one's slice, its index in the slice, and its shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +347,7 @@ class _Part:
 def _packed_once(
     parts: Mapping[int, Sequence[_Part]],
 ) -> tuple[Cargo, dict[int, int], dict[tuple[int, Box], int]]:
-    """The packed parts for all positions, equal parcels once; where each position's and each part's begin."""
+    """The parts to pack, equal parcels only once; where each position's parcel and each part begin."""
     cargo: list[_Part] = []
     starts: dict[int, int] = {}
     begins: dict[tuple[int, Box], int] = {}

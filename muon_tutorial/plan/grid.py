@@ -75,9 +75,8 @@ class Grid:
         return rank
 
     def __str__(self) -> str:
-        return (
-            " × ".join(f"{axis}={size}" for axis, size in zip(self.axes, self.sizes, strict=True)) or "1 rank"
-        )
+        sizes = zip(self.axes, self.sizes, strict=True)
+        return " × ".join(f"{axis}={size}" for axis, size in sizes) or "1 rank"
 
 
 @dataclass(frozen=True, slots=True)

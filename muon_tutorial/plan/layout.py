@@ -246,7 +246,7 @@ class Hop:
         return isinstance(self.src, Replicate)
 
     def pieces(self, at: Coordinate) -> HopPieces:
-        """The pieces at the end that cuts the tensor; cached for a few ranks."""
+        """The pieces at the end of the hop that cuts the tensor; cached for a few ranks."""
         if at not in self._known:
             if len(self._known) == FEW_RANKS:
                 self._known.clear()
@@ -290,7 +290,7 @@ def _runs(cut: Shard, length: int, parts: int) -> tuple[int, _Uneven, _Filled]:
 
 
 _EMPTY: _Piece = (slice(0, 0),), (0,)
-"""An empty piece, shared: with thousands of positions, few hold any of a flat buffer."""
+"""An empty piece, shared: of thousands of positions, few hold a part of a flat buffer."""
 
 
 class Move(Protocol):
@@ -313,7 +313,7 @@ class Move(Protocol):
 class Route:
     """Hops in order, and the dtype that travels.
 
-    The inverse leads back: the inverse hops in reverse order.
+    Its ``inverse`` leads back: the inverse hops, in reverse order.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
     >>> print(out)

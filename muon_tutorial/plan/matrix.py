@@ -25,8 +25,8 @@ Cut = tuple[str, Shard]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The lines along ``dim`` that belong to a matrix whose rows or columns alternate with others': the first
-    ``length`` of every ``stride``."""
+    """The lines (rows or columns, as ``dim`` says) of a matrix that alternate with other matrices' lines: the
+    first ``length`` of every ``stride``."""
 
     dim: int
     length: int
@@ -42,7 +42,7 @@ class Runs:
         return runs * self.length + min(rest, self.length)
 
     def within(self, first: int, count: int, shift: int) -> slice | Tensor:
-        """The index of ``count`` of the matrix's lines from ``first`` on, in a tensor ``shift`` lines away.
+        """The index of ``count`` lines of the matrix from ``first`` on, if its first line lies at ``shift``.
 
         A slice if possible, so that indexing gives a view; else the number of each line.
         """
@@ -143,7 +143,7 @@ class Matrix:
         return Box(_with(box.offset, runs.dim, first), _with(box.shape, runs.dim, stop - first))
 
     def slices(self, at: Coordinate) -> Index:
-        """The index of that box in this rank's part of the parameter."""
+        """The index of this rank's ``box`` in its part of the parameter."""
         held, box = self._held(at), self.box(at)
         if self.part is None:
             return box.seen_from(held).slices
@@ -186,7 +186,7 @@ Parts = Literal["stack", "flatten"] | int | tuple[int | str, ...] | None
 """How a parameter holds matrices: see ``part_boxes``."""
 
 Place = tuple[Box, Runs | None]
-"""A matrix in a parameter: its offset and its own shape, and its runs if it is not a box."""
+"""Where a matrix lies in a parameter: its offset and its own shape, and its runs if it has any."""
 
 
 def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Place] | None:

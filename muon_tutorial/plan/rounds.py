@@ -16,7 +16,7 @@ IN_FLIGHT = 3
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Most bytes of a round that a rank holds: ``all`` if one round takes all matrices, else ``each``."""
+    """The most bytes of a round that a rank may hold: ``all`` if there is only one round, else ``each``."""
 
     all: int
     each: int
@@ -71,8 +71,8 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     to ``limit.each`` bytes per position, or as much as the largest job if that is more.
 
     The costliest jobs go first, each into the first round that has room. The job that opens a round also
-    limits its work: a position may have the work of as many such jobs as fit into a round. So the other ranks
-    have no more work than the opening job's owner. Rounds and jobs are sorted by the jobs' numbers, because
+    limits its work: if n jobs of its size fit into a round, no position gets more than n times its work. This
+    keeps the ranks of a round about equally busy. Rounds and jobs are sorted by the jobs' numbers, because
     gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]

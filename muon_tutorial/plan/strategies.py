@@ -1,19 +1,6 @@
 """Builders that turn matrices and a grid into a plan. Strategies differ in data, not in code.
 
-- ``replicated``: every rank orthogonalizes everything (DDP with ``torch.optim.Muon``): the baseline.
-- ``round_robin``: matrix ``i`` belongs to position ``i % dp``; owners share the updates by an all_reduce of a
-  buffer that is zero elsewhere, or by an all_gather (the first distributed Muon, KellerJordan/modded-nanogpt
-  2024).
-- ``zero1``: flat buckets cut over dp; dp gather → tp gather → Newton–Schulz → tp slice → dp slice
-  (Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3).
-- ``layerwise``: each matrix belongs to one dp position, which sums its gradients, keeps its momentum and
-  sends out its parameters (Megatron-LM's layer-wise optimizer; ``Owned`` parameters in torchtitan).
-- ``owner``: each matrix is gathered on exactly one rank and scattered back, over any sharding, many in one
-  exchange.
-- ``owner_per_replica``: the same within every replica, so that nothing travels between replicas.
-- ``gram``: layerwise, but a matrix whose long side is cut by tensor parallelism is never gathered: one
-  all_reduce of its Gram matrix replaces the tp gather. The result matches one process within a bound, not
-  bitwise.
+``docs/optimizer.md`` compares them in a table.
 """
 
 from __future__ import annotations
@@ -107,6 +94,8 @@ def replicated(
 ) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
+    With dp alone it is DDP with ``torch.optim.Muon``.
+
     Args:
         round_bytes: most gradient bytes in the buckets in flight, per tensor-parallel rank; it matters only
             for ``tp_gather="bucket"``.
@@ -149,6 +138,8 @@ def round_robin(
 
     Raises:
         StrategyError: ``back`` or ``order`` is unknown.
+
+    Source: KellerJordan/modded-nanogpt, 2024, the first distributed Muon.
     """
     if back not in ("all_reduce", "all_gather"):
         raise StrategyError(f'round_robin knows back="all_reduce" and back="all_gather"; got {back!r}')
@@ -163,7 +154,7 @@ def round_robin(
 
         def bucket(its: Sequence[int]) -> Bucket:
             places = _pick(owners, its)
-            make = _summed if back == "all_reduce" and len(set(places)) > 1 else _collected
+            make = _all_reduced if back == "all_reduce" and len(set(places)) > 1 else _all_gathered
             return make(_pick(run, its), grid, places)
 
         work = [costs[matrix.index] for matrix in run]
@@ -184,6 +175,8 @@ def zero1(
 ) -> Plan:
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
+    A bucket takes a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice.
+
     Args:
         cut: what dp cuts into equal slices. ``"list"``: one list of all matrices, as published, so a matrix
             lies on few ranks. Shapes are mixed along the list, so that equal slices are about equal work.
@@ -200,6 +193,8 @@ def zero1(
 
     Raises:
         StrategyError: ``gather``, ``cut`` or ``tp_gather`` is unknown.
+
+    Source: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv 2502.16982, section 2.3.
     """
     if gather not in ("all", "boundary"):
         raise StrategyError(f'zero1 knows gather="all" and gather="boundary"; got {gather!r}')
@@ -249,12 +244,13 @@ def layerwise(
     Raises:
         StrategyError: ``tp`` is unknown.
 
-    Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan, pull request 3719.
+    Sources: Megatron-LM, ``core/optimizer/layer_wise_optimizer.py``; torchtitan's ``Owned`` parameters, pull
+    request 3719.
     """
     if tp not in ("share", "repeat"):
         raise StrategyError(f'layerwise knows tp="share" and tp="repeat"; got {tp!r}')
     entry_of = partial(_unplaced, grid=grid) if tp == "repeat" else None
-    return _plan("layerwise", matrices, grid, "local", _lived_in_rounds(grid, entry_of), round_bytes)
+    return _plan("layerwise", matrices, grid, "local", _layerwise_rounds(grid, entry_of), round_bytes)
 
 
 def gram(
@@ -273,9 +269,9 @@ def gram(
 
     Compared with gathering the matrix on T ranks, which all repeat the iterations (``zero1``, ``layerwise``),
     a rank sends 2(n + 1)/l times the bytes, which is less from an aspect ratio of 2 on. Its work is
-    4n²l/T + 34n³ operations for five iterations instead of 20n²l + 10n³. ``owner`` divides all of the latter
-    by T if there are at least T matrices to share, and sends l/(nT) times ``gram``'s bytes, there and back.
-    So ``owner`` sends less up to an aspect ratio of T, and computes less up to about 2T. ``scripts/gram.py``
+    4n²l/T + 34n³ operations for five iterations instead of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T
+    if there are at least T matrices to share, and sends l/(nT) times ``gram``'s bytes, there and back. So
+    ``owner`` sends less up to an aspect ratio of T, and computes less up to about 2T. ``scripts/gram.py``
     measures this.
 
     Over dp it works like ``layerwise``, not like ``replicated``: dp positions should not repeat work that is
@@ -308,7 +304,7 @@ def gram(
         summed = _summed_gram(matrix, least_aspect) if whole.route.hops else None
         return whole if summed is None else replace(whole, route=Route((), WIRE), gram=summed)
 
-    return _plan("gram", matrices, grid, "local", _lived_in_rounds(grid, entry), round_bytes)
+    return _plan("gram", matrices, grid, "local", _layerwise_rounds(grid, entry), round_bytes)
 
 
 def owner(
@@ -404,10 +400,8 @@ def _route_text(route: Route) -> str:
 
 
 def _cut_text(matrix: Matrix) -> str:
-    return (
-        ", ".join(f"{axis} along {cut.dim} {cut.sizes or ''}".strip() for axis, cut in matrix.cuts)
-        or "nowhere"
-    )
+    cuts = (f"{axis} along {cut.dim} {cut.sizes or ''}".strip() for axis, cut in matrix.cuts)
+    return ", ".join(cuts) or "nowhere"
 
 
 def plan_imbalance(plan: Plan) -> float:
@@ -533,18 +527,18 @@ def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]
     )
 
 
-def _summed(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """There: every rank keeps the buffer, with zeros for others' matrices. Back: the sum over ranks."""
+def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """A bucket whose owners share updates by a sum of buffers, each zero for the matrices of other ranks."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
-    compute = _route(grid, "dp", Replicate(), Partial(), whole.size, WIRE)
+    compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)
     stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
     phases = ("keep", "updates all_reduce")
     return Bucket(("dp",), entries, whole, whole, whole, stay, compute, back, phases=phases)
 
 
-def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """There: every rank keeps its own segment of the buffer. Back: an all_gather of the segments."""
+def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
+    """A bucket whose owners share updates by an all_gather of segments, or its only owner by a broadcast."""
     dp = grid.size("dp")
     sizes = [largest_piece(matrix, grid) for matrix in run]
     alone = len(set(owners)) == 1
@@ -556,7 +550,7 @@ def _collected(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Buck
         ends[place] += size
     whole = VirtualBuffer(segment if alone else dp * segment)
     worked = SlicedBuffer("dp", whole.size, owner=owners[0] if alone else None)
-    compute = _route(grid, "dp", Replicate(), worked.cut, whole.size, WIRE)
+    compute = _dp_route(grid, Replicate(), worked.cut, whole.size, WIRE)
     stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
     phases = ("keep", "update broadcast" if alone else "updates all_gather")
     return Bucket(("dp",), tuple(entries), whole, whole, worked, stay, compute, back, phases=phases)
@@ -649,7 +643,7 @@ def _sliced(
     """A bucket whose virtual buffer is cut over dp between steps."""
     first, size = entries[0].matrix, slices.size
     worked: Layout = VirtualBuffer(size)
-    compute = _route(grid, "dp", slices.cut, Replicate(), size, WIRE)
+    compute = _dp_route(grid, slices.cut, Replicate(), size, WIRE)
     if slices.owner is not None and gather == "boundary":
         worked, compute = slices, Route((), WIRE)  # its only worker has everything
     elif gather == "boundary":
@@ -661,18 +655,18 @@ def _sliced(
         model_layout=VirtualBuffer(size),
         storage_layout=slices,
         compute_layout=worked,
-        gradient=_route(grid, "dp", Partial(), slices.cut, size, first.grad_dtype),
+        gradient=_dp_route(grid, Partial(), slices.cut, size, first.grad_dtype),
         compute=compute,
-        parameter=_route(grid, "dp", slices.cut, Replicate(), size, first.dtype),
+        parameter=_dp_route(grid, slices.cut, Replicate(), size, first.dtype),
         summands=grid.size("dp"),
     )
 
 
-def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None = None) -> RoundMaker:
+def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None) -> RoundMaker:
     """Makes rounds of matrices that belong to owners over dp, assigned from the costliest on.
 
-    By default, the tp ranks of a position share its matrices: each is gathered on one of them. With
-    ``entry_of``, which gives each matrix's route, every tp rank of a position works on each of its matrices.
+    If ``entry_of`` is None, the tp ranks of a position share its matrices: each is gathered on one of them.
+    Else it gives each matrix's route, and every tp rank of a position works on each of its matrices.
     """
     dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
     loads = [0] * (dp * tp)
@@ -688,7 +682,7 @@ def _lived_in_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | Non
         jobs = _jobs(costs, workers, [tp * weight for weight in _weights(run, grid)])
 
         def bucket(its: Sequence[int]) -> Bucket:
-            return _lived_in(_pick(entries, its), grid, _pick(owners, its), tp)
+            return _layerwise_bucket(_pick(entries, its), grid, _pick(owners, its), tp)
 
         return _in_rounds(jobs, limit, bucket, tp)
 
@@ -700,7 +694,7 @@ def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
     return BucketEntry(matrix, 0, largest_piece(matrix, grid), range(0), _tp_route(matrix, grid))
 
 
-def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
+def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
     """A bucket whose virtual buffer is ordered by dp position, and cut between positions, if several own it.
 
     ``owners`` are dp positions, or ranks if ``tp`` ranks at each position share its matrices.
@@ -728,9 +722,9 @@ def _lived_in(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp:
         model_layout=VirtualBuffer(slices.size),
         storage_layout=slices,
         compute_layout=worked,
-        gradient=_route(grid, "dp", Partial(), slices.cut, slices.size, first.grad_dtype),
+        gradient=_dp_route(grid, Partial(), slices.cut, slices.size, first.grad_dtype),
         compute=compute,
-        parameter=_route(grid, "dp", slices.cut, Replicate(), slices.size, first.dtype),
+        parameter=_dp_route(grid, slices.cut, Replicate(), slices.size, first.dtype),
         summands=grid.size("dp"),
         phases=("keep", "keep") if tp == 1 else ("tp gather to owners", "tp scatter from owners"),
     )
@@ -786,17 +780,13 @@ def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
 
 def one_by_one(plan: Plan) -> Plan:
     """An ``owner`` plan with one matrix per round, named in its phases: owners work one after the other."""
-    entries = sorted((e for b in plan.buckets for e in b.entries), key=lambda entry: entry.matrix.index)
-    alone = [(entry, _owned(plan.buckets[0].axes, (entry,))) for entry in entries]
-    buffers = {e.matrix.index: bucket.buffer for bucket in plan.buckets for e in bucket.entries}
-
-    def named(number: int, entry: BucketEntry, bucket: Bucket) -> Bucket:
-        name = entry.matrix.name
+    owned = [(entry, bucket) for bucket in plan.buckets for entry in bucket.entries]
+    buckets = []
+    for number, (entry, bucket) in enumerate(sorted(owned, key=lambda pair: pair[0].matrix.index)):
+        name, alone = entry.matrix.name, _owned(bucket.axes, (entry,))
         phases = f"gather {name} to its owner", f"scatter {name} from its owner"
-        buffer = buffers[entry.matrix.index]
-        return replace(bucket, index=number, buffer=buffer, round=number, phases=phases)
-
-    return replace(plan, buckets=tuple(named(number, *it) for number, it in enumerate(alone)))
+        buckets.append(replace(alone, index=number, buffer=bucket.buffer, round=number, phases=phases))
+    return replace(plan, buckets=tuple(buckets))
 
 
 def _owners(
@@ -812,13 +802,9 @@ def _owners(
     if isinstance(assign, str):
         raise StrategyError(f'owner knows assign="longest_first" and assign="in_turn"; got {assign!r}')
     owners = [assign[matrix.index] for matrix in run]
-    strange = [
-        (matrix.name, rank) for matrix, rank in zip(run, owners, strict=True) if not 0 <= rank < len(loads)
-    ]
-    if strange:
-        raise StrategyError(
-            f"{strange[0][0]} is assigned to {strange[0][1]}, which is not one of {len(loads)} ranks"
-        )
+    for it, rank in zip(run, owners, strict=True):
+        if not 0 <= rank < len(loads):
+            raise StrategyError(f"{it.name} is assigned to {rank}, which is not one of {len(loads)} ranks")
     return owners
 
 
@@ -849,7 +835,7 @@ def _summed_gram(matrix: Matrix, least_aspect: float) -> SummedGram | None:
     return SummedGram(dim, sides[1 - dim])
 
 
-def _route(grid: Grid, axis: str, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:
-    """The route of a flat buffer along one axis: one hop, or none if nothing changes."""
-    moves = grid.size(axis) > 1 and src != dst
-    return Route((Hop(axis, src, dst, (size,)),) if moves else (), dtype)
+def _dp_route(grid: Grid, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:
+    """The route of a flat buffer along dp: one hop, or none if nothing changes."""
+    moves = grid.size("dp") > 1 and src != dst
+    return Route((Hop("dp", src, dst, (size,)),) if moves else (), dtype)

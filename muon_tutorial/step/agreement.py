@@ -1,8 +1,8 @@
 """All ranks agree on gradients, hyperparameters and the step's number before anything changes.
 
 Each rank sends nine numbers, whatever it holds, so even ranks that hold different things can compare, and the
-error says what differs. Only if the sums show a problem do ranks exchange a few numbers per gradient. That is
-safe then, because they are known to have the same number of gradients.
+error says what differs. Only if the sums show a problem do ranks exchange a few numbers per gradient. By then
+they are known to have the same number of gradients, so this is safe.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def agree_on_gradients(
 ) -> Walk:
     """Find out which gradients exist on any rank, [gradients]; the same on every rank. All ranks must run it.
 
-    Each rank sends hashes of its fingerprint and of which gradients it has, and the largest share of a limit
-    that any element takes up: infinite if an element is not finite. The meta device has no values, so there
+    Each rank sends hashes of its fingerprint and of which gradients it has, and how much of its limit the
+    largest element takes up: infinity if an element is not finite. The meta device has no values, so there
     nothing is wrong, and all gradients are assumed to exist.
 
     Raises:

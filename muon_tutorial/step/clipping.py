@@ -29,7 +29,7 @@ def clip_gradients(
     device: torch.device,
     at: Coordinate,
 ) -> Walk:
-    """Scale all gradients so that their common norm is at most ``max_norm``; returns the norm before.
+    """Scale all gradients so that their common norm is at most ``max_norm``; returns the unscaled norm.
 
     ``averaged`` are the flat gradients of buckets, by index. Those of the other buckets stay in the model and
     are not changed here, so the scale is returned with the norm, and the step multiplies them by it. ``rest``

@@ -56,9 +56,9 @@ class EarlyReduction:
         """
         if self.finished or any(index in self.members[place] for place in range(self.begun)):
             raise GradientError(
-                "a backward() has added to a gradient that is already on its way to the other ranks: put all "
-                "but a step's last backward() into `with optimizer.no_sync():`, before that one, and call "
-                "step() or optimizer.zero_grad() before the next"
+                "a backward() has added to a gradient that is already on its way to the other ranks: put "
+                "every backward() of a step except the last into `with optimizer.no_sync():`, and call "
+                "step() or optimizer.zero_grad() before the next step's"
             )
         if self.paused:
             return
@@ -73,8 +73,7 @@ class EarlyReduction:
             flat = pack_gradients(bucket)
         except (TutorialError, RuntimeError) as error:
             self.error = self.error or GradientError(f"a gradient of {bucket.name}: {error}")
-            device = bucket.matrices[0].parameter.param.device
-            flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=device)
+            flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
         self.sent[self.begun] = checksum(flat)
         task = Task(self.begun, reduce_gradients(bucket, flat))
         self.begun += 1
@@ -120,8 +119,8 @@ class EarlyReduction:
         """
         if self.begun and not self.finished:
             raise GradientError(
-                "gradients that were sent during backward() cannot be dropped on their way, for the other "
-                "ranks wait for the rest: call step() or ready_gradients() first, on all ranks; put a "
+                "gradients that were sent during backward() cannot be dropped on their way, as other ranks "
+                "wait for the remaining ones: call step() or ready_gradients() first, on all ranks; put a "
                 "backward() that you may drop into `with optimizer.no_sync():`"
             )
         self.begun, self.finished, self.error, self.values = 0, False, None, {}

@@ -1,7 +1,7 @@
 """Phases 3 to 5 for matrices that stay cut: their Gram matrices are summed over tp, and iterated on.
 
-Instead of a gather and a slice for each matrix, one all_reduce serves a whole bucket. It leaves the same
-bits on every rank, and the iterations on those are the same products on each.
+Instead of a gather and a slice for each matrix, one all_reduce serves a whole bucket. The sum has the same
+bits on every rank, and every rank computes the same products from it.
 """
 
 from __future__ import annotations

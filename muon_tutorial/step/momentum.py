@@ -42,7 +42,7 @@ def update_momentum(
 
     ``gradient`` is this rank's stored part of the bucket, flat, or None if gradients stay in the model; then
     they are read there and multiplied by ``scale``. The inputs are flat as well, or ``Pieces`` if they travel
-    one by one. Only those that some rank needs are made. ``present`` are the parameters that have a gradient;
+    one by one. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
     the inputs of the others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
@@ -163,9 +163,8 @@ class MomentumShard:
             return saved
         if tuple(saved.shape) != whole:
             raise UsageError(
-                f"{matrix.name}: a momentum of shape {tuple(saved.shape)}, loaded or kept from when the "
-                f"parameters were others, is not the {self.shape} that {at} keeps, nor the whole parameter, "
-                f"{whole}"
+                f"{matrix.name}: a momentum of shape {tuple(saved.shape)}, loaded or kept from other "
+                f"parameters, is neither the {self.shape} that {at} keeps, nor the whole parameter, {whole}"
             )
         local = saved[held_box(whole, matrix.cuts, at).slices]
         if not self.flat:

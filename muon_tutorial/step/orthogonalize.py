@@ -69,9 +69,8 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     yield ABREAST  # wait until they have computed, as the way back needs all of them
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
-    return (
-        yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back)
-    )  # 6: [worked on] → [stored]
+    # 6: [worked on] → [stored]
+    return (yield from travel(boxes, bucket.plan.compute.inverse, bucket.at, back))
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
@@ -106,8 +105,8 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """Phase 3 for all matrices that this rank works on together: one all_gather over tp.
 
-    Ranks along tp work on the same matrices. If these work on no cut matrix but others do, they yield an
-    empty turn. All ranks of the grid must run it. Returns functions that put each whole matrix together.
+    Ranks along tp work on the same matrices. If none of theirs is cut, but others in the bucket are, they
+    yield an empty turn. All ranks of the grid must run it. Returns functions that put each matrix together.
     """
     cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
     mine = [matrix for matrix in cut if matrix.work is not None]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +95,11 @@ def place_gradient(param: Tensor) -> None:
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         param.grad = grad.redistribute(placements=param.placements)
+
+
+def same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether two sequences hold the very same tensors."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class RankBucket:
 
     @cached_property
     def contributing(self) -> frozenset[int]:
-        """The matrices for whose Newton–Schulz input some rank needs this rank's part, by index.
+        """The matrices, by index, to whose Newton–Schulz input this rank contributes a part.
 
         Computed on first use: with thousands of ranks it takes long, and predictions use few buckets.
         """

@@ -6,11 +6,10 @@ processes, all ranks in one process, or one rank without data.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -228,17 +227,3 @@ class PlanStep:
     @cached_property
     def _device(self) -> torch.device:
         return self.parameters[0].param.device if self.parameters else torch.device("cpu")
-
-
-def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a recipe without a Gram form if a matrix stays cut.
-
-    Raises:
-        UsageError: it lists the recipes that have one.
-    """
-    if plan.strategy == "gram":
-        from ..orthogonalizers.gram import gram_recipe
-
-        entries = (entry for bucket in plan.buckets for entry in bucket.entries)
-        for number in {entry.matrix.group for entry in entries if entry.gram is not None}:
-            gram_recipe(groups[number])

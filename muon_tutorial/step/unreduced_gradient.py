@@ -56,9 +56,9 @@ class UnreducedGradient(Tensor):
             )
         if func in _NORMS:
             warnings.warn(
-                "this is the norm of one rank's own gradient, which the step has yet to average: to clip by "
-                "it would scale each rank's by another factor; optimizer.ready_gradients(max_norm) clips all "
-                "gradients, and returns their norm",
+                "this is the norm of one rank's own gradient, which the step has yet to average: clipping by "
+                "it would scale each rank's gradients by another factor; optimizer.ready_gradients(max_norm) "
+                "clips all gradients, and returns their norm",
                 stacklevel=3,
             )
         if func in (Tensor.__deepcopy__, Tensor.__reduce_ex__):  # copies are plain
@@ -97,10 +97,5 @@ def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None]
                 handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))
             finally:
                 param.requires_grad_(trains)
-    weakref.finalize(owner, _remove, handles)
+    weakref.finalize(owner, lambda: [handle.remove() for handle in handles])
     return handles
-
-
-def _remove(handles: Iterable[Any]) -> None:
-    for handle in handles:
-        handle.remove()

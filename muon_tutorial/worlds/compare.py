@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
+from typing import TypeVar
 
-from ..errors import PlanMismatchError
+import torch.distributed as dist
+
+from ..errors import PlanMismatchError, TutorialError
+from .live import gather_objects
+
+T = TypeVar("T")
 
 
 def check_lines(found: Mapping[int, Sequence[str]]) -> None:
-    """Compare descriptions, line by line.
+    """Compare the ranks' plans, line by line.
 
     Raises:
         PlanMismatchError: it shows the first line that differs, and which ranks have which version of it.
@@ -26,3 +32,38 @@ def check_lines(found: Mapping[int, Sequence[str]]) -> None:
                 f"ranks made different plans; the first difference:\n{detail}\n"
                 "give every rank the same parameters, in the same order, with the same settings"
             )
+
+
+def check_same(
+    make: Callable[[], T],
+    lines: Callable[[T], list[str]],
+    group: dist.ProcessGroup | None,
+    agreed: Sequence[str] = (),
+) -> tuple[T, list[str]]:
+    """Make a plan, compare its lines over a group, and return both. All ranks of the group must call.
+
+    Lines equal to ``agreed``, on which all ranks agreed before, are not compared again.
+
+    Raises:
+        TutorialError: the error that ``make`` raised on this rank.
+        PlanMismatchError: ``make`` raised on another rank, or the lines differ.
+    """
+    try:
+        made, mine, error = make(), [], None
+        mine = lines(made)
+    except TutorialError as caught:
+        error, mine = caught, [f"{type(caught).__name__}: {caught}"]
+    if error is None and mine == list(agreed):
+        return made, mine
+    found = {0: (error is not None, mine)}
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        ranks = dist.get_process_group_ranks(group)
+        found = dict(zip(ranks, gather_objects(found[0], group), strict=True))
+    if error is not None:
+        raise error
+    failed = {rank: text[0] for rank, (wrong, text) in found.items() if wrong}
+    if failed:
+        rank, text = next(iter(failed.items()))
+        raise PlanMismatchError(f"rank {rank} could not make its plan: {text}")
+    check_lines({rank: text for rank, (_, text) in found.items()})
+    return made, mine

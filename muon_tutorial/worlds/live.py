@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -22,13 +22,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.profiler import record_function
 
 from ..engine.collective import Call, Collective, Idle, Start, Wait, Walk
-from ..errors import GridError, PlanMismatchError, RequestError, TutorialError
+from ..errors import GridError, RequestError
 from ..launching.phase import report_phase
 from ..launching.timeouts import check_timeout, group_timeout, new_groups_time_out
 from ..plan.grid import Coordinate, Grid
-from .compare import check_lines
-
-T = TypeVar("T")
 
 Moment = Literal["issued", "done", "waiting", "answered"]
 Follow = Callable[[Moment], None]
@@ -41,7 +38,7 @@ FIRST_TAG = 1 << 30
 LONG_WAIT = 600.0
 """Seconds; a longer group timeout gets a warning. torch's defaults are 1,800 for Gloo and 600 for NCCL."""
 
-# torch 2.13 introduced new names, and the old ones warn since then.
+# torch 2.13 introduced new names, and the old ones have warned since.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -112,39 +109,9 @@ def sum_counts(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor
     return counts
 
 
-def check_same(
-    make: Callable[[], T],
-    lines: Callable[[T], list[str]],
-    group: dist.ProcessGroup | None = None,
-    agreed: Sequence[str] = (),
-) -> tuple[T, list[str]]:
-    """Make something, compare its description over a group, and return both. All ranks of it must call.
-
-    A description equal to ``agreed``, on which all ranks agreed before, is not compared again.
-
-    Raises:
-        TutorialError: the error that ``make`` raised on this rank.
-        PlanMismatchError: ``make`` raised on another rank, or the descriptions differ.
-    """
-    try:
-        made, mine, error = make(), [], None
-        mine = lines(made)
-    except TutorialError as caught:
-        error, mine = caught, [f"{type(caught).__name__}: {caught}"]
-    if error is None and mine == list(agreed):
-        return made, mine
-    found = {0: (error is not None, mine)}
-    if dist.is_initialized() and dist.get_world_size(group) > 1:
-        ranks = dist.get_process_group_ranks(group)
-        found = dict(zip(ranks, gather_objects(found[0], group), strict=True))
-    if error is not None:
-        raise error
-    failed = {rank: text[0] for rank, (wrong, text) in found.items() if wrong}
-    if failed:
-        rank, text = next(iter(failed.items()))
-        raise PlanMismatchError(f"rank {rank} could not make its plan: {text}")
-    check_lines({rank: text for rank, (_, text) in found.items()})
-    return made, mine
+def global_rank() -> int:
+    """This process's rank in the default group; 0 without one."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def count_processes() -> int:
@@ -160,7 +127,7 @@ class _Ticket:
 
     On NCCL a collective runs on its own stream, and ``wait`` makes the caller's stream wait for it, not the
     host. A ticket is dropped only after that. The allocator reuses its buffers in the order of the caller's
-    stream, so only after the collective, and ``record_stream`` is not needed. This is untested on GPUs.
+    stream, that is, after the collective, so ``record_stream`` is not needed. This is untested on GPUs.
     """
 
     request: Collective
@@ -435,7 +402,7 @@ def _send_and_receive(
 ) -> _Messages:
     """An all_to_all on Gloo for parts anywhere in memory, with one message for each non-empty part.
 
-    Gloo's own needs equal sizes, or a separate part per position: shared parts would be packed several times.
+    Gloo's all_to_all needs equal sizes, or a part per position, and would pack shared parts several times.
     """
     _exchanges[group] = number = _exchanges.get(group, -1) + 1
     tag = FIRST_TAG + number % FIRST_TAG

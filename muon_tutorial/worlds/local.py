@@ -231,15 +231,9 @@ class LocalWorld:
 
     def _describe(self, number: int) -> str:
         rank, left = self._ranks[number], self._unanswered()
-        doing = (
-            f"has ended without {left[number]}"
-            if rank.ended and number in left
-            else "has ended"
-            if rank.ended
-            else f"waits for {rank.waiting.request}"
-            if rank.waiting
-            else "has not started"
-        )
+        doing = f"waits for {rank.waiting.request}" if rank.waiting else "has not started"
+        if rank.ended:
+            doing = f"has ended without {left[number]}" if number in left else "has ended"
         return f"  {self.grid.at(number)} {doing}"
 
 
@@ -287,11 +281,9 @@ def _splits_agree(requests: list[Collective]) -> bool:
     if any(len(split) != len(requests) for split in (*sends, *receives)):
         return False
     due = [list(column) for column in zip(*sends, strict=True)]
-    sizes: tuple[list[int | None], list[int]] = (
-        [request.packed for request in requests],
-        [sum(row) for row in receives],
-    )
-    return receives == due and _sizes(requests) == sizes
+    sent, received = _sizes(requests)
+    is_packed = sent == [request.packed for request in requests]
+    return receives == due and is_packed and received == [sum(row) for row in receives]
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:

@@ -7,7 +7,6 @@ values, the answers do, too: then a walk costs no memory, whatever the sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -38,15 +37,7 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
             device = device if request.send is None else request.send.device
             zeros = torch.zeros(request.receive, dtype=request.dtype, device=device)
         if isinstance(turn, Start):
-            answer = _Ticket(request, zeros)
+            answer = request, zeros  # the ticket keeps both alive, as in a live world
         else:
-            answer = turn.ticket.answer if isinstance(turn, Wait) else zeros
+            answer = turn.ticket[1] if isinstance(turn, Wait) else zeros
         del turn, request, zeros
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Ticket:
-    """A request and its answer; the ticket keeps both alive, as in a live world."""
-
-    request: object
-    answer: torch.Tensor | None

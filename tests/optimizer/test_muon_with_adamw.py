@@ -355,6 +355,14 @@ def test_parts_of_a_fused_weight_can_be_named_and_groups_still_be_added() -> Non
     assert torch.equal(late.weight, before["late.weight"])
 
 
+def test_the_verdicts_know_which_weights_are_stored_transposed() -> None:
+    qkv = nn.Linear(12, 4, bias=False)
+    both = MuonWithAdamW.from_model(
+        nn.Sequential(qkv), lr=0.02, parts={"0.weight": (4, 4, 4)}, transposed=["0.weight"]
+    )
+    assert [(it.parts, it.transposed) for it in both.verdicts.values()] == [((4, 4, 4), True)]
+
+
 def test_without_the_lambda_that_the_trainer_wants_one_line_says_so() -> None:
     """Trainer calls the first of ``optimizer_cls_and_kwargs`` without arguments."""
     with pytest.raises(UsageError, match="wrap it in a lambda"):

@@ -228,7 +228,7 @@ REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
     clipped_once_unfrozen: (GradientError, "clipping it here would scale it by a different factor"),
     adamws_in_another_order: (MismatchError, "is another parameter on other ranks"),
     equal_shapes_readied_in_another_order: (MismatchError, "parameter 0 of the rest is not the same"),
-    other_shapes_readied_in_another_order: (MismatchError, "what is averaged beside the matrices"),
+    other_shapes_readied_in_another_order: (MismatchError, "the list of other averaged gradients"),
     loaded_on_one_rank: (MismatchError, "whether it has stepped or loaded a state"),
     loaded_from_another_step: (MismatchError, "the number of steps behind the momentum"),
     loaded_in_one_process: (UsageError, "one rank's slice, of a strategy"),

@@ -100,7 +100,7 @@ def test_a_model_whose_matrices_are_frozen_is_told_so() -> None:
     model = network()
     model[0].requires_grad_(False)
     model[2].requires_grad_(False)
-    with pytest.raises(UsageError, match="or include frozen matrices with include_frozen=True"):
+    with pytest.raises(UsageError, match="or include_frozen=True if matrices are frozen"):
         MuonWithAdamW.from_model(model, lr=0.1)
 
 

@@ -535,7 +535,7 @@ TABLES = (
 @pytest.mark.parametrize("name", TABLES)
 def test_a_bare_parameter_that_may_be_a_table_is_named_in_a_warning(name: str) -> None:
     model = nn.ModuleDict({"a": bare(**{name: (8, 4)}), "dense": nn.Linear(4, 4)})
-    with pytest.warns(UserWarning, match=rf"steps a\.{name} \(8 × 4\) for .*exclude=\[.a\.{name}.\]"):
+    with pytest.warns(UserWarning, match=rf"steps a\.{name} \(8 × 4\) because .*exclude=\[.a\.{name}.\]"):
         split = split_parameters(model)
     assert split.hidden_names == [f"a.{name}", "dense.weight"]
     assert "a matrix by its shape alone" in str(split)
@@ -543,7 +543,7 @@ def test_a_bare_parameter_that_may_be_a_table_is_named_in_a_warning(name: str) -
 
 def test_one_warning_lists_all_bare_parameters_and_a_word_on_each_ends_it() -> None:
     model = nn.ModuleList([bare(query=(8, 4), gate=(4, 4)) for _ in range(2)])
-    said = r"steps \*\.query \(8 × 4\), \*\.gate \(4 × 4\) for .*parts=\{\"\*\.query\": None\} says so"
+    said = r"steps \*\.query \(8 × 4\), \*\.gate \(4 × 4\) because .*pass parts=\{\"\*\.query\": None\}"
     with pytest.warns(UserWarning, match=said) as caught:
         split_parameters(model)
     assert len(caught) == 1
