@@ -6,18 +6,18 @@ import gc
 import sys
 
 if __name__ == "__main__":
-    from muon_tutorial.launching.command import (
+    from muon_tutorial.launching.interrupts import (
         begin_command,
         end_on_interrupt,
         ignore_interrupts_at_exit,
-        without_collecting,
     )
 
     begin_command()
-    with without_collecting():  # importing torch makes no garbage, so this saves a third of its time
-        from muon_tutorial.cli import main
+    gc.disable()  # importing torch makes no garbage, so this saves a third of its time
+    from muon_tutorial.cli import main
 
     ignore_interrupts_at_exit()
+    gc.enable()
     gc.freeze()  # modules stay: Python's last collection would spend half a second on torch's objects
     code = main()
     end_on_interrupt()  # nothing remains but to exit

@@ -33,16 +33,9 @@ from .errors import (
     TutorialError,
     UsageError,
 )
-from .launching.command import (
-    BAD_INPUT,
-    FAILED,
-    INTERRUPTED,
-    fill_standard_descriptors,
-    raise_on_interrupt,
-    said_of,
-    say,
-)
+from .launching.interrupts import BAD_INPUT, FAILED, INTERRUPTED, raise_on_interrupt, said_of
 from .launching.signals import exit_by
+from .launching.standard_streams import fill_standard_descriptors, say
 from .launching.start_torchrun import run_agent
 from .launching.torchrun import (
     TorchrunEnvironment,
@@ -75,8 +68,8 @@ from .training.run_folder import RESULT, RunFolder, in_use, unused
 from .training.settings import Backend, TrainSettings, check_numbers
 from .training.stopping import (
     DEFAULT_ACTS,
-    ECHO,
     GRACE,
+    REPEAT,
     EndedBySignal,
     acts_by,
     ending_on_signals,
@@ -244,8 +237,8 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
     seat = join_torchrun(options.backend, options.timeout)
     try:
         settings, folder, saving = _agree_on_run(options, seat)
-        with heeding_signals(saving, STOPPING if seat.rank == 0 else None, options.grace, exit_by, ECHO):
-            result = job.run_seated(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
+        with heeding_signals(saving, STOPPING if seat.rank == 0 else None, options.grace, exit_by, REPEAT):
+            result = job.run_joined(seat.rank, settings, folder, saving, Console(stderr=True, soft_wrap=True))
         if isinstance(result, StoppedRun):
             return _say_stopped(result, folder) if folder is not None else exit_code(result.reason)
         if folder is None:

@@ -22,10 +22,10 @@ import pytest
 import torch
 
 from muon_tutorial import cli
-from muon_tutorial.checkpoint.loading import damage_of
+from muon_tutorial.checkpoint.verify_files import damage_of
 from muon_tutorial.training.run_folder import RunFolder
 from muon_tutorial.training.settings import TrainSettings
-from muon_tutorial.training.stopping import ECHO
+from muon_tutorial.training.stopping import REPEAT
 
 from .launching.launch_traces import heed_interrupts, still_running
 
@@ -243,7 +243,7 @@ def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_
         process.send_signal(sent or signal.SIGTERM)
         wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
         if sent:
-            time.sleep(1.2 * ECHO)  # before that, another SIGTERM counts as an echo
+            time.sleep(1.2 * REPEAT)  # before that, another SIGTERM counts as the same request
             process.send_signal(sent)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
@@ -295,7 +295,7 @@ def test_a_run_that_is_interrupted_beside_its_comparison_keeps_its_result(
 
 LAST_MOMENT = """
 import ctypes, sys
-from muon_tutorial.launching.command import ignore_interrupts_at_exit
+from muon_tutorial.launching.interrupts import ignore_interrupts_at_exit
 libc = ctypes.CDLL(None)
 libc.on_exit(getattr(libc, "raise"), None)  # when Python is gone: raise(its exit code), and 2 is SIGINT
 if {ignore}:

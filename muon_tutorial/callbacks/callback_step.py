@@ -22,7 +22,7 @@ from ..decay_and_add import ShardRange
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
 from ..errors import ConfigError, TutorialError, UsageError
-from ..launching.echo import is_echo
+from ..launching.lost_rank import is_about_lost_rank
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import whole_matrix, with_names
 from ..plan.bucket import flat_frame
@@ -225,7 +225,7 @@ class CallbackStep:
         except TutorialError:
             raise
         except Exception as error:
-            if is_echo(error):  # another rank ended: not this function's fault
+            if is_about_lost_rank(error):  # another rank ended: not this function's fault
                 raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error

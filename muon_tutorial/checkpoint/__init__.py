@@ -1,8 +1,8 @@
 """Checkpoints that can be loaded under any strategy and on any grid, whichever saved them.
 
-The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Tensors
-are saved as whole ones, cut into the boxes that ranks held. A load need not use the same cuts, and any tool
-of that library can read them. The tensors are:
+The format, version 2, is a folder as ``torch.distributed.checkpoint`` writes it, with two more files. Each
+tensor is saved at its full size, cut into the boxes that ranks held. A load may cut it differently, and any
+tool of that library can read it. The tensors are:
 
 - ``model.NAME``: each parameter and persistent buffer, once, under the model's name for it (its first name,
   if it is tied), without the prefixes of DDP, ``torch.compile`` and activation checkpointing.
@@ -17,11 +17,11 @@ The files:
   A box that several ranks hold is written by only one of them.
 - ``extra.pt``: what the user passed on rank 0, such as a step count, a scheduler's ``state_dict()`` or the
   state of a random number generator.
-- ``.metadata``: where the boxes are, for the library's other tools. It is a pickle; this package never reads
+- ``.metadata``: where the boxes are, for the tools of that library. It is a pickle; this package never reads
   it.
-- ``manifest.json``: the same as JSON, and everything that a load needs to know. ``files``: the size and the
-  SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor. ``groups``: for
-  each NAME, its state's entries and its hyperparameters, as
+- ``manifest.json``: where the boxes are, and everything else that a load needs to know. ``files``: the size
+  and the SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor.
+  ``groups``: for each NAME, its state's entries and its hyperparameters, as
   ``{"optimizer": "muon" or "adamw", "state": […], "group": {"lr": …, …}}``. Hyperparameters are saved per
   parameter, so a load may arrange parameters in other groups; tensors among them are saved as numbers.
   ``save_id`` is new in each save; ``format`` is ``{"name": "muon_tutorial", "version": 2}``. The file begins
@@ -31,13 +31,14 @@ Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state.
 either, even after ``ready_gradients()``: save after ``step()``.
 
 ``docs/checkpoints.md`` lists the guarantees: a folder is complete or does not exist, whatever is killed;
-errors name the damage; nothing in a file is executed; all ranks learn within the timeout which rank failed,
-and why.
+errors name the damaged file; nothing in a file is executed; all ranks learn within the timeout which rank
+failed, and why.
 
-``rank_contents`` finds out what a rank holds and where it lies, and ``piece_files`` compares, writes and
-reads it. ``manifest`` and ``plain_data`` define the content of files, and ``folders`` moves them into place.
-Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these, and ``manager`` keeps the
-newest checkpoints.
+``rank_contents`` finds the tensors of a rank and the boxes that it holds of them. ``compare_ranks`` compares
+them across ranks before a save, ``piece_files`` writes and reads them, and ``verify_files`` checks sizes and
+hashes before a load. ``manifest`` and ``plain_data`` define the content of files, and ``folders`` moves them
+into place. Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these, and
+``manager`` keeps the newest checkpoints.
 """
 
 from __future__ import annotations

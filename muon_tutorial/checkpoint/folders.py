@@ -1,9 +1,9 @@
-"""Checkpoint folders on disk: written as a draft, moved into place complete, and read from one open folder.
+"""Checkpoint folders on disk: written as drafts, moved into place when complete, and held open to be read.
 
 Everything is written to a draft next to the target, ``.NAME.draft-ID``, synced, and renamed. If an older
 checkpoint is replaced, it and the draft are exchanged in one step if the system can do that (Linux, on local
-file systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers that find it there use
-it as the target. The next save removes drafts of savers that died.
+file systems). Otherwise the old one is first renamed to ``.NAME.old-ID``, and readers use it as long as the
+target is missing. The next save removes drafts of savers that died.
 
 This assumes a file system that all ranks share, with POSIX renames and ``flock`` (NFS version 4 has both). It
 knows nothing about formats except that a folder with a manifest is a checkpoint.
@@ -31,10 +31,10 @@ from ..errors import CheckpointError
 
 Existing = Literal["refuse", "replace", "put aside"]
 
-_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # matches only ours
+_LEFTOVER = re.compile(r"\.(?P<name>.+)\.(?P<kind>draft|old)-(?P<id>[0-9a-f]{32})")  # only names made here
 _READING = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-_PATIENCE = 1.0  # seconds to wait for the lock of a saver that was killed, whose process is still ending
+_PATIENCE = 1.0  # seconds to wait for a lock: a killed saver holds it until its process has ended
 _TICK = 0.01  # seconds
 _CANNOT_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
@@ -50,12 +50,12 @@ def target_of(path: str | os.PathLike[str]) -> Path:
 
 @contextlib.contextmanager
 def locked(target: Path, to: str = "saving to", patience: float = _PATIENCE) -> Iterator[None]:
-    """Hold the lock on writing to ``target``, a folder or file that need not exist; it ends with the process.
+    """Lock ``target`` for writing; it is a folder or file that need not exist. A lock ends with its process.
 
     If another process holds the lock, this waits for ``patience`` seconds.
 
     Raises:
-        CheckpointError: another process still holds it; says which, and what it does (``to``).
+        CheckpointError: another process still holds it; the error says which, and what it does (``to``).
     """
     path = target.with_name(f".{target.name}.lock")
     descriptor = _open_lock(path, f"{to} {target}", patience)
@@ -97,7 +97,7 @@ def _open_lock(path: Path, does: str, patience: float) -> int:
 
 
 def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) -> Path:
-    """Make an empty folder next to the target to write to, and remove what dead savers left there.
+    """Make an empty folder for the draft, next to the target, and remove what dead savers left there.
 
     Must be called under ``locked(target)``.
 
@@ -122,7 +122,7 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
 
 
 def put_aside(target: Path, save_id: str) -> Path:
-    """Rename a folder that has a checkpoint's name but is damaged or none: it is kept, but out of the way."""
+    """Rename a folder that has a checkpoint's name but is damaged, or is no checkpoint. It is not deleted."""
     aside = target.with_name(f"damaged-{target.name}-{save_id[:8]}")
     os.rename(target, aside)
     return aside
@@ -145,13 +145,13 @@ def commit(draft: Path, target: Path) -> None:
 
 
 def settle(target: Path) -> None:
-    """Sync the folder of a checkpoint that is in its place, and remove the checkpoint that it replaced."""
+    """Sync the parent folder of a checkpoint after ``commit``, and remove the checkpoint that it replaced."""
     sync_folder(target.parent)
     remove_leftovers(target)
 
 
 def recover(target: Path) -> None:
-    """Put back a checkpoint that was renamed for a new one that never came. Under ``locked(target)``."""
+    """Rename the old checkpoint back if no new one took its place. Must be called under ``locked``."""
     aside = stepped_aside(target)
     if aside is not None:
         os.rename(aside, target)
@@ -168,7 +168,7 @@ def stepped_aside(target: Path) -> Path | None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove the drafts of dead savers. Must be called under ``locked(target)``: then no saver lives."""
+    """Remove the drafts of dead savers. Must be called under ``locked(target)``: then no saver is alive."""
     for path in _leftovers(target).values():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -280,7 +280,7 @@ class OpenFolder:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[OpenFolder]:
-    """Hold a folder open; if it is missing, the old checkpoint that was renamed there."""
+    """Hold a checkpoint's folder open; if it is missing, the old folder that ``stepped_aside`` finds."""
     try:
         descriptor = os.open(stepped_aside(path) or path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,22 +15,23 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..optimizer.muon_with_adamw import MuonWithAdamW
-from . import manifest
-from .folders import OpenFolder, opened
-from .manifest import Manifest
+from .folders import opened
 from .meeting import Meeting, call_meeting, one_line
-from .piece_files import TensorInPieces, read
+from .piece_files import read
 from .plain_data import load_plain
 from .rank_contents import (
     RankContents,
     Rename,
     Saveable,
     SteppedParameter,
+    TensorInPieces,
     as_before,
     contents_of_rank,
+    in_pieces,
     parts_of,
 )
-from .saving import EXTRA, in_pieces
+from .saving import EXTRA
+from .verify_files import OpenCheckpoint, damage_of, open_checkpoint, verify_hashes
 
 
 def load_checkpoint(
@@ -50,7 +50,7 @@ def load_checkpoint(
     Raises:
         CheckpointError: there is no such checkpoint; a file is damaged, missing or not part of it; it lacks
             an entry, or has a parameter that no rank's model has; or a shape, dtype or optimizer differs.
-            Raised on all ranks, with the name of the cause; nothing has changed.
+            Raised on all ranks, with the cause; nothing has changed.
     """
     return load_found(lambda: [Path(path)], model, optimizer, rename)
 
@@ -58,7 +58,7 @@ def load_checkpoint(
 def load_found(
     find: Callable[[], list[Path]], model: nn.Module, optimizer: Saveable, rename: Rename | None
 ) -> dict[str, Any]:
-    """Load the first undamaged of the folders that rank 0 finds. Otherwise as ``load_checkpoint``."""
+    """Load the first undamaged folder that ``find`` returns on rank 0, as ``load_checkpoint`` does."""
     meeting = call_meeting("load_checkpoint")
     _, paths = meeting.agree(
         "find the checkpoint",
@@ -68,9 +68,9 @@ def load_found(
     path = _first_whole(meeting, [*map(Path, paths)])
     with ExitStack() as held:
 
-        def check() -> tuple[tuple[SavedEntries, LoadTargets], Found]:
-            saved = open_saved(held.enter_context(opened(path)))
-            _verify_files(saved, meeting.rank, meeting.size)
+        def check() -> tuple[tuple[OpenCheckpoint, LoadTargets], Found]:
+            saved = open_checkpoint(held.enter_context(opened(path)))
+            verify_hashes(saved, meeting.rank, meeting.size)
             contents = contents_of_rank(model, optimizer, rename)
             names = {*contents.tensors, *(item.name for item in contents.stepped)}
             stepped = {item.name for item in contents.stepped}
@@ -127,16 +127,6 @@ def _first_whole(meeting: Meeting, paths: Sequence[Path]) -> Path:
     return paths[0]
 
 
-def damage_of(path: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """What is wrong with this rank's share of a checkpoint's files; None if nothing is."""
-    try:
-        with opened(path) as folder:
-            _verify_files(open_saved(folder), rank, ranks)
-    except (CheckpointError, OSError) as error:
-        return one_line(error)
-    return None
-
-
 class Found(NamedTuple):
     """What a rank finds in the checkpoint (``digest``, ``saved``, ``states``) and in its own model.
 
@@ -152,19 +142,10 @@ class Found(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedEntries:
-    """A checkpoint that is held open, its manifest, and the hash of that: ``digest``."""
-
-    folder: OpenFolder
-    manifest: Manifest
-    digest: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class LoadTargets:
-    """What a load fills on this rank.
+    """The tensors and hyperparameters that a load sets on this rank.
 
-    ``model``: the model's own tensors. ``blanks``: new tensors that everything is first read into.
+    ``model``: the model's own tensors. ``blanks``: new tensors, into which everything is read first.
     ``states``: the optimizer's new state. ``hyperparameters``: the saved ones of each parameter.
     """
 
@@ -174,59 +155,7 @@ class LoadTargets:
     hyperparameters: dict[Tensor, dict[str, Any]]
 
 
-def open_saved(folder: OpenFolder) -> SavedEntries:
-    """Read the manifest, and compare it with the files in the folder."""
-    sizes = folder.sizes()
-    if manifest.NAME not in sizes:
-        if ".metadata" in sizes:
-            raise CheckpointError(
-                f"{folder.path} has no {manifest.NAME}: save_checkpoint did not write it, or wrote it "
-                "before format 2, with pickled objects. These are not read, because they can run code. If "
-                "you trust the folder, torch.distributed.checkpoint.format_utils.dcp_to_torch_save converts "
-                "it to one file"
-            )
-        raise CheckpointError(f"{folder.path} holds no checkpoint: its file {manifest.NAME} is missing")
-    with folder.open(manifest.NAME) as file:
-        data = file.read()
-    try:
-        found = manifest.from_bytes(data)
-    except CheckpointError as error:
-        raise CheckpointError(f"{folder.path}: {error}") from error
-    _check_files(folder, found, sizes)
-    return SavedEntries(folder, found, manifest.sha256(data))
-
-
-def _check_files(folder: OpenFolder, found: Manifest, sizes: Mapping[str, int]) -> None:
-    """Refuse files that are missing, not part of this checkpoint, or of another size."""
-    for name in sorted({*sizes, *found.files} - {manifest.NAME}):
-        if name not in found.files:
-            raise CheckpointError(f"{folder.path} holds {name}, which is not part of the checkpoint")
-        if name not in sizes:
-            raise CheckpointError(f"{folder.path} lacks its file {name}")
-        if sizes[name] < 0:
-            raise CheckpointError(f"{folder.path / name} is not a plain file")
-        if sizes[name] != found.files[name].size:
-            raise CheckpointError(
-                f"{folder.path / name} is damaged: it has {sizes[name]} bytes, and had "
-                f"{found.files[name].size} when it was saved"
-            )
-
-
-def _verify_files(saved: SavedEntries, rank: int, ranks: int) -> None:
-    """Compare the hashes of this rank's share of the files; each is read by one rank."""
-    files = saved.manifest.files
-    for name in sorted(files, key=lambda name: files[name].size)[rank::ranks]:
-        digest = hashlib.sha256()
-        with saved.folder.open(name) as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        if digest.hexdigest() != files[name].sha256:
-            raise CheckpointError(
-                f"{saved.folder.path / name} is damaged: its SHA-256 is not what {manifest.NAME} says"
-            )
-
-
-def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
+def _targets(saved: OpenCheckpoint, contents: RankContents) -> LoadTargets:
     """Check that the checkpoint fits, and make the tensors to read it into."""
     entries = {f"model.{name}": in_pieces(*placed) for name, placed in contents.tensors.items()}
     for key, entry in entries.items():
@@ -236,7 +165,7 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
         strides = [zip(it.stride(), it.shape, strict=True) for it in entry.pieces.values()]
         if any(stride == 0 and size > 1 for its in strides for stride, size in its):
             raise CheckpointError(
-                f"several elements of {key} share memory (expand()), so it cannot be loaded into"
+                f"several elements of {key} share memory (expand()), so nothing can be loaded into it"
             )
     blanks: dict[str, TensorInPieces] = {}
     for key, entry in entries.items():
@@ -251,8 +180,8 @@ def _targets(saved: SavedEntries, contents: RankContents) -> LoadTargets:
     return LoadTargets(entries, blanks, states, groups)
 
 
-def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.dtype:
-    """The dtype of a saved tensor, whose shape must fit."""
+def _saved_dtype(saved: OpenCheckpoint, key: str, shape: Iterable[int]) -> torch.dtype:
+    """Check the shape of a saved tensor, and return its dtype."""
     found = saved.manifest.tensors.get(key)
     if found is None:
         raise CheckpointError(f"{saved.folder.path} has no entry {key}")
@@ -261,7 +190,7 @@ def _saved_dtype(saved: SavedEntries, key: str, shape: Iterable[int]) -> torch.d
     return found.dtype
 
 
-def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tensor]:
+def _blank_state(saved: OpenCheckpoint, item: SteppedParameter) -> dict[str, Tensor]:
     """Tensors to read the saved state into: with the saved dtype, cut as this rank keeps them."""
     record = saved.manifest.groups.get(item.name)
     if record is None:
@@ -276,7 +205,7 @@ def _blank_state(saved: SavedEntries, item: SteppedParameter) -> dict[str, Tenso
     }
 
 
-def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> None:
+def _check_groups(saved: OpenCheckpoint, stepped: Sequence[SteppedParameter]) -> None:
     """Refuse a group whose parameters were saved with different hyperparameters."""
     first: dict[int, str] = {}
     for item in stepped:
@@ -290,7 +219,7 @@ def _check_groups(saved: SavedEntries, stepped: Sequence[SteppedParameter]) -> N
             )
 
 
-def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
+def _read(saved: OpenCheckpoint, targets: LoadTargets) -> dict[str, Any]:
     """Fill the blanks; return the user's ``extra``."""
     read(saved.folder, saved.manifest, targets.blanks)
     with saved.folder.open(EXTRA) as file:
@@ -307,7 +236,7 @@ def _read(saved: SavedEntries, targets: LoadTargets) -> dict[str, Any]:
 def _take_over(meeting: Meeting, optimizer: Saveable, targets: LoadTargets) -> None:
     """Put everything in its place on all ranks, or nothing if some optimizer does not accept its state.
 
-    If an interrupt or an error ends it in the middle, the optimizer refuses to step until a load succeeds.
+    If an interrupt or an error stops this halfway, the optimizer refuses to step until a load succeeds.
     """
     parts = parts_of(optimizer)
     states = {str(kind): _state_dict(part, targets) for kind, part in parts.items()}

@@ -16,7 +16,7 @@ import threading
 import uuid
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,15 +25,16 @@ from torch import nn
 
 from ..errors import CheckpointError, UsageError
 from . import folders
-from .loading import damage_of, load_found, open_saved
+from .loading import load_found
 from .meeting import call_meeting, one_line
 from .rank_contents import Rename, Saveable
 from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, run_save
+from .verify_files import damage_of, open_checkpoint
 
 T = TypeVar("T")
 
 LATEST = "latest"
-_LONGEST = 100  # bytes of its content
+_LONGEST = 100  # bytes of that file
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -41,7 +42,7 @@ class CheckpointManager:
     """Saves a model and its optimizer by step into one folder, keeps the newest, finds and loads them.
 
     Every rank makes its own manager of the same folder, on a file system that they share. Only one process
-    (or group of ranks) at a time may save to a folder; any may load from it meanwhile.
+    (or group of ranks) at a time may save to a folder; others may load from it meanwhile.
 
     Args:
         folder: made when the first checkpoint is saved.
@@ -78,7 +79,7 @@ class CheckpointManager:
 
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are ``save_checkpoint``'s.
-            wait: True to return only when it is saved. Otherwise everything is copied to CPU memory, so that
+            wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
                 training may go on at once, and a thread saves the copy. At most one such save is in progress:
                 the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
                 process group, or a function given to ``launch()``, ends.
@@ -87,8 +88,8 @@ class CheckpointManager:
             An object to call ``wait()`` on; with ``wait=True`` the save is already done.
 
         Raises:
-            CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and this was
-                not raised yet: then nothing was saved now. Raised on all ranks.
+            CheckpointError: as in ``save_checkpoint``; or an earlier save failed in its thread, and no call
+                has raised that yet. This call then saves nothing. Raised on all ranks.
             UsageError: ``step`` is not a number of steps.
         """
         if not isinstance(step, int) or step < 0:
@@ -119,7 +120,7 @@ class CheckpointManager:
         """Wait until the save that is in progress, if any, is done.
 
         Raises:
-            CheckpointError: it failed, and this was not raised yet.
+            CheckpointError: that save failed, and no call has raised this yet.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -128,17 +129,17 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         """The step of the newest complete checkpoint; None if there is none. Does not communicate.
 
-        This notices missing and truncated files, but not flipped bits; ``load`` does, and takes an older one.
+        This notices missing and truncated files, but no flipped bits; ``load`` notices those, too.
         """
-        return next(self._newest_first(), None)
+        return next(filter(self._is_complete, self._newest_first()), None)
 
     def whole_step(self, say: Callable[[str], None]) -> int | None:
         """The step of the newest checkpoint whose bytes are all as they were saved. Does not communicate.
 
         Newer, damaged ones are renamed to ``damaged-…``, so that a run that takes their steps again can save;
-        ``say`` is called with the reason. Only the one process that goes on with this folder may call it.
+        ``say`` is called with the reason. Only one process may call this: the one that will save here.
         """
-        for step in sorted(set(self._steps()), key=self._order):
+        for step in self._newest_first():
             damage = damage_of(self._path(step))
             if damage is None:
                 return step
@@ -146,21 +147,14 @@ class CheckpointManager:
             say(f"{damage}; renamed to {aside.name}")
         return None
 
-    def _newest_first(self) -> Iterator[int]:
-        return (step for step in sorted(self._steps(), key=self._order) if self._is_complete(step))
-
-    @property
-    def _order(self) -> Callable[[int], tuple[bool, int]]:
-        """A sort key for steps: the one saved last and those before it come first, then those of later steps.
-
-        In each part the newest comes first.
-        """
+    def _newest_first(self) -> list[int]:
+        """The steps in descending order: first those up to the one saved last, then the later ones."""
         pointed_to = None
         with contextlib.suppress(OSError, ValueError):
             data = folders.read_file(self.folder / LATEST, _LONGEST)
             pointed_to = _step_of(data.decode("ascii").removesuffix("\n"))
         last = math.inf if pointed_to is None else pointed_to
-        return lambda step: (step > last, -step)
+        return sorted(set(self._steps()), key=lambda step: (step > last, -step))
 
     def load(
         self,
@@ -181,7 +175,7 @@ class CheckpointManager:
         self.wait()
 
         def find() -> list[Path]:
-            found = [*self._newest_first()] if step is None else [step]
+            found = [*filter(self._is_complete, self._newest_first())] if step is None else [step]
             if not found:
                 raise CheckpointError(f"{self.folder} holds no complete checkpoint")
             return [*map(self._path, found)]
@@ -194,7 +188,7 @@ class CheckpointManager:
     def _is_complete(self, step: int) -> bool:
         try:
             with folders.opened(self._path(step)) as folder:
-                open_saved(folder)
+                open_checkpoint(folder)
         except (CheckpointError, OSError):
             return False
         return True
@@ -224,8 +218,8 @@ class CheckpointManager:
 class PendingSave:
     """A save that runs in a thread, or is done.
 
-    The first call that waits for it raises a failure: this object's ``wait()``, or the manager's next
-    ``save()``, ``load()`` or ``wait()``. Without such a call, the failure is printed when the process ends.
+    If it fails, the first call that waits for it raises the error: this object's ``wait()``, or the manager's
+    next ``save()``, ``load()`` or ``wait()``. Without such a call, it is printed when the process ends.
     """
 
     def __init__(self, job: SaveJob | None) -> None:

@@ -1,4 +1,4 @@
-"""``manifest.json``: which tensors a checkpoint holds, in which bytes of which files, and their hashes.
+"""``manifest.json``: which tensors a checkpoint holds, in which bytes of which files, and the files' hashes.
 
 This handles only data and text, and opens no file. The manifest is JSON and holds everything that a load must
 know before it reads a tensor, so nothing is unpickled to find out.

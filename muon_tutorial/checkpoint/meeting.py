@@ -91,7 +91,7 @@ class Meeting:
         return answer
 
     def agree_that(self, stage: str, make: Callable[[], K]) -> K:
-        """Call ``make`` on every rank; return its value if it succeeded on all. Otherwise as ``agree``."""
+        """Call ``make`` on every rank; return its value if all succeeded, else raise as ``agree`` does."""
         return self.agree(stage, lambda: (make(), None), lambda found: found)[0]
 
     def _preside(self, stage: str, decide: Callable[[list[Any]], Sequence[Any]]) -> BaseException | None:
@@ -184,7 +184,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: cause and file for an OSError; for errors not of this package also the class."""
+    """An error in one line: an OSError's cause and file, else its text, after its class if it is not ours."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

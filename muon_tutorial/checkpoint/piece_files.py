@@ -1,4 +1,4 @@
-"""Tensors of which a rank holds some pieces: compared across ranks before a save, written to files, read.
+"""Writes a rank's pieces of tensors to a file, and reads pieces from files, cut the same way or another.
 
 The files have the layout of ``torch.distributed.checkpoint``, so that its tools can read them. A load finds
 pieces by the manifest; ``.metadata``, which is a pickle, is written only for those tools.
@@ -11,10 +11,8 @@ import io
 import math
 import os
 import pickle
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,104 +21,19 @@ from torch import Size, Tensor
 
 from ..errors import CheckpointError
 from ..plan.layout import Box
+from .compare_ranks import SaveSummary
 from .folders import OpenFolder
 from .manifest import Manifest, SavedBox, SavedTensor
 from .meeting import one_line
 from .plain_data import load_plain
+from .rank_contents import Offset, TensorInPieces
 
-Offset = tuple[int, ...]
 Place = tuple[str, Offset]
 """A piece: the tensor's name in the checkpoint, and where the piece begins."""
 
-_REMEDY = (
-    "Different parameters (experts, pipeline stages) need different names: pass rename=. A plain tensor that "
-    "is a part of a tensor-parallel parameter needs the attributes partition_dim and partition_sizes"
-)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TensorInPieces:
-    """A tensor of which only ``pieces`` are here, by offset; ``shape`` is that of the whole tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    pieces: Mapping[Offset, Tensor]
-
-
-class TensorOutline(NamedTuple):
-    """The parts of a tensor that ranks compare: its whole shape, its dtype, each box's shape and checksum."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    boxes: dict[Offset, tuple[tuple[int, ...], int]]
-
-
-class SaveSummary(NamedTuple):
-    """A summary of what a rank is about to save, for comparison."""
-
-    folder: str
-    groups: dict[str, dict[str, Any]]
-    outlines: dict[str, TensorOutline]
-    buffers: set[str]
-
-
-def outline(tensor: TensorInPieces, is_buffer: bool) -> TensorOutline:
-    """Describe a tensor by the pieces on this rank. A buffer gets no checksums: its values may differ."""
-    boxes = {
-        offset: (tuple(piece.shape), 0 if is_buffer else _checksum(piece))
-        for offset, piece in tensor.pieces.items()
-    }
-    return TensorOutline(tensor.shape, str(tensor.dtype), boxes)
-
-
-def check_alike(summaries: Sequence[SaveSummary]) -> None:
-    """Raise an error if ranks disagree on something that they are about to save."""
-    said: dict[str, tuple[int, Any]] = {}
-
-    def compare(what: str, value: Any, rank: int, remedy: str = "", shown: bool = True) -> None:
-        first, its = said.setdefault(what, (rank, value))
-        if its != value:
-            values = f"is {its} on rank {first} and {value} on rank {rank}"
-            found = values if shown else f"differs between ranks {first} and {rank}"
-            raise CheckpointError(f"{what} {found}. {remedy}".rstrip(". "))
-
-    for rank, summary in enumerate(summaries):
-        compare("the folder", summary.folder, rank)
-        for name, record in summary.groups.items():
-            compare(f"the optimizer of {name}", (record["optimizer"], record["state"]), rank)
-            for key, value in record["group"].items():
-                compare(f"{key} of {name}", value, rank)
-        for key, found in summary.outlines.items():
-            compare(f"the shape and dtype of {key}", (found.shape, found.dtype), rank, _REMEDY)
-            for offset, box in found.boxes.items():
-                compare(f"{key}, from {offset} on,", box, rank, _REMEDY, shown=False)
-    _check_buffers(summaries)
-
-
-def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse buffers with the same name on ranks that have no common parameter: they are of different models.
-
-    Buffers of data-parallel ranks may differ (running means); the first rank's are saved.
-    """
-    first: dict[str, int] = {}
-    for rank, summary in enumerate(summaries):
-        for name in sorted(summary.buffers):
-            other = summaries[first.setdefault(name, rank)]
-            ours, theirs = (its.outlines.keys() - its.buffers for its in (summary, other))
-            if ours and theirs and not ours & theirs:
-                raise CheckpointError(
-                    f"ranks {first[name]} and {rank} both have a buffer {name}, but no common parameter. "
-                    f"{_REMEDY}"
-                )
-
-
-def _checksum(tensor: Tensor) -> int:
-    flat = tensor.detach().contiguous().cpu().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
-
 
 class Written(NamedTuple):
-    """The file that a rank has written: its name, size and SHA-256, and each piece's begin and end in it."""
+    """The file that a rank wrote: its name, size and SHA-256, and where each piece begins and ends in it."""
 
     file: str
     size: int

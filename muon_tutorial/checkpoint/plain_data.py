@@ -1,8 +1,8 @@
 """Plain values as bytes, and back; reading them never runs code.
 
-Messages between ranks and hyperparameters in a manifest are JSON. The messages go through the ranks' store,
-and torchrun's listens on every network interface, where everyone who can reach it can write to it. ``extra``
-is what ``torch.save`` writes: numbers, text, tensors, and containers of these. A value that
+The messages that ranks exchange are JSON, and so are the hyperparameters in a manifest. Messages go through
+the ranks' store; torchrun's store listens on every network interface, so others may write to it. ``extra`` is
+written by ``torch.save``: numbers, text, tensors, and containers of these. A value that
 ``torch.load(weights_only=True)`` could not read back is refused when it is saved, and the error names it.
 """
 

@@ -24,7 +24,7 @@ from ..plan.bucket import parameter_boxes
 from ..plan.grid import Coordinate, Grid
 from ..plan.layout import Box
 from ..plan.matrix import held_box
-from ..step.parameter_state import gradient_dtype
+from ..step.parameter_state import gradient_dtype, local_part
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld
 from ..worlds.local import LocalMesh
@@ -32,6 +32,7 @@ from ..worlds.local import LocalMesh
 Kind = Literal["muon", "adamw"]
 Saveable = Muon | MuonWithAdamW | torch.optim.AdamW
 Rename = Callable[[str], str]
+Offset = tuple[int, ...]
 
 ADAMW_STATE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "step")
 # Parts that torch.compile and activation checkpointing add to names.
@@ -40,18 +41,30 @@ WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 @dataclass(frozen=True, slots=True)
 class HeldBoxes:
-    """The boxes of a whole tensor that a rank holds, in the order of its own tensor's elements."""
+    """The boxes of a whole tensor that a rank holds, in the order in which its local tensor stores them."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
 
-    def pieces(self, local: Tensor) -> dict[tuple[int, ...], Tensor]:
-        """The tensor of each box, by offset, sharing storage with ``local``; empty boxes are left out."""
-        boxes = [box for box in self.boxes if box.numel or not math.prod(self.shape)]
-        if len(boxes) == 1 and boxes[0].shape == tuple(local.shape):
-            return {boxes[0].offset: local}
-        runs = local.split([box.numel for box in boxes]) if boxes else ()
-        return {box.offset: run.view(box.shape) for box, run in zip(boxes, runs, strict=True)}
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorInPieces:
+    """Some pieces of a tensor, by their offsets in it; ``shape`` is that of the whole tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    pieces: Mapping[Offset, Tensor]
+
+
+def in_pieces(tensor: Tensor, held: HeldBoxes) -> TensorInPieces:
+    """This rank's pieces of a tensor, one for each box that is not empty; they share its storage."""
+    local = local_part(tensor)
+    boxes = [box for box in held.boxes if box.numel or not math.prod(held.shape)]
+    if len(boxes) == 1 and boxes[0].shape == tuple(local.shape):
+        return TensorInPieces(held.shape, local.dtype, {boxes[0].offset: local})
+    runs = local.split([box.numel for box in boxes]) if boxes else ()
+    pieces = {box.offset: run.view(box.shape) for box, run in zip(boxes, runs, strict=True)}
+    return TensorInPieces(held.shape, local.dtype, pieces)
 
 
 SCALAR = HeldBoxes((), (Box((), ()),))
@@ -59,7 +72,7 @@ SCALAR = HeldBoxes((), (Box((), ()),))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SteppedParameter:
-    """A parameter of the optimizer: its kind of optimizer, group and state, and the boxes held here."""
+    """A parameter that Muon or AdamW steps, with its group, its state and the boxes that this rank holds."""
 
     name: str
     kind: Kind
@@ -155,7 +168,7 @@ def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimiz
 
 
 def as_before(saved: Any, current: Any) -> Any:
-    """A saved hyperparameter in the form that the optimizer has now: a tensor if that is a tensor."""
+    """A saved hyperparameter, made a tensor if the optimizer's ``current`` one is a tensor."""
     if isinstance(current, Tensor):
         return torch.full_like(current, saved)
     if isinstance(current, tuple) and isinstance(saved, tuple) and len(current) == len(saved):

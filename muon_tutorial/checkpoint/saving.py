@@ -18,23 +18,12 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..step.parameter_state import local_part
 from . import folders, manifest
+from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
 from .meeting import Meeting, call_meeting, one_line
-from .piece_files import (
-    Place,
-    SaveSummary,
-    TensorInPieces,
-    TensorOutline,
-    Written,
-    check_alike,
-    divide,
-    metadata_for_other_tools,
-    outline,
-    saved_tensors,
-    write_pieces,
-)
+from .piece_files import Place, Written, divide, metadata_for_other_tools, saved_tensors, write_pieces
 from .plain_data import dump_plain
-from .rank_contents import HeldBoxes, Rename, Saveable, contents_of_rank
+from .rank_contents import HeldBoxes, Rename, Saveable, TensorInPieces, contents_of_rank, in_pieces
 
 EXTRA = "extra.pt"
 
@@ -87,10 +76,10 @@ class ContentsToSave:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SaveJob:
-    """A save that may begin. ``contents`` returns what this rank saves.
+    """A save that is ready to begin. ``contents`` returns what this rank saves.
 
     Rank 0 calls ``finish`` when the checkpoint is in its place, before it tells the other ranks. ``guard`` is
-    a path that rank 0 locks meanwhile, besides the folder.
+    a path that rank 0 locks during the save, besides the folder.
     """
 
     meeting: Meeting
@@ -122,7 +111,7 @@ def contents_to_save(
 
 
 def _warn_of_extra_state(model: nn.Module) -> None:
-    """Warn if modules have extra state. It is not saved, because it may be any object, and run code."""
+    """Warn if modules have extra state. It is not saved, because loading any object could run code."""
     set_by = nn.Module.get_extra_state
     found = [name for name, it in model.named_modules() if type(it).get_extra_state is not set_by]
     if found:
@@ -137,7 +126,7 @@ def _warn_of_extra_state(model: nn.Module) -> None:
 class StagingMemory:
     """Memory on the CPU for a copy of what this rank has to save; the next save uses it again.
 
-    Getting fresh memory from the system takes longer than copying. It holds one copy at a time.
+    Getting fresh memory from the system takes longer than copying. There is one copy at a time.
     """
 
     def __init__(self) -> None:
@@ -188,14 +177,14 @@ class _FirstRank:
     def __init__(self, job: SaveJob, held: ExitStack) -> None:
         self._job, self._held = job, held
         self._files: dict[str, manifest.SavedFile] = {}
-        self._summaries: list[SaveSummary] = []
 
     def begin(self, summaries: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
         """Compare the ranks, make a draft, and divide the work."""
         job = self._job
-        for folder, groups, outlines, buffers in summaries:
-            alike = {key: TensorOutline(*its) for key, its in outlines.items()}
-            self._summaries.append(SaveSummary(folder, groups, alike, buffers))
+        self._summaries = [
+            SaveSummary(folder, groups, {key: TensorOutline(*its) for key, its in outlines.items()}, buffers)
+            for folder, groups, outlines, buffers in summaries
+        ]
         check_alike(self._summaries)
         job.folder.parent.mkdir(parents=True, exist_ok=True)
         for target in (job.guard, job.folder):
@@ -236,9 +225,3 @@ class _FirstRank:
         except OSError as error:
             warnings.warn(f"{job.folder} is saved, but: {one_line(error)}", stacklevel=2)
         return [None] * len(answers)
-
-
-def in_pieces(tensor: Tensor, place: HeldBoxes) -> TensorInPieces:
-    """This rank's pieces of a tensor, in a checkpoint's form; they share its storage."""
-    local = local_part(tensor)
-    return TensorInPieces(place.shape, local.dtype, place.pieces(local))

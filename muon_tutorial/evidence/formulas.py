@@ -44,7 +44,7 @@ def fsdp2_adamw(D: int, N: int, g: int, p: int) -> Fraction:
 
 
 def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
-    """Moonshot's ZeRO-1, whole buckets gathered: ρN(g+p+b), before the tensor-parallel gathers."""
+    """Moonshot's ZeRO-1, which gathers whole buckets: ρN(g+p+b), without the tensor-parallel gathers."""
     return rho(D) * N * (g + p + b)
 
 
@@ -59,7 +59,7 @@ def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_B
 
 
 def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
-    """Bytes of Distributed Muon relative to ZeRO-1 AdamW's: whole buckets gathered, no tensor parallelism.
+    """Bytes of Distributed Muon that gathers whole buckets, relative to ZeRO-1 AdamW's, without tp.
 
     >>> [str(to_adamw(g, p)) for g, p in ((4, 4), (4, 2), (2, 2))]
     ['5/4', '4/3', '3/2']

@@ -5,7 +5,7 @@ is an all_reduce of which each rank keeps a part, and its broadcast is a tree in
 times. An all_to_all sends one message to each position that gets anything, because the live world requests it
 that way. The formulas follow facebookincubator/gloo (``allreduce.cc``: ring; ``allgather.cc``, ``gather.cc``,
 ``scatter.cc``, ``broadcast.cc``, ``reduce.cc``; ``transport/tcp/pair.h``: 48 bytes before each message, and a
-notice of 48 from each side). They equal the kernel's TCP counters to the byte
+notice of 48 bytes from each side). They equal the kernel's TCP counters to the byte
 (``scripts/lab/kernel_counters.py``).
 """
 

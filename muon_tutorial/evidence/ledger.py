@@ -1,6 +1,6 @@
 """Counts the bytes of requested collectives: an observer of any world, which never touches the engine.
 
-There are four columns, because the numbers differ. ``payload``: bytes that a rank hands to a collective.
+It counts bytes in four ways. ``payload``: bytes that a rank hands to a collective.
 ``ring``: bytes that it sends if the collective runs as a ring (``ring_bytes.py``), and ``received``: bytes
 that it then receives. ``gloo``: bytes of data that it sends if Gloo runs the collective (``gloo_bytes.py``).
 """

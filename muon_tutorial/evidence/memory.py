@@ -1,6 +1,6 @@
 """Bytes that a rank holds: by kind, from the plan alone; and the peak of a step, counted while it runs.
 
-``PeakMemory`` sees every tensor that PyTorch makes while it is entered, also on the meta device, where
+``PeakMemory`` sees every tensor that PyTorch makes in its ``with`` block, also on the meta device, where
 tensors have sizes but no memory. So the peak of a step is predicted by walking the step over meta tensors,
 and measured with the same class over real ones. Memory that C++ allocates without the dispatcher is not seen.
 """
@@ -26,7 +26,7 @@ from .predict import held_parameters
 class Held:
     """Bytes that one rank holds for the matrices under a plan.
 
-    The first three stay between steps. The others exist while a bucket is in work, and are given for the
+    The first three stay between steps. The others exist while a bucket is processed, and are given for the
     largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients stay as the
     model holds them). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives
     over tp at once, which is its largest matrix, or all the bucket's matrices that it works on if tp gathers
@@ -79,7 +79,7 @@ class CountingMode(TorchDispatchMode):
 
 @dataclass(eq=False)
 class PeakMemory(CountingMode):
-    """Counts the bytes of live tensors that were made while it is entered: current, ``now``, and ``peak``.
+    """Counts the bytes of live tensors that were made in its ``with`` block: ``now`` and at the ``peak``.
 
     A storage counts once, from its first tensor until it is freed.
     """

@@ -46,7 +46,7 @@ def predict(
     Args:
         rest: elements and dtype of each parameter that AdamW steps, if their gradients are averaged too
             (``MuonWithAdamW``); None if there are none.
-        readied: ``ready_gradients`` is called before ``step``, which then asks whether it still holds.
+        readied: ``ready_gradients`` is called before ``step``, which then compares fingerprints once more.
         window: how many buckets may be in flight; it changes the order, never the sums.
     """
     step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=0)  # iterations send nothing
@@ -59,7 +59,7 @@ def step_over_ones(
 ) -> PlanStep:
     """One rank's step over parameters and gradients of ones (on the meta device they have no values).
 
-    All parameters are in one group, ``SETTINGS`` with ``settings`` replaced.
+    All parameters are in one group: ``SETTINGS``, updated by ``settings``.
     """
     group = {**SETTINGS, **settings}
     parameters = [

@@ -5,7 +5,7 @@ Knows only text and numbers. Each table carries the command that makes it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 Cell = str | int | float | None
@@ -41,23 +41,6 @@ class Table:
             "rows": list(self.rows),
             "notes": list(self.notes),
         }
-
-
-def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, float]:
-    """Fit ``counted = a·tcp + b·writes`` to triples (counted, tcp, writes); all have the same weight.
-
-    ``a`` is near 1: it covers the headers of full segments. ``b`` is the bytes of a small segment's headers
-    and acknowledgement.
-
-    >>> fitted_overhead([(1100, 1000, 1), (2300, 2000, 3), (1300, 1000, 3)])
-    (1.0, 100.0)
-    """
-    import numpy as np
-
-    counted, tcp, writes = (np.array(column, dtype=np.float64) for column in zip(*readings, strict=True))
-    design = np.stack((tcp / counted, writes / counted), axis=1)
-    (a, b), *_ = np.linalg.lstsq(design, np.ones(len(counted)), rcond=None)
-    return round(float(a), 6), round(float(b), 3)
 
 
 def median_and_spread(values: Sequence[float]) -> tuple[float, float, float]:

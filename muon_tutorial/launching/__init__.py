@@ -1,3 +1,3 @@
-"""``launch()`` starts real ranks, watches them, and ends them whatever happens; or ranks join torchrun."""
+"""``launch()`` starts real ranks, watches and ends them; ``join_torchrun()`` joins ranks of torchrun."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The message of a failed launch: which rank failed first, and how (raised, was killed, …); the others."""
+"""Writes the message of a failed launch: which rank failed first and how, and the state of the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from .echo import in_one_line
+from .lost_rank import in_one_line
 from .messages import RankRaised
 from .ship_functions import cell_labels
 from .watch import WatchedRank
@@ -21,7 +21,7 @@ _FINGERPRINT = re.compile(
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
 
-    If the ranks' requests did not match, it is one with the rarest request. Among several, the earliest.
+    If the ranks' requests did not match, it is one with the rarest request. Of several, it is the earliest.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]
@@ -29,11 +29,11 @@ def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     elsewhere = [  # those that still ran when the launch was ended, and did not wait for the others
         rank for rank in ranks if not rank.is_done and not (rank.location and rank.location.communicating)
     ]
-    echoes = [rank for rank in ranks if rank.raised]
+    raised = [rank for rank in ranks if rank.raised]
     left = [rank for rank in ranks if rank.returned is not None]
-    if 2 * len(left) >= len(ranks):  # then the ranks that still wait probably asked for one thing too many
+    if 2 * len(left) >= len(ranks):  # then those that still wait probably made one request too many
         left = []
-    candidates = next(filter(None, (odd, own, stopped, elsewhere, left, echoes)), ranks)
+    candidates = next(filter(None, (odd, own, stopped, elsewhere, left, raised)), ranks)
     return min(candidates, key=_failed_at)
 
 
@@ -86,9 +86,9 @@ def _requests(text: str) -> dict[int, str]:
 
 def _headline(rank: WatchedRank, world_size: int, timeout: float, others_left: bool) -> str:
     subject = f"rank {rank.rank} of {world_size}"
-    if rank.raised and rank.raised.is_echo and others_left and world_size > 1:
+    if rank.raised and rank.raised.is_about_lost_rank and others_left and world_size > 1:
         return f"{subject} made a request after the other ranks had returned: {_summary(rank.raised)}"
-    if rank.raised and rank.raised.is_echo:
+    if rank.raised and rank.raised.is_about_lost_rank:
         return f"no rank failed by itself: {subject} got no answer from the others: {_summary(rank.raised)}"
     if rank.raised:
         return f"{subject} raised {_summary(rank.raised)}"

@@ -1,10 +1,10 @@
-"""The warm server that forks ranks (Linux): a process that has torch imported, and how to ask it for ranks.
+"""A warm server, with torch imported, that forks ranks (Linux), and the launching process's side of it.
 
-The server runs one thread, imports none of the user's modules, and makes no CUDA call, so that its forks are
-sound. When the launching process ends, so do the server and all its ranks: only the launching process holds
+The server runs one thread, imports none of the user's modules, and makes no CUDA call, so that it is safe to
+fork. When the launching process ends, so do the server and all its ranks: only the launching process holds
 the other end of the server's control socket.
 
-The fork server of ``multiprocessing`` starts ranks as fast. But every rank runs the user's script again if it
+The fork server of ``multiprocessing`` starts ranks as fast. But its ranks run the user's script again if that
 has no main guard, and when the launching process is killed, a folder and every stopped rank are left behind.
 """
 
@@ -57,8 +57,8 @@ except SystemExit:
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Importing torch's compiler makes a folder for its cache, so the server names one that exists already.
 _NO_CACHE_FOLDER = {"TORCHINDUCTOR_CACHE_DIR": os.environ.get("TMPDIR", "/tmp")}
-# Modules that ranks are likely to import; torch's optimizers need some of them. It would take seconds in each
-# rank. The server imports them one by one while nothing runs, so that the first launch does not wait.
+# Modules that ranks are likely to import, which takes seconds; torch's optimizers need some of them. The
+# server imports them one by one while it has nothing else to do, so that the first launch does not wait.
 _LATER = (
     "sympy",
     "torch.distributed.tensor",
@@ -94,7 +94,7 @@ class ForkServer:
         os.register_at_fork(after_in_child=self._control.close)
 
     def ask_for(self, ends: list[RankEnds], files: RunFiles) -> socket.socket:
-        """Ask for one rank per pair of ends; returns the line, a socket on which the server reports them."""
+        """Ask for one rank per pair of ends; the server reports on them over the returned line."""
         line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -226,7 +226,7 @@ class _Family:
 
 
 class _Server:
-    """The server itself: a loop over the launching process's requests and the ends of its own children."""
+    """The server itself: a loop over the launching process's requests and the exits of its own children."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeGuard, get_args
 import torch
 
 from ..errors import LaunchError, LaunchTimeoutError, RankFailedError, UsageError
-from .command import fill_standard_descriptors
 from .environment import rank_environment
 from .failure_message import describe_failure, describe_unfinished, first_failure
 from .fork_server import ForkedRanks
@@ -24,6 +23,7 @@ from .run_files import RunFiles, run_files
 from .ship_functions import cell_sources, pack, unpack_error
 from .signals import SENT
 from .spawn import SpawnedRanks
+from .standard_streams import fill_standard_descriptors
 from .timeouts import check_timeout
 from .watch import RankOutput, RankWatcher, WatchedRank, print_line
 
@@ -94,7 +94,7 @@ def launch(
 
 
 def _spec(call: bytes, world_size: int, backend: str, timeout: float, threads: int) -> LaunchSpec:
-    """Return what every rank must know: the call, and this process's surroundings."""
+    """Return what every rank must know: the call, and this process's environment, folder and paths."""
     try:
         folder = os.getcwd()
     except FileNotFoundError:
@@ -120,7 +120,7 @@ def _spec(call: bytes, world_size: int, backend: str, timeout: float, threads: i
 def _started_ranks(
     files: RunFiles, outputs: list[RankOutput], method: Method, timeout: float
 ) -> Iterator[RankWatcher]:
-    """Start a rank for each output; end them all on the way out."""
+    """Start a rank for each output; end all ranks on exit."""
     ranks, ends = [], []
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as until_started:
         for rank, output in enumerate(outputs):

@@ -42,17 +42,18 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class RankRaised:
-    """The function, or the preparation for it, raised. (If the function returns, the rank sends bytes: the
-    pickled value.)
+    """The function, or the preparation for it, raised an error.
 
-    ``when`` is the machine's monotonic clock, in seconds. ``is_echo``: the error only says that another rank
-    was lost, or kept it waiting.
+    If it returns instead, the rank sends no record but bytes: the pickled value.
+
+    ``when`` is the machine's monotonic clock, in seconds. ``is_about_lost_rank``: the error only says that
+    another rank was lost, or kept it waiting.
     """
 
     when: float
     summary: str
     traceback: str
-    is_echo: bool
+    is_about_lost_rank: bool
     original: bytes | None
 
 

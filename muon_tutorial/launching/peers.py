@@ -23,10 +23,10 @@ from typing import Literal, NoReturn
 
 State = Literal["has ended", "is stopped (SIGSTOP)"]
 
-_PATIENCE = 0.5  # seconds until a process that died is seen as dead: its connections close first
+_PATIENCE = 0.5  # seconds that a process may take to end after its connections have closed
 _TICK = 0.02  # seconds
 _PARENT_TICK = 0.1  # seconds between looks at the parent
-_PR_SET_PDEATHSIG = 1  # of Linux' prctl
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Tells where a rank is: what it is about to do, even if it was killed or stopped, and at which line.
+"""Notes what a rank is about to do, to be read even after it was killed, and finds the line it is at.
 
 Every rank of a launch has a slot in shared memory. It writes a short label there before a request, and the
 launching process reads the slots if something fails. A rank that torchrun started has a slot of its own.
@@ -57,8 +57,7 @@ def own_phase() -> str:
 def read_phases(path: str, world_size: int) -> list[str]:
     """Return the last label of each rank, empty for ranks that reported none."""
     with open(path, "rb") as file:
-        slots = [file.read(SLOT) for _ in range(world_size)]
-    return [_read(slot) for slot in slots]
+        return [_read(file.read(SLOT)) for _ in range(world_size)]
 
 
 def _read(slot: bytes) -> str:

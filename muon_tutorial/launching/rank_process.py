@@ -25,13 +25,13 @@ from typing import NoReturn
 import torch
 import torch.distributed as dist
 
-from .command import flush_output
-from .echo import is_echo
+from .lost_rank import is_about_lost_rank
 from .messages import LEAVE, WHERE, LaunchSpec, MessageSocket, RankEnds, RankLocation, RankRaised
 from .phase import is_communicating, own_line, report_phase, take_slot
 from .run_files import RunFiles
 from .ship_functions import dumps, loads
 from .signals import ignore_only
+from .standard_streams import flush_output
 from .timeouts import new_groups_time_out
 
 _OWN_FOLDER = os.path.dirname(__file__)
@@ -40,7 +40,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
-    """Be this rank, until the process ends."""
+    """Run as this rank until the process ends."""
     own_process = os.getpid()
     _redirect_output(ends.output)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()
@@ -89,9 +89,10 @@ def _run(rank: int, files: RunFiles) -> bytes:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc's malloc keep freed memory. The system zeroes every page that malloc gives back when it is
-    needed again; that was a quarter of a step with buckets of a few megabytes. Does nothing if the user has
-    set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
+    """Let glibc's malloc keep freed memory, instead of giving it back to the system.
+
+    The system would zero every page before it is used again, which took a quarter of a step with buckets of
+    a few megabytes. Does nothing if the user has set malloc's own variables (MALLOC_…, GLIBC_TUNABLES).
     """
     decided = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"} & os.environ.keys()
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -101,7 +102,7 @@ def keep_freed_memory() -> None:
 
 
 def _take_over_surroundings(spec: LaunchSpec) -> None:
-    """Give this rank the launching process's surroundings, and the sources that only that process has."""
+    """Give this rank the launching process's environment, folder, paths, and the sources only it has."""
     os.environ.clear()
     os.environ.update(spec.environ)
     with contextlib.suppress(FileNotFoundError):
@@ -123,9 +124,9 @@ def _raised(error: BaseException, when: float) -> RankRaised:
     summary = "".join(traceback.format_exception_only(error)).strip()
     report = "".join(traceback.format_exception(error)).rstrip()
     original = None
-    with contextlib.suppress(BaseException):  # whatever the exception's class does
+    with contextlib.suppress(BaseException):  # the exception's class may raise anything
         original = dumps(error.with_traceback(None))
-    return RankRaised(when, summary, report, is_echo(error), original)
+    return RankRaised(when, summary, report, is_about_lost_rank(error), original)
 
 
 def _obey(messages: MessageSocket, files: RunFiles, may_leave: threading.Event) -> None:

@@ -25,7 +25,7 @@ IGNORING = (
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Block these signals in processes that are started inside: they would end a new interpreter."""
+    """Block these signals in processes that are started inside, because they would end a new interpreter."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT)
     try:
         yield
@@ -46,7 +46,7 @@ def exit_by(number: int) -> NoReturn:
 
 @contextlib.contextmanager
 def exiting_after(seconds: float, code: int, says: str | None) -> Iterator[None]:
-    """Exit after `seconds` inside, whatever this process is doing; ranks that it started end, too."""
+    """Exit if the block takes more than `seconds`, whatever it is doing; ranks that it started end, too."""
 
     def end() -> None:
         with contextlib.suppress(OSError):

@@ -61,7 +61,7 @@ class SpawnedRanks:
 
 
 def be_spawned_rank(rank: int, messages: int, output: int, files: list) -> None:
-    """Be the rank whose sockets have these descriptors; `files` are the fields of ``RunFiles``."""
+    """Run as the rank whose sockets have these descriptors; `files` are the fields of ``RunFiles``."""
     ends = RankEnds(socket.socket(fileno=messages), socket.socket(fileno=output))
     be_rank(rank, ends, RunFiles(*files))
 

@@ -1,9 +1,9 @@
 """Starts torchrun from a process that is not a rank, and waits for it; lets a rank die as if it was killed.
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
-torchrun``, which can also restart ranks on several machines. torchrun itself ends a job that gets a signal
-with a traceback and exit code 1, dies of SIGUSR1, and cannot restart ranks on several machines unless an
-environment variable is set before it starts.
+torchrun``, which can also restart ranks on several machines. torchrun itself can do so only if an environment
+variable is set before it starts. When a signal ends its job, it prints a traceback and exits with 1, and
+SIGUSR1 kills it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..errors import LaunchError
-from .command import BAD_INPUT, FAILED, said_of, say
-from .echo import in_one_line
 from .environment import rank_environment
+from .interrupts import BAD_INPUT, FAILED, said_of
+from .lost_rank import in_one_line
+from .standard_streams import say
 
 _PATIENCE = 15.0  # seconds for torchrun to end its ranks
 _SHOWN = 2000  # characters of torchrun's output that an error quotes
@@ -28,13 +29,12 @@ _SHOWN = 2000  # characters of torchrun's output that an error quotes
 OWN_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 """If this is 1, restarted ranks meet in a new store, which holds no addresses of dead ranks."""
 
-
 TRAIN = ("distributed_muon.py", "muon_tutorial")
 """Programs whose ranks do the same at SIGTERM as at SIGINT; others may save at ``KeyboardInterrupt``."""
 
 
 def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[str]) -> list[str]:
-    """The words of the command line that you would type, for ranks on this machine.
+    """The words of a torchrun command line, for ranks on this machine.
 
     >>> " ".join(torchrun_words("job.py", 2, 1, ["--fast"]))
     'torchrun --standalone --nproc-per-node 2 --max-restarts 1 job.py --fast'
@@ -44,7 +44,7 @@ def torchrun_words(script: str, ranks: int, restarts: int, arguments: Sequence[s
 
 
 def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
-    """Run such a command line in a folder, and wait at most ``limit`` seconds; returns what it printed.
+    """Run ``torchrun_words`` in a folder, and wait at most ``limit`` seconds; returns what torchrun printed.
 
     It uses this Python, and can import what this process can; its temporary files are in the folder, too.
     torchrun listens on all network addresses.
@@ -61,7 +61,7 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
         try:
             printed, _ = process.communicate(timeout=limit)
         except BaseException as error:
-            process.terminate()  # then it ends its ranks
+            process.terminate()  # torchrun then ends its ranks
             try:
                 process.communicate(timeout=_PATIENCE)
             except subprocess.TimeoutExpired:
@@ -75,10 +75,9 @@ def start_torchrun(words: Sequence[str], folder: Path, limit: float) -> str:
 
 
 def die_at_once() -> NoReturn:
-    """End this process by SIGKILL, which no process can catch; on Windows, by ``os._exit``."""
-    if sys.platform != "win32":
-        os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(137)
+    """End this process by SIGKILL, which no process can catch."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(137)  # never reached
 
 
 def run_agent(words: Sequence[str]) -> int:
@@ -89,7 +88,7 @@ def run_agent(words: Sequence[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
     def interrupt(number: int, frame: object) -> None:
-        raise SignalException(signal.Signals(number).name, signal.SIGTERM)  # which its ranks get
+        raise SignalException(signal.Signals(number).name, signal.SIGTERM)  # SIGTERM for its ranks
 
     options = run.parse_args(list(words))
     if options.nnodes not in ("1", "1:1"):
@@ -97,7 +96,7 @@ def run_agent(words: Sequence[str]) -> int:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, lambda number, _: _pass_on(number))
     handled, script = getattr(options, "signals_to_handle", ""), Path(options.training_script).name
-    if "SIGINT" in handled and script in TRAIN:  # a Python that is still starting answers it with a traceback
+    if "SIGINT" in handled and script in TRAIN:  # a Python that still starts answers SIGINT with a traceback
         options.signals_to_handle = handled.replace("SIGINT", "SIGTERM")
         signal.signal(signal.SIGINT, interrupt)
     try:

@@ -47,7 +47,7 @@ def new_groups_time_out(timeout: float) -> Iterator[None]:
 
 
 def let_new_groups_time_out(timeout: float) -> None:
-    """Give all groups that this process makes from now on `timeout` seconds, unless the call gives others."""
+    """Give all groups that this process makes from now on `timeout` seconds, unless a call gives its own."""
     vars(distributed_c10d).update(dict.fromkeys(_DEFAULTS, timedelta(seconds=timeout)))
 
 

@@ -1,8 +1,8 @@
-"""Ranks that torchrun started: recognized by the environment, joined with an explicit timeout, ended with it.
+"""Recognizes ranks that torchrun started, by their environment; lets them join, and ends them with the agent.
 
-This adds three things to torch's own ``env://`` rendezvous. When the agent is killed, its ranks live on for
-minutes: here they end with it. Ranks that the agent restarts find their dead predecessors' addresses in its
-store: here each attempt has keys of its own. And a rank that loses another one says so in one line.
+This adds three things to torch's own ``env://`` rendezvous. There, ranks live on for minutes after their
+agent was killed; here they end with it. There, restarted ranks find the addresses of dead ranks in the
+agent's store; here each attempt has keys of its own. And a rank that loses another one says so in one line.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import torch
 import torch.distributed as dist
 
 from ..errors import LaunchError, TutorialError, UsageError
-from .command import flush_output
-from .echo import in_one_line, is_echo, says_gone
 from .environment import TORCHRUN_NEEDS, loopback_variables
+from .lost_rank import in_one_line, is_about_lost_rank, says_gone
 from .peers import Peers, end_with_parent
 from .phase import keep_slot, own_line, own_phase
+from .standard_streams import flush_output
 from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
@@ -37,7 +37,7 @@ from .timeouts import check_timeout, let_new_groups_time_out
 # connection is gone, the broken rank may still be ending. If a rank never came, there is nothing for torchrun
 # to find, and the other ranks are about to report the same.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
-_UNTIL_REFUSED = 5.0  # seconds for the agent's machine to answer whether it listens
+_UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
     f"ranks on several machines cannot restart: set {OWN_STORE}=1 before each torchrun starts, "
     "or use python -m muon_tutorial torchrun instead of torchrun"
@@ -55,7 +55,6 @@ class TorchrunEnvironment:
     """
 
     rank: int
-    local_rank: int
     world_size: int
     device: str
     peers: Peers
@@ -67,7 +66,7 @@ class TorchrunEnvironment:
         Return whether the error was of this kind.
         """
         global _has_missed_rank
-        if not is_echo(error):
+        if not is_about_lost_rank(error):
             return False
         _has_missed_rank = True
         print(f"error: {self._describe(error)}", file=sys.stderr, flush=True)
@@ -97,16 +96,16 @@ def agent_name() -> str | None:
 
 
 def names_of_job(agents: Iterable[object]) -> list[str]:
-    """Return the names by which later ranks recognize this job: its agents', and on several machines its id.
+    """Return names by which later ranks recognize this job: its agents', and on several machines its id.
 
-    Two jobs may get the same ``--rdzv-id``, so on one machine it is noted only if agents have no names.
+    Two jobs may get the same ``--rdzv-id``, so on one machine the id is used only if agents have no names.
     """
     agents = [*agents]
     return _names(agents, with_id=not (_on_one_machine() and any(agents)))
 
 
 def is_of_this_job(names: object, agents: Iterable[str | None]) -> bool:
-    """Return whether earlier ranks with these names were of the same job: it still has one of their agents.
+    """Return whether ranks with these names belonged to this job: it still has one of their agents.
 
     If all agents were replaced, restarted ranks recognize their job by ``--rdzv-id``.
     """
@@ -170,7 +169,7 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
             others = (other for other in range(world_size) if other != rank)
             pids = {other: int(store.get(f"process {other}")) for other in others}
     device = f"cuda:{local_rank}" if backend == "nccl" else "cpu"
-    joined = TorchrunEnvironment(rank, local_rank, world_size, device, Peers(pids))
+    joined = TorchrunEnvironment(rank, world_size, device, Peers(pids))
     keep_slot()
     _shorten_lost_ranks(joined)
     atexit.register(leave_torchrun)
@@ -178,10 +177,10 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
 
 
 def leave_torchrun() -> None:
-    """Leave the group that torchrun's processes joined, if it still exists. Called at exit by itself.
+    """Leave the default group, if it still exists; ``join_torchrun`` registers this with ``atexit``.
 
-    Groups that reference cycles keep alive would be destroyed while the interpreter ends, and Gloo aborts
-    there: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
+    Reference cycles may keep groups alive until the interpreter ends, and Gloo aborts if they are destroyed
+    then: before they were collected here, 3 of 12 runs of two ranks ended with SIGABRT. If a rank was lost,
     Gloo would wait for it for the whole timeout again, so the process ends here, with exit code 1.
     """
     if _has_missed_rank:

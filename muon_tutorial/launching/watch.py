@@ -1,4 +1,4 @@
-"""Watches the ranks from the launching process to the end: shows their output, collects values and exits."""
+"""Watches the ranks of a launch until they end: shows their output, collects their values and exit codes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from ..errors import LaunchError
-from .echo import in_one_line, says_gone, text_of
 from .fork_server import ForkedRanks
+from .lost_rank import in_one_line, says_gone, text_of
 from .messages import LEAVE, WHERE, MessageSocket, ProcessState, RankLocation, RankRaised, read_now
 from .phase import read_phases
 from .ship_functions import loads
@@ -109,7 +109,7 @@ class WatchedRank:
     @property
     def failed_itself(self) -> bool:
         """Whether it died, or raised something that is not about another rank."""
-        return self.has_died if self.raised is None else not self.raised.is_echo
+        return self.has_died if self.raised is None else not self.raised.is_about_lost_rank
 
     @property
     def has_died(self) -> bool:

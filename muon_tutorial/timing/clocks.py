@@ -1,11 +1,12 @@
 """Keeps a clock for every rank of a grid over the rounds of a step: which rank computes, and which waits.
 
-The turns of each kind of rank are known. Here all positions go through the same turns together, in the order
-in which a window admits rounds. A collective begins when the last rank of its group has asked, the group's
-previous collective is done, and its links are free. Positions that see the same in all rounds share a clock,
-and several speeds of the links are computed at once. Three things differ from ``TimedWorld``: collectives of
-two groups on one link run one after the other, not side by side; ranks that share cores with others share
-them all the time; and Gloo's exchanges begin when all ranks have asked.
+``rank_walks`` gives the turns of each kind of rank: what it computes, and what it then requests. Here all
+positions take the same turn together, in the order in which a window admits rounds. A collective begins when
+the last rank of its group has asked, the group's previous collective is done, and its links are free.
+Positions with the same turns in all rounds share a clock, and several speeds of the links are computed at
+once. Three things differ from ``TimedWorld``: collectives of two groups on one link run one after the other,
+not side by side; ranks that share cores are slowed by that all the time; and Gloo's exchanges begin when all
+ranks have asked.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _Clocks:
     free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The maximum over each group along some axes, which keep the length 1."""
+        """The maximum over each group along some axes, which stay as axes of length 1."""
         if each.size == len(each):
             return each
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
@@ -87,7 +88,8 @@ class _Clocks:
 class _Task:
     """A round in flight: its turns, and when its last requested collective is ``done``.
 
-    ``asked``: when all of the watched position's group had asked. ``held``: the bytes that the round holds.
+    ``asked``: when the last member of the watched position's group asked. ``held``: bytes that the round
+    holds.
     """
 
     turns: Iterator[_Turn]
@@ -102,7 +104,7 @@ class _Turn:
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
-    copy is made. ``beside``: the bytes that the round's other buckets hold. ``meets``: they catch up here.
+    copy is made. ``beside``: the bytes that the round's other buckets hold. ``meets``: they catch up now.
     """
 
     busy: np.ndarray
@@ -121,7 +123,7 @@ class _Turn:
 def run_clocks(
     plan: WalkedPlan, speeds: Sequence[Speed] = (AS_IT_IS,), window: int = 1, watched: int = 0
 ) -> Timed:
-    """All positions over all rounds, at several speeds of the links; one is ``watched``."""
+    """Time all rounds on all positions, at several speeds of the links; one position is ``watched``."""
     clocks = _Clocks(plan, plan.at(watched), np.zeros((len(speeds), *plan.sizes)))
     waiting, tables = iter(plan.rounds), _Tables(plan, speeds)
     flight: list[_Task] = []
@@ -173,7 +175,7 @@ def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
         last, done = (np.where(turn.asks, each, -np.inf) for each in (last, done))
     task.asked, task.done = clocks.watch(last), done
     for key in keys:
-        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, it is done later
+        before = None if turn.asks is None else clocks.free.get(key)  # if all ask, ``done`` is the later one
         clocks.free[key] = done if before is None else np.maximum(before, done)
 
 
@@ -224,7 +226,7 @@ class _Tables:
         return _Turn(busy, held, peak, moving, latency, of.asked, asks, of.meets, is_last, root, beside)
 
     def _turn(self, row: Sequence[WalkedTurn]) -> _Turn:
-        """One turn of all kinds. All have the same number of turns: empty ones if they take no part."""
+        """One turn of all kinds of rank; kinds that take no part have as many turns, but empty ones."""
         values = (
             np.array([turn.product + turn.copy for turn in row]),
             np.array([turn.now for turn in row], dtype=float),
@@ -239,7 +241,7 @@ class _Tables:
         return _Turn(busy, held, peak, moving, latency, asked, asks_some, row[0].meets)
 
     def _thin(self, each: np.ndarray) -> np.ndarray:
-        """A value that is the same for all kinds is kept once, with an axis of length 1 for each axis."""
+        """Keep a value that is the same for all kinds of rank once, with length 1 along all axes."""
         first = each[..., :1]
         ones = (1,) * len(self.plan.axes)
         return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each

@@ -1,8 +1,9 @@
 """Reads a model's shape from its ``config.json``; types that it does not know are built by transformers.
 
-Every linear layer is a family. Layers that a model stores fused (q, k and v; gate and up) are listed
-separately, as in ``module_shapes``. Counts equal those of transformers' own models. Layers for predicting
-further tokens (DeepSeek-V3, GLM-4.5) are not counted, because transformers builds none; a note says so.
+Each linear layer is a family of matrices. Layers that a model stores fused (q, k and v; gate and up) are
+listed separately, as in ``module_shapes``. Counts equal those of transformers' own models. Layers that
+predict further tokens (DeepSeek-V3, GLM-4.5) are not counted, because transformers builds none; a note says
+so.
 
 Tensor parallelism cuts as Megatron-LM does: q, k, v, gate and up by rows (column parallel), o and down by
 columns (row parallel; megatron/core/transformer/attention.py and mlp.py). In latent attention the
@@ -25,7 +26,7 @@ from .transformers_models import shape_from_transformers
 ROWS, COLUMNS, WHOLE = Shard(0), Shard(1), Replicate()
 
 Flag = bool | tuple[str, bool]
-"""Whether a model has something: always, never, or as a key says, with the default without the key."""
+"""Whether a model has something: always, never, or as the config says under a key, with a default."""
 
 ATTENTION_BIAS: Flag = ("attention_bias", False)
 MLP_BIAS: Flag = ("mlp_bias", False)
@@ -33,7 +34,7 @@ MLP_BIAS: Flag = ("mlp_bias", False)
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Where the config of a model type with experts has their sizes.
+    """The keys under which the configs of a model type hold the sizes of its experts.
 
     ``width``: the key of their inner size. ``shared``: whether some experts see all tokens. ``dense``: which
     layers have no experts; the first ones, or those that ``decoder_sparse_step`` and ``mlp_only_layers``
@@ -102,7 +103,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "phi3": Architecture(kv_heads="heads"),
 }
-"""Model types that are read without transformers; so is ``gpt2``, whose keys have other names."""
+"""Model types that are read without transformers, besides ``gpt2``, whose keys have other names."""
 
 SAME_AS = {"kimi_k2": "deepseek_v3"}
 """Model types with the layout of another one (for Kimi K2, its model card says so)."""
@@ -186,7 +187,7 @@ def shape_from_config(held: Any, name: str, source: str, where: str) -> ModelSha
         experts = max((family.experts for family in families), default=0)
         met = keys.size_or(0, "num_experts_per_tok") if experts else 0
         if met > experts:
-            raise UsageError(f"{where}: 'num_experts_per_tok' is {met}, of {experts} experts")
+            raise UsageError(f"{where}: 'num_experts_per_tok' is {met}, more than the {experts} experts")
         sizes = (layers, heads, kv_heads, experts)
         return ModelShape(name, source, *sizes, families, others, met or None, _notes(keys))
     if isinstance(inner, dict) and inner.get("model_type"):
@@ -258,7 +259,7 @@ def _norms(width: int, layers: int) -> Iterator[Family]:
 def _linear(
     name: str, out: int, into: int, cut: Cut, layers: tuple[int, ...], bias: bool = False, experts: int = 0
 ) -> Iterator[Family]:
-    """A layer's matrix and its bias, which is cut if rows are."""
+    """A layer's matrix and its bias, which is cut if the matrix is cut by rows."""
     yield MatrixFamily(name, (out, into), cut, layers, experts)
     if bias:
         rows = cut if cut == ROWS else WHOLE
@@ -308,8 +309,7 @@ def _latent_attention(keys: ConfigKeys) -> Iterator[Family]:
 def _mlps(
     keys: ConfigKeys, architecture: Architecture, sparse: tuple[int, ...], dense: tuple[int, ...]
 ) -> Iterator[Family]:
-    """The MLP of ``dense`` layers; in ``sparse`` ones the experts of which each token uses some, the shared
-    expert that all tokens use, and the router."""
+    """The MLP of ``dense`` layers; the experts of ``sparse`` ones, with the router and the shared expert."""
     width, mixture = keys.size("hidden_size"), architecture.mixture
     if dense:
         inner, bias = keys.size("intermediate_size"), keys.flag(architecture.mlp_bias)
@@ -368,7 +368,7 @@ def _sparse_layers(keys: ConfigKeys, mixture: Mixture | None, layers: int) -> tu
         )
     first = keys.size("first_k_dense_replace", least=0) if mixture.dense == "first_k_dense_replace" else 0
     if first > layers:
-        raise UsageError(f"{keys.where}: 'first_k_dense_replace' is {first}, of {layers} layers")
+        raise UsageError(f"{keys.where}: 'first_k_dense_replace' is {first}, more than the {layers} layers")
     if mixture.dense != "decoder_sparse_step":
         return tuple(range(first, layers))
     step, dense = keys.size_or(1, "decoder_sparse_step"), keys.held.get("mlp_only_layers") or []

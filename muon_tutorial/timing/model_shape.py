@@ -22,7 +22,7 @@ Cut = Shard | Replicate | None
 
 FUSED_APART = (
     "Several matrices share one weight in {}. The plan counts q, k, v, gate, up and experts separately; Muon "
-    "orthogonalizes it (in a stack, each expert's slice) as one matrix unless parts= in its group splits it."
+    "orthogonalizes the weight (in a stack, each slice) as one matrix unless parts= in its group splits it."
 )
 FUSED_WHOLE = (
     "Several matrices may share one weight in {}. The plan counts each weight as one matrix, as Muon does "
@@ -61,7 +61,7 @@ class MatrixFamily:
         'layers.1.experts.7.up'
         """
         name, numbers = self.name, (layer, expert) if self.experts else (layer,)
-        for number in numbers[len(numbers) - name.count("*") :]:  # no star for the layer: outside of layers
+        for number in numbers[len(numbers) - name.count("*") :]:  # no star: outside of layers
             name = name.replace("*", str(number), 1)
         return name
 
@@ -70,7 +70,7 @@ class MatrixFamily:
 class OtherFamily:
     """Parameters that AdamW steps: ``size`` elements in each of ``layers`` (all ``experts`` together).
 
-    Embeddings count to the first layer, the head and the last norm to the last.
+    Embeddings count as parts of the first layer, the head and the last norm as parts of the last.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """Reads a model's shape from its module: hidden matrices as ``split_parameters`` finds them.
 
 It reads only names and shapes, so a module on the meta device is enough. A weight that holds several matrices
-is counted as these if names and shapes show their sizes, so that a module and its config give the same plan;
-a note names such weights. It does not guess how tensor parallelism would cut.
+is counted as several if names and shapes show their sizes, so that a module and its config give the same
+plan; a note names such weights. It does not guess how tensor parallelism would cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shape_from_module(
     """The shape of a module. Experts go to Muon; frozen parameters, which no optimizer steps, do not count.
 
     A layer's number is the first number in a parameter's name that is not an expert's. Parameters outside of
-    numbered layers count to the first layer if they come before all layers, and to the last otherwise.
+    numbered layers belong to the first layer if they come before all layers, and to the last otherwise.
     ``styles`` say how tensor parallelism cuts, in the terms of transformers' ``tp_plan``.
 
     Raises:
@@ -111,10 +111,11 @@ def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamil
 def _matrices(
     verdict: Verdict, beside: Sequence[tuple[int, int]], folds: int
 ) -> tuple[list[tuple[str, tuple[int, int]]], int, str]:
-    """A parameter's matrices, by name with stars for layer and expert, each (out, in); how many experts each
-    stands for, 0 if it is no expert; and the note on it if it holds several.
+    """A parameter's matrices by name, each (out, in), the number of experts in it, and the note on it.
 
-    ``beside``: the sides of the weights in its module. ``folds``: how many experts lie in its rows.
+    The names have stars for layer and expert. The number is 0 if it is no expert, and the note is empty if
+    it holds one matrix. ``beside``: the sides of the weights in its module. ``folds``: how many experts lie
+    in its rows.
     """
     name, _, expert = _starred(verdict.name)
     shape, whole = tuple(verdict.param.shape), "taken whole" in verdict.why
@@ -139,7 +140,7 @@ def _matrices(
 
 
 def _experts_in_rows(model: nn.Module) -> dict[int, int]:
-    """How many experts lie in a weight's rows, by the weight's id, if its module has their number."""
+    """How many experts lie in a weight's rows, by the weight's id, if its module states their number."""
     return {
         id(param): count
         for module in model.modules()

@@ -108,10 +108,7 @@ def _regime(plan: ModelPlan, factor: float) -> Regime:
 
 
 def draw_map(found: RegimeMap) -> str:
-    """The map as an SVG document. A cell has its winner's colour, and shows its time relative to AdamW's.
-
-    The same map gives the same bytes.
-    """
+    """The map as an SVG document. A cell has its winner's colour, and shows its time relative to AdamW's."""
     across, down = len(found.ranks), len(FACTORS)
     width, height = max(8.0, 2.3 + 1.1 * across), 2.8 + 0.6 * down
     figure = Figure(figsize=(width, height), dpi=96, facecolor="#ffffff")

@@ -117,7 +117,7 @@ class StepRecorder:
 
     @contextmanager
     def product(self) -> Iterator[None]:
-        """Note this block as products. The package's own Newton–Schulz is noted without it."""
+        """Note this block as products. The package's own Newton–Schulz is noted anyway."""
         begin = perf_counter_ns()
         yield
         self._products.append((begin, perf_counter_ns()))

@@ -56,8 +56,7 @@ class RankPhase:
 
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
-    """A step by rank. ``spans`` of one rank's processor (products, copies, waiting) follow each other; its
-    transfers overlap with them."""
+    """A step by rank. Products, copies and waits of a rank follow each other; its transfers overlap them."""
 
     source: Source
     spans: tuple[Span, ...]
@@ -255,8 +254,8 @@ def from_data(held: Mapping[str, Any]) -> StepTimeline:
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """One recorded step, and what was run. ``link`` is in words, ``rate`` in bytes per second, None if
-    nothing limits the loopback. ``seconds``: those of all steps of this kind, round by round; ``timeline`` is
-    that of the median step."""
+    nothing limits the loopback. ``seconds`` are those of all steps of this kind, round by round; ``timeline``
+    is that of the median step."""
 
     strategy: str
     window: int

@@ -94,7 +94,7 @@ class Snapshot:
         return cls(lone, adamw, gram, before, max(errors), audit(optimizer))
 
 
-def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
+def compare(optimizer: MuonWithAdamW, snapshot: Snapshot, step: int) -> CheckVerdict:
     """Step the single-process optimizers and compare. All ranks must call it, after the job's own step."""
     report = snapshot.seen.report()
     snapshot.muon.step()
@@ -114,12 +114,12 @@ def compare(world: LiveWorld, optimizer: MuonWithAdamW, snapshot: Snapshot, step
     differing, largest, error, cut_error = zip(*words, strict=True)
     elements = sum(a.numel() for a in ours)
     worst = sum(differing), max(largest), max(error), max(cut_error)
-    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # then torch's stands still, too
+    wrong = {*report.wrong.values()} - ({STILL} if not worst[0] else set())  # torch stood still, too
     return CheckVerdict(step, elements, *worst, report.line, not (wrong or report.miscounted))
 
 
 def _error_of_cut(ours: Tensor, snapshot: Snapshot, place: int) -> float:
-    """The distance of a matrix that stays cut from the Gram form in one process, in units of the bound."""
+    """The distance of a cut matrix to one process's result in the Gram form, in units of the bound."""
     snapshot.gram[place].step()
     (theirs,) = (param.detach() for param in params_of(snapshot.gram[place]))
     return float((ours - theirs).norm() / (DIFFERENCE * (theirs - snapshot.before[place]).norm()))
@@ -185,23 +185,18 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
-    """Whole matrices, in the optimizer's order, assembled from the elements that each rank keeps."""
+    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first rank's count."""
     full: dict[int, Tensor] = {}
     for bucket in the_plan_step(muon.steps).plan.buckets:
         for held in bucket.stored_shards(world.at):
-            elements = kept(bucket, held)[: held.numel]
-            full[held.entry.matrix.param] = _spread(world, held, elements)
+            elements, matrix = kept(bucket, held)[: held.numel], held.entry.matrix
+            pieces = gather_objects((matrix_boxes(held, world.at), elements.cpu().clone()))
+            full[matrix.param] = joined(matrix.sides, reversed(pieces)).to(elements.device)
     return [full[param] for param in sorted(full)]
 
 
-def _spread(world: LiveWorld, held: StoredShard, elements: Tensor) -> Tensor:
-    """A whole matrix from the pieces of all ranks; if several hold an element, the first rank's counts."""
-    pieces = gather_objects((matrix_boxes(held, world.at), elements.cpu().clone()))
-    return joined(held.entry.matrix.sides, reversed(pieces)).to(elements.device)
-
-
 def _whole(param: Tensor, local: Tensor) -> Tensor:
-    """The whole of a tensor that is cut as ``param`` is, from this rank's part."""
+    """The whole tensor, from this rank's part of it, which is cut as ``param`` is."""
     spread = placed_as(local, param)
     return spread.full_tensor() if isinstance(spread, DTensor) else spread
 

@@ -93,7 +93,7 @@ def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -
         return train_rank(rank, settings, tell, saving)
 
 
-def run_seated(
+def run_joined(
     rank: int, settings: TrainSettings, folder: RunFolder | None, saving: Saving, console: Console
 ) -> RunResult | StoppedRun:
     """Train as one rank of a group that is already joined. Only rank 0 gets the folder."""

@@ -49,7 +49,7 @@ class Trainer:
     """Everything that one rank trains with.
 
     ``world`` is used by the loop and the check. ``counted`` is the same mesh for the optimizer; ``ledger``
-    holds the collectives that it requested in the last step.
+    holds the collectives that the optimizer requested in the last step.
     """
 
     settings: TrainSettings
@@ -73,7 +73,7 @@ def train_rank(
 ) -> RunResult | StoppedRun:
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
-    ``tell`` is called on rank 0 after every step, ``say`` with a line for the user. With ``saving`` the run
+    On rank 0, ``tell`` gets the record of each step, and ``say`` lines for the user. With ``saving`` the run
     saves checkpoints, resumes from one, and can be stopped; the records cover only the steps of this launch.
 
     Raises:
@@ -195,13 +195,13 @@ def _learn(trainer: Trainer, step: int) -> Tensor:
 
 
 def _optimize(trainer: Trainer, step: int, checked: bool) -> tuple[float, CheckVerdict | None]:
-    """Ready the gradients and step; return their seconds together, and the verdict of the untimed check."""
+    """Ready the gradients and step; return the seconds of both, without the check's, and the verdict."""
     world, optimizer = trainer.world, trainer.optimizer
     sums = Snapshot.sums(world, optimizer) if checked else None
     _, readying = _timed(trainer, lambda: _ready_gradients(trainer))
     snapshot = Snapshot.take(world, optimizer, sums) if sums is not None else None
     _, stepping = _timed(trainer, optimizer.step)
-    verdict = compare(world, optimizer, snapshot, step) if snapshot is not None else None
+    verdict = compare(optimizer, snapshot, step) if snapshot is not None else None
     return readying + stepping, verdict
 
 
@@ -259,7 +259,7 @@ def _agree_on_text(text: Text) -> None:
 
 
 def _check_text(began_with: str | None, text: Text) -> None:
-    """Refuse a text that is not the one that the run began with, if its checkpoint holds that one's hash."""
+    """Refuse a text whose hash is not ``began_with``; that is None if the run's checkpoint holds no hash."""
     if began_with not in (None, text.sha256):
         raise TextError(
             f"{text.source} is not the text that the run began with (SHA-256 {text.sha256[:12]}, not "

@@ -1,4 +1,4 @@
-"""The end of a training run: a picture of the loss."""
+"""Draws the loss of a training run."""
 
 from __future__ import annotations
 

@@ -73,9 +73,9 @@ class CheckVerdict:
 class RunResult:
     """A complete run. ``loss_before`` and ``loss_after`` are means over the same held-out batches.
 
-    ``records``: the steps of this launch. ``earlier``: the steps before the one that it resumed from, perhaps
-    on another grid. ``state_bytes`` has one entry per rank; ``adamw_state_bytes`` is what AdamW would keep on
-    every rank if the model was replicated.
+    ``records``: the steps of this launch. ``earlier``: the steps before the one that the run resumed from,
+    perhaps on another grid. ``state_bytes`` has one entry per rank; ``adamw_state_bytes`` is what AdamW would
+    keep on every rank if the model was replicated.
     """
 
     settings: TrainSettings
@@ -106,7 +106,7 @@ class RunResult:
 
     @property
     def optimizer_share(self) -> float | None:
-        """The optimizer's fraction of the time of the same steps."""
+        """The optimizer's fraction of the time of the steps that ``step_seconds`` covers."""
         warm = self.records[1:] or self.records
         if not warm:
             return None

@@ -1,4 +1,4 @@
-"""The end of a training run: short tables."""
+"""Tables that sum up a training run, for the end of the command's output."""
 
 from __future__ import annotations
 

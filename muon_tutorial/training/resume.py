@@ -38,7 +38,7 @@ def find_run(folder: Path) -> Path:
 
 
 def find_restarted(is_ours: Callable[[object], bool]) -> Path | None:
-    """The newest folder under ``runs/`` whose run torchrun started in this job, by the job's names in it."""
+    """The newest folder under ``runs/`` whose ``settings.json`` names the torchrun job of these ranks."""
     found = []
     for path in RUNS.glob("*/settings.json"):
         with contextlib.suppress(RunFolderError):

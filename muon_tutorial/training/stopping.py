@@ -1,8 +1,8 @@
 """Handles the signals with which schedulers ask a training run to save, or to save and stop.
 
 A process that gets a signal makes a file in the run folder that says what the signal asks for. After each
-step every rank looks for it, and they agree. So it does not matter which processes a signal reached, or how
-often.
+step every rank looks for this file, and all ranks agree. So it does not matter which processes a signal
+reached, or how often.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEFAULT_ACTS: Mapping[str, Act] = {
 }
 GRACE = 25.0
 """Seconds for the current step and the save: Kubernetes, SLURM and torchrun kill after 30."""
-ECHO = 1.0
+REPEAT = 1.0
 """Seconds in which the same request may arrive twice: from the terminal or scheduler, and from torchrun."""
 LATE = "not saved within {:g} s (--grace); older checkpoints are intact"
 
@@ -58,8 +58,7 @@ def acts_by(words: Sequence[str]) -> dict[str, Act]:
                 f"not {word!r:.40}"
             )
         acts[name] = act  # type: ignore[assignment]
-    heard = {name: getattr(signal, f"SIG{name}", None) for name in acts}  # None: unknown to this system
-    ignored = [name for name, it in heard.items() if it is None or signal.getsignal(it) is signal.SIG_IGN]
+    ignored = [name for name in acts if signal.getsignal(signal.Signals[f"SIG{name}"]) is signal.SIG_IGN]
     return {name: act for name, act in acts.items() if name not in ignored}
 
 
@@ -74,7 +73,7 @@ def heeding_signals(
     says: str | None,
     grace: float,
     end: Callable[[int], None],
-    echo: float = 0.0,
+    repeat: float = 0.0,
 ) -> Iterator[None]:
     """Let signals ask the run to save, or to save and stop; a second request to stop calls ``end``.
 
@@ -83,16 +82,16 @@ def heeding_signals(
 
     Args:
         says: printed when the run is first asked to stop; None if another process prints it.
-        grace: this many seconds later the process exits, whatever it is doing.
-        echo: a Ctrl-C within this many seconds of the first counts as the same request (for other signals:
-            ``ECHO``).
+        grace: this many seconds after that, the process exits, whatever it is doing.
+        repeat: a Ctrl-C within this many seconds of the first counts as the same request (for other signals:
+            ``REPEAT``).
     """
     asked: list[float] = []
     late = ExitStack()
 
     def heed(number: int, _: object) -> None:
         act = saving.acts.get(_name(number), "stop")
-        apart = echo if number == signal.SIGINT else ECHO
+        apart = repeat if number == signal.SIGINT else REPEAT
         if act == "save":
             saving.save_file.touch()
         elif act == "end" or not _has_begun(saving):

@@ -101,14 +101,14 @@ def test_a_checkpoint_that_is_replaced_while_it_is_loaded_is_never_a_mixture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path / "a", *trained(2))
-    real = loading._verify_files
+    real = loading.verify_hashes
 
     def replacing(*args: Any) -> None:
         real(*args)
         monkeypatch.undo()
         save_checkpoint(tmp_path / "a", *trained(3), existing="replace")
 
-    monkeypatch.setattr(loading, "_verify_files", replacing)
+    monkeypatch.setattr(loading, "verify_hashes", replacing)
     pair = fresh()
     assert "No such file" in refusal(tmp_path / "a", pair)
     load_checkpoint(tmp_path / "a", *pair)

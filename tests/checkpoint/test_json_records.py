@@ -7,7 +7,7 @@ import zlib
 
 import pytest
 
-from muon_tutorial.checkpoint.piece_files import TensorOutline
+from muon_tutorial.checkpoint.compare_ranks import TensorOutline
 from muon_tutorial.checkpoint.plain_data import pack, unpack
 from muon_tutorial.errors import CheckpointError
 

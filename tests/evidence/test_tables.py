@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from muon_tutorial.evidence.tables import Table, fitted_overhead, median_and_spread
+from muon_tutorial.evidence.tables import Table, median_and_spread
+from scripts.lab.benchmarks.measured import fitted_overhead
 from scripts.lab.benchmarks.predicted import strategies_table
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from muon_tutorial.errors import LaunchError
-from muon_tutorial.launching.echo import is_echo
+from muon_tutorial.launching.lost_rank import is_about_lost_rank
 from muon_tutorial.launching.ship_functions import dumps, unpack_error
 from muon_tutorial.launching.watch import _rebuilt
 
@@ -65,4 +65,4 @@ def interrupt() -> None:
 
 
 def test_an_error_that_cannot_say_what_it_is_about_is_about_its_own_rank() -> None:
-    assert not is_echo(SpeechlessError())
+    assert not is_about_lost_rank(SpeechlessError())

@@ -209,7 +209,7 @@ def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, mon
     monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
     with subprocess.Popen([sys.executable, "-c", ""]) as ended:
         pass
-    joined = torchrun.TorchrunEnvironment(0, 0, 2, "cpu", Peers({1: ended.pid}))
+    joined = torchrun.TorchrunEnvironment(0, 2, "cpu", Peers({1: ended.pid}))
     assert not joined.report_lost_rank(RuntimeError("a bug"))
     assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
     assert capfd.readouterr().err == (

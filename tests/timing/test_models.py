@@ -453,7 +453,7 @@ CONFIGS: dict[str, tuple[bytes | str | Mapping[str, Any], str]] = {
     ),
     "more dense layers than layers": (
         {"model_type": "deepseek_v3", **LATENT, "first_k_dense_replace": 4},
-        "'first_k_dense_replace' is 4, of 3 layers",
+        "'first_k_dense_replace' is 4, more than the 3 layers",
     ),
     "no size": ({**LLAMA, "hidden_size": None}, "lacks 'hidden_size'"),
     "no heads": ({**LLAMA, "model_type": "qwen3", "num_key_value_heads": None}, "'num_key_value_heads'"),
@@ -486,7 +486,7 @@ CONFIGS: dict[str, tuple[bytes | str | Mapping[str, Any], str]] = {
     "deeper than Python reads": ("[" * 100_000, "is not JSON"),
     "more experts met than there are": (
         {"model_type": "qwen3_moe", **MIXED, "num_experts_per_tok": 999},
-        "'num_experts_per_tok' is 999, of",
+        "'num_experts_per_tok' is 999, more than",
     ),
     "every other layer": (
         {**LATENT, "model_type": "deepseek_v3", "moe_layer_freq": 2},

@@ -76,7 +76,7 @@ def _moved(
 
 
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
-    """The events; complete ones that cross others of their thread are moved to tracks next to it.
+    """The events, with complete ones that cross others of their thread moved to tracks next to it.
 
     They cross because Gloo's event ends when the collective does, whatever its thread has begun meanwhile.
     """

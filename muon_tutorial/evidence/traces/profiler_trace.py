@@ -2,7 +2,7 @@
 
 One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
 track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
-annotation on the CPU's track. Only the first is execution. The reader distinguishes them, counts each
+annotation on the CPU's track. Only the kernel is execution. The reader distinguishes them, counts each
 collective once, and measures spans and unions instead of sums. It can also report what a sum over names would
 give.
 
@@ -118,7 +118,7 @@ class Trace:
         """The time of computing: kernels that do not communicate, and memory operations.
 
         Without a GPU it is the time in operators that are not the backend's own, minus the time in operators
-        that communicate, because these can be inside others, and wait.
+        that communicate, which may be nested in others and mostly wait.
         """
         if ran := self.executed:
             return covered(event for event in ran if not event.communicates)
@@ -223,7 +223,7 @@ def covered(events: Iterable[TraceEvent]) -> Intervals:
 
 
 def sums_by_name(events: Iterable[TraceEvent], words: Iterable[str]) -> tuple[NameSum, ...]:
-    """The sum for each name that contains one of the words, whatever its sort, to show how it misleads.
+    """The sum for each name that contains one of the words, in all sorts, to show how such sums mislead.
 
     Words are compared in lower case. The largest sum comes first.
     """

@@ -2,8 +2,8 @@
 
 One clock for all ranks makes it possible to distinguish transfer from waiting, because a collective cannot
 move anything before the last member of its group has requested it. Until then a rank waits for that member,
-although its kernel or its call is already running; after that, communication is in progress. This is pure
-data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
+although its kernel or its call is already running; after that, communication is in progress. All records are
+plain data. Times are whole nanoseconds, so that the parts of a span sum to it exactly.
 """
 
 from __future__ import annotations

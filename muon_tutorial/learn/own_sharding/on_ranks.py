@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from ... import DistributedConfig, Muon, TutorialError, build_mesh, create_dtensor_config
 from ...errors import RankFailedError
-from ...launching.echo import in_one_line, is_echo
 from ...launching.launch import launch
+from ...launching.lost_rank import in_one_line, is_about_lost_rank
 from ...newton_schulz import zeropower_via_newtonschulz
 from ...worlds.live import gather_objects
 from . import three_functions
@@ -207,7 +207,7 @@ class _Trial:
                 if hasattr(value, "wait") and not isinstance(value, Tensor):
                     value = value.wait()
         except Exception as raised:
-            error, waited = f"{type(raised).__name__}: {in_one_line(str(raised))}", is_echo(raised)
+            error, waited = f"{type(raised).__name__}: {in_one_line(str(raised))}", is_about_lost_rank(raised)
         if not isinstance(value, Tensor | dict | type(None)) and value is not ...:
             value = f"a {type(value).__name__}"
         nbytes = sum(each.nbytes for each in noting.sent)

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from ... import Grid
 from ...errors import MismatchError
-from ...launching.echo import is_echo
 from ...launching.launch import launch
+from ...launching.lost_rank import is_about_lost_rank
 from ...worlds.live import gather_objects
 from ..exercises.on_real_ranks import watching
 from ..my_muon.reference import groups
@@ -111,7 +111,7 @@ def report_answers(rank: int, function: Callable[[int, Listed], Any], wanted: Li
         try:
             returned = function(rank, wanted)
         except RuntimeError as error:
-            if not is_echo(error):
+            if not is_about_lost_rank(error):
                 raise
             return AnswerReport(None, tuple(made), str(error).splitlines()[0], len(gathers))
     return AnswerReport(returned, tuple(made), gathers=len(gathers))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from muon_tutorial.engine.collective import Collective, Start, Walk
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.evidence.memory import PeakMemory, plan_memory
 from muon_tutorial.evidence.predict import step_over_ones
-from muon_tutorial.evidence.tables import Table, TableRow, fitted_overhead, median_and_spread
+from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Coordinate, Grid
 from muon_tutorial.plan.matrix import Matrix
@@ -371,6 +372,21 @@ def counters_table(counters: InterfaceFit, command: str) -> Table:
 def overhead(counters: InterfaceFit) -> tuple[float, float]:
     """The fitted interface bytes per TCP byte and per message."""
     return fitted_overhead([(one.counted or 0, one.wire.tcp, one.wire.writes) for one in counters.fit])
+
+
+def fitted_overhead(readings: Iterable[tuple[int, int, int]]) -> tuple[float, float]:
+    """Fit ``counted = a·tcp + b·writes`` to triples (counted, tcp, writes); all have the same weight.
+
+    ``a`` is near 1: it covers the headers of full segments. ``b`` is the bytes of a small segment's headers
+    and acknowledgement.
+
+    >>> fitted_overhead([(1100, 1000, 1), (2300, 2000, 3), (1300, 1000, 3)])
+    (1.0, 100.0)
+    """
+    counted, tcp, writes = (np.array(column, dtype=np.float64) for column in zip(*readings, strict=True))
+    design = np.stack((tcp / counted, writes / counted), axis=1)
+    (a, b), *_ = np.linalg.lstsq(design, np.ones(len(counted)), rcond=None)
+    return round(float(a), 6), round(float(b), 3)
 
 
 def errors(counters: InterfaceFit) -> list[float]:

@@ -1,19 +1,16 @@
-"""How a command begins, before it imports torch, which takes seconds, and how it ends.
+"""Handles Ctrl-C and other signals while a command imports torch (which takes seconds) and while it exits.
 
-An interrupt during an import prints a long traceback, or an unrelated error if a C extension loses it. If the
-working directory is gone, torch's math library ends the process. This imports only the standard library.
+An interrupt during an import prints a long traceback, or an unrelated error if a C extension loses it. This
+module itself imports only the standard library.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import gc
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -33,21 +30,9 @@ def begin_command() -> None:
         if hasattr(signal, name) and signal.getsignal(signal.Signals[name]) is signal.SIG_DFL:
             signal.signal(signal.Signals[name], heed)
     try:
-        os.getcwd()
+        os.getcwd()  # without a working directory, torch's math library would end the process
     except OSError as error:
         _end(f"error: the working directory cannot be used: {error.strerror}; change to another", BAD_INPUT)
-
-
-@contextlib.contextmanager
-def without_collecting() -> Iterator[None]:
-    """Keep the garbage collector off, for work that creates many objects and drops few."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def end_on_interrupt() -> None:
@@ -62,7 +47,7 @@ def end_on_interrupt() -> None:
 
 
 def ignore_interrupts_at_exit() -> None:
-    """Ignore Ctrl-C once the work at exit is done; it would otherwise kill Python in its last moments.
+    """Ignore Ctrl-C after all exit handlers have run; it would otherwise kill Python in its last moments.
 
     Call it before you register anything else with ``atexit``: handlers run in reverse order.
     """
@@ -75,38 +60,9 @@ def raise_on_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def say(line: str, code: int) -> int:
-    """Print a line on standard error; return the exit code."""
-    print(line, file=sys.stderr, flush=True)
-    return code
-
-
 def said_of(name: str) -> str:
     """Return what a command says when this signal ends it."""
     return _WORDS.get(name, f"ended by {name}")
-
-
-def fill_standard_descriptors() -> None:
-    """Open the null device for each of standard input, output and error that is closed (``>&-``).
-
-    Otherwise files that are opened later would get their descriptors. ``sys.stdout`` and ``sys.stderr`` are
-    replaced if they are None.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
-            os.set_inheritable(descriptor, True)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-
-
-def flush_output() -> None:
-    """Flush standard output and error, even if one of them is closed or broken."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 def _ended_by(number: int, frame: FrameType | None) -> NoReturn:

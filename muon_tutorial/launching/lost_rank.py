@@ -1,4 +1,4 @@
-"""Recognizes errors that only say that another rank was lost or late, by the words of torch or our own."""
+"""Recognizes errors that only report that another rank was lost or late, by their type and their words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.distributed import DistError
 from ..errors import CheckpointError
 
 # What torch.distributed says if another rank did not come (_LATE), or if its connection is gone (_GONE). A
-# data loader or a download may say the latter, too, so it must come from Gloo or be a DistError.
+# data loader or a download may say the latter, too, so that error must come from Gloo or be a DistError.
 _LATE = re.compile(
     r"Timed out waiting|Application timeout|Socket [Tt]imeout|[Ww]ait timeout|monitoredBarrier|"
     r"connectFullMesh failed|Operation timed out!"
@@ -20,8 +20,8 @@ _NOISE = re.compile(r"\[/\S+:\d+\] ?|\. This is typically caused by .*")  # Gloo
 _LONGEST = 200  # characters
 
 
-def is_echo(error: BaseException) -> bool:
-    """Return whether an error is about another rank."""
+def is_about_lost_rank(error: BaseException) -> bool:
+    """Return whether an error only reports that another rank was lost or late."""
     if isinstance(error, CheckpointError):
         return error.rank is not None
     if not isinstance(error, RuntimeError):
@@ -41,7 +41,7 @@ def text_of(error: BaseException) -> str:
 
 
 def says_gone(text: str) -> bool:
-    """Return whether an echo's text says that a connection is gone, not only that another rank is late."""
+    """Return whether such an error's text says that a connection is gone, not only that a rank is late."""
     return bool(_GONE.search(text)) and not _LATE.search(text)
 
 
