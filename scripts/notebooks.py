@@ -146,6 +146,7 @@ def execute(
             cwd=folder,
             progress_bar=False,
             execution_timeout=CELL_LIMIT,
+            shutdown_kernel="immediate",  # a polite end waits for the warm server, which ends with its kernel
         )
     executed.cells = executed.cells[len(hidden) :]
     return executed

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sys
+from collections.abc import Iterator
+from typing import IO
 
 import pytest
 
-from muon_tutorial.launching import fork_server
-
 from .exhaustive import is_left_out
+
+
+def wait_while_another_compiles() -> IO[str] | None:
+    """Return a lock if no other process of this checkout collects tests now; else wait until it has.
+
+    The first one compiles, and keeps, what all of them import; together they would compile it three times.
+    """
+    lock = open(__file__)  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return None
+    return lock
+
+
+_COMPILING = wait_while_another_compiles() if "PYTEST_XDIST_WORKER" in os.environ else None
+# jsonschema imports this checker of addresses, which nothing uses here, and it parses grammars for a second.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
+
+from muon_tutorial.launching import fork_server  # noqa: E402
 
 DEBUG = "TORCH_DISTRIBUTED_DEBUG"
 GIVEN = os.environ.get(DEBUG)
@@ -68,6 +92,16 @@ LONGEST = (
     "training/test_resume.py",
 )
 """Files that take minutes. One process runs a whole file, so the others would wait for it at the end."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """End the wait of the other processes."""
+    try:
+        return (yield)
+    finally:
+        if _COMPILING is not None:
+            _COMPILING.close()
 
 
 @pytest.hookimpl(tryfirst=True)  # before any fixture

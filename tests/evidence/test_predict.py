@@ -119,7 +119,7 @@ PLANNED = st.one_of(
 
 
 @given(PLANNED, st.integers(1, 3))
-@settings(max_examples=90, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_predicted_is_counted_for_every_strategy_dtype_grid_shape_and_sharding(
     planned: tuple[drawn.Case, str], window: int
 ) -> None:

@@ -95,7 +95,7 @@ def lab_server(folder: Path) -> Iterator[Server]:
     )
     try:
         runtime, complaint = str(folder / "runtime"), "JupyterLab did not start"
-        found = wait_for(lambda: next(list_running_servers(runtime)), 60, complaint)
+        found = wait_for(lambda: next(list_running_servers(runtime)), 120, complaint)
         yield Server(found["url"], found["token"], shown)
     finally:
         process.terminate()
@@ -106,14 +106,14 @@ def open_notebook(driver: Any, server: Server, notebook: Path) -> None:
     """Copy a notebook to the server's folder and open it; returns when its cells and kernel are there."""
     shutil.copy(notebook, server.folder)
     driver.get(f"{server.url}lab/tree/{notebook.name}?token={server.token}&reset")
-    wait_for(lambda: driver.execute_script(READY), 60, "the notebook did not open")
+    wait_for(lambda: driver.execute_script(READY), 120, "the notebook did not open")
 
 
 def show_notebook(driver: Any, server: Server, notebook: Path) -> None:
     """Open another notebook in the open JupyterLab, and close the others."""
     shutil.copy(notebook, server.folder)
     driver.execute_script(SHOW, notebook.name)
-    wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 60, "the notebook did not open")
+    wait_for(lambda: driver.execute_script(SHOWN, notebook.name), 120, "the notebook did not open")
 
 
 def wait_for(look: Callable[[], Any], seconds: float, complaint: str) -> Any:

@@ -508,9 +508,6 @@ def unknown() -> nn.Module:
     return within("layers.0.attn", nn.ModuleDict({"qkv": nn.Linear(4, 12, bias=False)}))
 
 
-QKV_NAME = "layers.0.attn.qkv.weight"
-
-
 def test_where_it_is_not_certain_a_warning_says_what_to_write() -> None:
     name = r"layers\.\*\.attn\.qkv\.weight"
     said = rf'The names of {name} \(12 × 4\) .*parts=\{{"{name}": …\}}'
