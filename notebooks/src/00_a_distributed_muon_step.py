@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* set `dp = 3` in the parameters below and run all cells again. Any dp and tp will do if your machine
 # can start dp × tp processes.

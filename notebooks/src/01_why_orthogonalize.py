@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # Of the parameters below, this lesson uses `steps` (of training, before we look), `seed` and `widgets`.
 #

@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # Of the parameters below, this lesson uses `steps`, here those of Newton–Schulz (Muon takes five), and `widgets`.
 #

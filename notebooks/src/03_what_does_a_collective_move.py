@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* only the product of dp and tp counts here: it is the number of ranks. At least two.
 #

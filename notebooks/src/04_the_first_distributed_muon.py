@@ -33,7 +33,8 @@ lesson.hero()
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 04` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any dp. This lesson does not use tp.
 #

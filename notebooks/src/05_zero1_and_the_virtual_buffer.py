@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp hold.
 #

@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any.
 #

@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any.
 #

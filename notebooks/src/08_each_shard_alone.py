@@ -33,7 +33,8 @@ lesson.hero()
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #

@@ -33,7 +33,8 @@ lesson.hero()
 # - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #
@@ -195,7 +196,7 @@ shapes.check(unpack)
 # ## The way out, and the way back
 #
 # Here `take` carries a tensor over one hop, `at` is this rank's place, and `label` names the request. Such a function
-# is a generator: at `yield from` it asks, and stands still until the answer comes:
+# is a **generator**: at `yield from` it asks, and stands still until the answer comes:
 
 # %%
 print(inspect.getsource(travel))

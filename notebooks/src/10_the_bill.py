@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #

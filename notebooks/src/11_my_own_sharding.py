@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any dp and tp of two or more in all; the more ranks, the emptier the shards.
 #

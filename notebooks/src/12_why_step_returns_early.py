@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* any dp and tp that are not both 1.
 #

@@ -31,7 +31,8 @@ lesson.hero()
 # - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number

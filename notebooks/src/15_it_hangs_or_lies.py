@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # *Other grids:* dp of 2 or more; tp can be 2, 4, 8 or 16.
 #

@@ -32,7 +32,8 @@ lesson.hero()
 # - *Next:* none, this is the last.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. It has
-#   nothing to install.
+#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
+#   deletes it.
 #
 # </details>
 
@@ -458,9 +459,16 @@ print(my_muon.say_yours())
 # <details><summary>A build of an hour or two, without a stub: the whole optimizer</summary>
 #
 # In a clone of the repository, move `scripts/one_page.py` out of sight and begin an empty file in its place. `python
-# -m pytest tests/test_one_page.py` then fails, and its messages tell you what the page has to offer. You are done
-# when it passes: the seven phases on at most 200 lines, with torch alone, and to the bits of one process. Afterwards
-# compare your page with the one that you put away.
+# -m pytest tests/test_one_page.py` then fails. You are done when it passes: the seven phases on at most 200 lines,
+# with torch alone, and to the bits of one process. Afterwards compare your page with the one that you put away.
+#
+# The test wants a class `DistributedMuon(params, mesh)`. Each of `params` is this rank's piece, the shape of the
+# whole matrix, and the dimension that tp cuts. `step()` adds up `param.grad`, which it keeps as a view into a buffer
+# of its own, and returns this rank's averaged gradient, `g[B_dp]`. The attribute `matrices` lists the plan, `weights`
+# is `w[B]` and `momentum` is `m[B_dp]`; `own_piece(matrix, buffer)` is a view, and `gather_over_dp(slice)` a whole
+# buffer. In `step`, comments from `# Phase 1` to `# Phase 7` each contain an arrow (→). With `--dp` and `--tp`, the
+# script takes 40 steps beside `torch.optim.Muon`, and after every tenth rank 0 prints a line with `loss 1.234;` that
+# ends with `all weights equal those of torch.optim.Muon, bit by bit`.
 #
 # </details>
 #

@@ -102,6 +102,7 @@ shard | 08 | The piece of a matrix that one rank holds.
 cosine | 08 | Of two matrices: 1 if they point the same way, 0 if they are at right angles.
 distance | 08 | From UVᵀ: the size of the difference, divided by the size of UVᵀ.
 phase (phases) | 09 | One of the seven parts of a distributed step.
+generator | 09 | A function with `yield`, where it stands still until someone sends it an answer.
 stepping world | 09 | All ranks in one process, as generators, so that one can stop between any two
     messages.
 route | 09 | The hops by which a matrix gets from where it is kept to where it is whole.

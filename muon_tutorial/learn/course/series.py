@@ -181,13 +181,16 @@ def archive() -> str:
     return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
 
 
+_KEEP = "Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab deletes it."
+
+
 def navigation(of: Lesson) -> str:
     """The list in a lesson's opening cell: the lessons before and after it, and how to open it elsewhere."""
     links = hosted_links(of)
     here = f"[open this lesson]({links['Colab']}), or " if links else ""
     colab = (
         f"{here}upload this lesson's self-contained copy, which `python scripts/pack.py {of.number}` makes. "
-        "It has nothing to install."
+        f"It has nothing to install. {_KEEP}"
     )
     others = [f"*In {host}:* [open this lesson]({to})" for host, to in links.items() if host != "Colab"]
     return _navigation(of, "[glossary](GLOSSARY.md)", colab, *others)
@@ -198,7 +201,7 @@ def navigation_of_copy(of: Lesson) -> str:
     return _navigation(
         of,
         "`from muon_tutorial.learn import glossary`, then `glossary.look_up()`",
-        "nothing to install. The next cell brings the package along.",
+        f"nothing to install. The next cell brings the package along. {_KEEP}",
     )
 
 
