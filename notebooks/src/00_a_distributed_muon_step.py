@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [01 · Why orthogonalize a gradient?](01_why_orthogonalize.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 00` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* set `dp = 3` in the parameters below and run all cells again. Any dp and tp will do if your machine
 # can start dp × tp processes.
@@ -109,9 +109,9 @@ columns = cut.accepted_or(lambda matrix, rank: lesson.my_columns(matrix, rank, t
 # %% [markdown]
 # ## Cut again
 #
-# **Momentum**, a running average of past gradients, is as large as the weight, so **ZeRO** (zero redundancy) avoids
-# copies of it: each rank's columns are written out row after row, and the ranks along dp keep equal parts of that,
-# `M[I_dp, J_tp]`. Which entries does a rank keep?
+# **Momentum**, a running average of past gradients, is as large as the weight. **ZeRO** (zero redundancy) avoids
+# copies: each rank's columns are written out row after row, and dp shares that out in equal parts, here `M[I_dp,
+# J_tp]`. Which entries does a rank keep?
 #
 # *Easy · 2 minutes · required*
 

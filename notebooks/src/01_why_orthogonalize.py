@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
+# **Fifty-five minutes.** The optional exercises take eight more. At the end you can write Muon's whole update, to the
 # same bits as PyTorch's, and say what each line does and which matrices it is for.
 #
 # *You need* to know what a gradient is, and a matrix product. Everything runs in one process. No GPU, no
@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [02 · How do five matrix products do it?](02_five_matrix_products.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 01` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # Of the parameters below, this lesson uses `steps` (of training, before we look), `seed` and `widgets`.
 #
@@ -110,8 +110,8 @@ lesson.picture_of_tuning(race)
 # %% [markdown]
 # ## Loud and quiet directions
 #
-# A step moves a layer's output by `lr * update @ x`. The lengths of the arrows in the top picture are the update's
-# **singular values**. Here is the gradient of a real layer:
+# A step moves a layer's output by `lr * update @ x`: these are the arrows in the top picture, and their lengths are
+# the update's **singular values**. Here is the gradient of a real layer:
 
 # %% tags=["volatile"]
 run, seconds = measure.timed(lambda: small_gpt.train(steps, seed))
@@ -131,7 +131,8 @@ print("it maps Vt[0] to U[:, 0]:", torch.allclose(direction @ Vt[0], U[:, 0], at
 print("all together are G:", torch.allclose(U @ torch.diag(S) @ Vt, G, atol=1e-5 * S[0].item()))
 
 # %% [markdown]
-# A direction's **energy** is its singular value squared. How many of the loudest are needed for a given share of it?
+# A direction's **energy** is its singular value squared. How many of the loudest carry a given share of the sum of
+# all?
 #
 # *Easy · 3 minutes · required*
 
@@ -209,15 +210,15 @@ lesson.explore(run, orthogonalize, live=widgets)
 # %% [markdown]
 # ## Why flat is good
 #
-# Suppose no step may move a layer's output too far, whatever the input. So each update is divided by its largest
-# singular value. Judged by the gradient alone, it then *promises* to lower the loss by the sum of all entries of `G *
-# update`. Compute that promise.
+# Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
+# value. Judged by the gradient alone, the result *promises* to lower the loss by the sum of all its entries times
+# those of `G`. Compute that promise.
 #
 # *Easy · 3 minutes · required*
 
 # %% tags=["stub"]
 def promise(G, update):
-    return ...
+    return ...  # of update / its largest singular value
 
 # %%
 promised.check(promise)
@@ -239,8 +240,8 @@ for name, update in {"U @ Vt": orthogonalize(G), "G itself": G}.items():
     print(f"{name} promises {promise(G, update):.5f}; the singular values of G add up to {S.sum():.5f}")
 
 # %% [markdown]
-# No update promises more than `U @ Vt`. An update that is quieter than the limit in some direction wastes part of
-# that direction's singular value. The dark bars show how far the loss really fell:
+# No update promises more than `U @ Vt`. In a direction where an update stays below the limit, part of `G`'s singular
+# value is wasted. The dark bars show how far the loss really fell:
 
 # %% tags=["volatile"]
 drops = lesson.loss_drops(run, orthogonalize)
@@ -343,7 +344,7 @@ sorting.check(split)
 # </details>
 
 # %%
-hidden, rest = split_parameters(run.model)  # the package's, with the parameters themselves
+hidden, rest = split_parameters(run.model)  # the package's: two lists of pairs (name, parameter)
 print("AdamW:", *sorting.accepted_or(lesson.split)(run.model)[1], sep="\n  ")
 
 # %% [markdown]
@@ -371,7 +372,7 @@ print(lesson.say_extra_lanes(race))
 #
 # </details>
 #
-# ## What would suit a table?
+# ## What would suit the embedding?
 #
 # A step moves the output for one byte by one row of the update. So here the limit is on the length of each row.
 # (**Par**, as in golf, is what a good answer needs.)
@@ -407,7 +408,8 @@ table.check(table_update)
 # %% [markdown]
 # ## What it costs on your machine
 #
-# On a GPU the SVD's chain of small steps is far too slow. And here?
+# On a GPU the SVD's chain of small steps is far too slow. On a CPU it may win, because many CPUs multiply bfloat16
+# slowly:
 
 # %% tags=["volatile"]
 print(lesson.say_cost(G))

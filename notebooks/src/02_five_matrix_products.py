@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
+# **Fifty-five minutes.** At the end you can write Newton–Schulz, say without any matrix where it brings a singular
 # value, find bounds for where all of them end, and count its FLOPs.
 #
 # *You need* lesson 01: singular values, and `U @ Vt`. Everything runs in one process. No GPU, no network.
@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [03 · What does a collective move?](03_what_does_a_collective_move.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 02` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # Of the parameters below, this lesson uses `steps`, here those of Newton–Schulz (Muon takes five), and `widgets`.
 #
@@ -171,14 +171,15 @@ write.check(step)
 #
 # ## Write all of it
 #
-# From here on you build an optimizer. If your answer passes, and two steps with it end with the same bits as
-# `torch.optim.Muon`, it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real
-# processes. Torch's Muon computes in **bfloat16** (16 bits a number), so round where it rounds, with `torch.addmm`.
+# From here on you build an optimizer. If your answer passes, and two steps of an optimizer with it end with the bits
+# of `torch.optim.Muon`, it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real
+# processes. Torch's Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch
+# rounds: write both lines of `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
-# `torch.addmm(A, B, C, beta=b, alpha=c)` is `b * A + c * B @ C`, rounded once. Write both lines of `step` with it.
-# The first makes `B` from `A` alone. The second makes the new `X` from `X`, `B` and `X`.
+# `torch.addmm(A, B, C, beta=b, alpha=c)` is `b * A + c * B @ C`, rounded once. The first makes `B` from `A` alone.
+# The second makes the new `X` from `X`, `B` and `X`.
 #
 # </details>
 #
@@ -364,7 +365,7 @@ print(lesson.say_published())
 
 # %% [markdown]
 # An update's directions need only be *about* equally loud, but about thirty of the 64 values in lesson 01 are below
-# 0.01. Polar Express and CANS lift most, because they begin with a larger `a`.
+# 0.01. Polar Express and CANS lift most, because their `a` changes from step to step, and begins larger.
 #
 # ## Recap
 #

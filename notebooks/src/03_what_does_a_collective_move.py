@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can say, for the calls that this course is made of, which messages and how
+# **Sixty-five minutes.** At the end you can say, for the calls that this course is made of, which messages and how
 # many bytes they send, in any dtype and on any number of ranks. And you have written such calls yourself, run them on
 # real processes, and seen what happens if one is wrong.
 #
@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [04 · How did the first distributed Muon work?](04_the_first_distributed_muon.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 03` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* only the product of dp and tp counts here: it is the number of ranks. At least two.
 #
@@ -255,11 +255,12 @@ ring.check(ring_all_gather)
 #
 # </details>
 #
-# *Hard · 12 minutes · required · par 24576 bytes for the whole all_reduce, with the given parameters*
+# *Hard · 12 minutes · required · par 24576 bytes, together with an all_gather*
 
 # %% tags=["stub"]
 def ring_reduce_scatter(pieces, rank, ranks, group=None):
-    return ...
+    # pieces: one for each rank, all of one length
+    return ...  # the sum of piece `rank` over all ranks
 
 # %%
 hard.check(ring_reduce_scatter)
@@ -496,7 +497,7 @@ for many_ranks in (2, 16, 128, 1024):
 
 # %% tags=["stub"]
 answers = {
-    "messages": ...,  # how many messages does rank 0 send in a *ring's* all_reduce?
+    "messages": ...,  # how many messages did rank 0 send in your ranks' *ring* all_reduce?
     "share": ...,  # what part of an all_reduce's bytes does its all_gather send?
     # an all_reduce of a million bfloat16 entries, with P = 8. How many bytes does each rank send?
     "bytes": ...,

@@ -33,8 +33,8 @@ lesson.hero()
 # - *Next:* [05 · ZeRO-1 and the virtual buffer](05_zero1_and_the_virtual_buffer.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 04` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any dp. This lesson does not use tp.
 #
@@ -257,8 +257,8 @@ counted = launch(lesson.count_bytes, dp, args=(dp, seed), backend=backend)
 print(lesson.say_bytes(counted[0], dp))
 
 # %% [markdown]
-# Gather the owned updates. An all_gather's segments must be equally long, so fill yours with zeros to the length of
-# the longest.
+# Gather the owned updates, in bfloat16 (no gradient is missing here). `dist.all_gather(list, tensor)` fills a list
+# with the tensors of all ranks. These must be equally long, so fill yours with zeros to the length of the longest.
 #
 # <details><summary>Hint</summary>
 #
@@ -305,8 +305,8 @@ less.check(gathered_share)
 # ## The busiest rank sets the pace
 #
 # A step ends when its last update arrives, so what counts is the work of the busiest rank, the **makespan**. A *fair
-# share* is all work divided by the number of ranks. If matrices are dealt out by index, how many fair shares has the
-# busiest rank?
+# share* is all work divided by the number of ranks. If matrices are dealt out round robin, by index, how many fair
+# shares has the busiest rank?
 #
 # *Easy · 4 minutes · required*
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any
+# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any entry of any
 # matrix, which rank keeps its momentum and where in its memory. You can also say which matrices straddle a boundary,
 # which ranks need them, and what that costs, all found with functions of your own, on real processes.
 #
@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [06 · Which ranks belong together?](06_the_grid.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 05` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any dp and bucket. With tp above 1, the rulers show what the ranks at the first place along tp hold.
 #
@@ -68,7 +68,7 @@ _ = my_muon.so_far("05")
 # 1. *Matrices*, A to G, each written out row after row.
 # 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next would exceed the limit (the
 #    parameter `bucket`, in entries). A matrix above the limit gets a bucket of its own. **Padding**, entries that
-#    mean nothing, fills it to a multiple of dp.
+#    mean nothing, fills each bucket to a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #

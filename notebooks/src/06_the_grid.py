@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [07 · What do tp and dp cut?](07_what_tp_and_dp_cut.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 06` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any.
 #
@@ -150,7 +150,7 @@ grouping.check(groups)
 def who_answers(rank, all_groups):
     # dist.new_group(ranks) makes a group that can talk
     # dist.all_gather_object(found, rank, group=group) fills a list `found` with what each member brought
-    heard = ...
+    heard = ...  # for each of this rank's groups, the list of its members' answers
     return ...  # heard
 
 # %%
@@ -310,7 +310,7 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
-# with another order waits for ranks that never come. Compare first. At which call do ranks differ?
+# with another order waits for ranks that never come. So compare the lists first: at which call do two ranks differ?
 #
 # *Easy · 4 minutes · required*
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid and
+# **Sixty minutes.** The optional exercises take fifteen more. At the end you can say, for any Linear, any grid and
 # either cut, what shape a rank holds and which rank holds which entries. Your own cuts have moved bytes on real
 # ranks, and you know why q, k and v have to be cut one by one.
 #
@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [08 · What happens if each shard is orthogonalized alone?](08_each_shard_alone.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 07` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any.
 #
@@ -238,7 +238,7 @@ lesson.picture_of_buffers(dp, tp)
 
 # %% tags=["stub"]
 def who_holds(row, column, dp, tp, length):
-    # the piece of up comes first in the buffer, row by row; dp cuts slices of `length` entries
+    # the piece of up (10 × 8, whole) comes first in the buffer, row by row; dp cuts slices of `length` entries
     weight_on = ...    # a list of ranks
     momentum_on = ...  # one rank
     return ...         # weight_on, momentum_on
@@ -291,7 +291,7 @@ print(f"rank {momentum_on} keeps its momentum")
 print("entries of momentum by rank:", [mine.entries for mine in kept])
 
 # %% [markdown]
-# Muon needs whole matrices. The momentum stays, but two gathers bring together x, the input of Newton–Schulz:
+# Muon needs whole matrices. The momentum stays, but two gathers bring together X, the input of Newton–Schulz:
 #
 # ```text
 # over dp, the slices of a buffer          x[B_dp]    → x[B]
@@ -433,7 +433,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 answers = {
     "columns": ...,  # how many columns of down, 6 × 10 and row parallel, does the last rank hold?
     "kept": ...,  # how many entries of momentum does rank 0 keep?
-    "torn": ...,  # how many heads of the fused QKV are torn at tp = 4, cut as one?
+    "torn": ...,  # of 4 heads with 3 rows each in q, k and v: how many are torn at tp = 4, cut as one?
 }
 
 # %%

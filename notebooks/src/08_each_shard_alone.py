@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
+# **Fifty minutes.** The optional exercises take fifteen more. At the end you can say what goes wrong if every
 # rank orthogonalizes only what it holds, why no learning rate repairs it, and why a test with random matrices does
 # not notice. You will have written the gather that repairs it, and run it on real processes.
 #
@@ -33,8 +33,8 @@ lesson.hero()
 # - *Next:* [09 · The mirror: how does every matrix find its way back?](09_the_mirror.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 08` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* tp can be 2 or 4, dp anything. The film tries 8 shards, too.
 #
@@ -76,7 +76,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
-# the square, inputs have no partner, because the matrix is wider than tall, and the gradient is zero.
+# the square, inputs have no partner, because the matrix is wider than tall: there the gradient is zero.
 #
 # A rank's piece, of `G[I, J_tp]` or of `G[I_tp, J]`, is its **shard**:
 
@@ -86,8 +86,8 @@ lesson.picture_of_cuts(tp)
 # %% [markdown]
 # ## Predict
 #
-# Each shard, orthogonalized alone, has only singular values of 1. Put side by side, what is the largest singular value
-# of the whole? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256, so each of four
+# Each shard, orthogonalized alone, has only singular values of 1. What is the largest singular value of all shards
+# side by side? And would shards of pure noise give the same spectrum? (Our gradient is 64 × 256, so each of four
 # shards is square.)
 #
 # *Easy · 2 minutes · required*
@@ -127,9 +127,9 @@ update = torch.cat(shards, dim=1)
 compare({"largest": largest, "noise_too": noise_too}, lesson.outcomes(tp))
 
 # %% [markdown]
-# All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So a
-# flat spectrum proves nothing. Compare with UVᵀ itself: the **cosine** is 1 if two matrices point the same way, and 0
-# at right angles. The **distance** is the size of their difference, divided by that of UVᵀ.
+# All singular values are equal, *whatever the gradient was*, because `update @ update.T` is tp times the identity. So
+# a flat spectrum proves nothing. Compare with UVᵀ itself: the **cosine** is 1 if two matrices point the same way, and
+# 0 at right angles. The **distance** is the size of their difference, divided by that of UVᵀ. Compute both.
 #
 # <details><summary>Why tp times the identity?</summary>
 #
@@ -294,7 +294,7 @@ compare({"off": off, "smaller": smaller}, {"off": round(how_far.item(), 2), "sma
 print(lesson.say_factors((256, 64), dim=0, tp=2))
 
 # %% [markdown]
-# Write the ratio of the two factors, for every shape and cut.
+# Divide the whole's factor by the shard's, for both formulas, every shape and cut.
 #
 # <details><summary>Hint</summary>
 #
@@ -450,8 +450,8 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat until shards
-#   become longer the other way. In our case part of the update acts where the gradient is zero.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat while no shard is
+#   longer the other way. In our case part of the update acts where the gradient is zero.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -33,8 +33,8 @@ lesson.hero()
 # - *Next:* [10 · The bill: what does a step cost?](10_the_bill.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 09` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #
@@ -111,7 +111,7 @@ compare({"lost": lost, "silent": silent}, lesson.found_mirror(plan), lesson.draw
 # 7 all_gather        w[B_dp]    → w[B]
 # ```
 #
-# Phase 7 restores only the layout of phase 1, now with weights.
+# Phase 7 restores only the layout before phase 1, now with weights.
 
 # %%
 replay.explore(here, live=widgets, moment=4)
@@ -161,8 +161,8 @@ print(bucket.entries[1].route)
 # %% [markdown]
 # ## A trap: the matrix that was flat
 #
-# The blueprint of this course, a script by Jen Wei (2025), left its matrix flat, like everything in a bucket. (It
-# lists this bug itself.)
+# Jen Wei's script (2025), the blueprint of this course, left its matrix flat, as it lies in the bucket, and lists the
+# bug itself.
 
 # %%
 print(lesson.error_of(zeropower_via_newtonschulz, torch.ones(8).view(-1)))
@@ -307,11 +307,12 @@ def my_step(job, bucket, at):
     # routes: bucket.gradient in phase 1, bucket.compute in 2 and 6, entry.route in 3 and 5, bucket.parameter in 7
     # job.gradients(bucket)            this rank's own gradients, flat
     # job.momentum(bucket, summed)     averages what phase 1 left, and returns what phase 2 sends
-    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on
+    # job.matrices(bucket)             pairs (entry, meta) of the matrices that this rank works on; in the flat buffer,
+    #                                  unpack(flat, meta) is this rank's piece, and meta.global_range its place
     # job.newton_schulz(entry, whole)  phase 4
     # torch.zeros_like(flat)           a flat buffer, to collect the pieces between phases 5 and 6
     # job.apply(bucket, kept)          this rank's new weights, from what phase 6 left
-    # job.write(bucket, fresh)         puts everybody's new weights into the model
+    # job.write(bucket, fresh)         puts everybody's new weights into the model; then nothing is left to return
     # job.label(2), job.label(3, entry)  a label; in phases 3 and 5 it names the matrix
     return ...
 
@@ -368,8 +369,8 @@ print("entries that differ:", lesson.different_bits(after, alone))
 # - The seven phases are reduce_scatter, dp gather, tp gather, Newton–Schulz, tp slice, dp slice, all_gather.
 # - The way back is the way out in reverse: the last hop comes first, and each goes the other way. Only a sum cannot
 #   be undone.
-# - A gather has to send something, and a slice only drops what a rank does not need. With an owner, both directions
-#   send.
+# - A gather has to send something, and a slice only drops what a rank does not need. Where a matrix is gathered to an
+#   owner, the way back sends, too.
 # - The order in which groups are answered changes nothing. For the same gradient, all weights have the same bits as
 #   in one process.
 #
@@ -381,7 +382,7 @@ print("entries that differ:", lesson.different_bits(after, alone))
 
 # %% tags=["stub"]
 answers = {
-    "requests": ...,  # how many requests did rank 0 make? (reports[0].diary has noted them.)
+    "requests": ...,  # how many requests did rank 0 make? (reports[0].diary.sent)
     "whole": ...,  # on how many ranks is o whole at Newton–Schulz?
     "different": ...,  # how many weights differ from those of one process?
 }

@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [11 · How do I plug in my own sharding?](11_my_own_sharding.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 10` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* change dp as you like; tp can be 1, 2 or 4.
 #
@@ -170,7 +170,7 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 lesson.draw_small_bills(dp, tp)
 
 # %% [markdown]
-# AdamW lacks only the dp gather, so without tp `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much (Liu et al.,
+# Without tp, AdamW lacks only the dp gather, so `zero1` sends (4 + 2 + 4) / (4 + 4) = 1.25 times as much (Liu et al.,
 # 2025). And the state, the optimizer's memory? AdamW keeps two moments for each entry, Muon keeps one, and ZeRO-1
 # divides either by dp:
 
@@ -182,9 +182,8 @@ print(f"{'AdamW, ZeRO-1':16} keeps {lesson.adamw_bill(plans['zero1']).state:,} b
 # %% [markdown]
 # ## Fetch only what straddles
 #
-# Wei's script gathers the *whole* bucket. But of a matrix that does not straddle a boundary, its rank already has
-# all, so `gather="boundary"` moves only those that do. How many entries of such a matrix do you send to each place
-# along dp?
+# Wei's script gathers the *whole* bucket. But a matrix that does not straddle a boundary is whole on its rank, so
+# `gather="boundary"` moves only the others. How many entries of a matrix do you send to each place along dp?
 #
 # <details><summary>Hint</summary>
 #
@@ -215,7 +214,7 @@ fetching.check(sends)
 # </details>
 
 # %% [markdown]
-# Real ranks take your counts as the split sizes of one `all_to_all_single`, so many entries to each rank:
+# Real ranks take your counts as the split sizes of one `all_to_all_single`, one count for each rank:
 
 # %%
 sends = fetching.accepted_or(lesson.sends)
@@ -271,7 +270,7 @@ compare({"followed": followed}, {"followed": nudge.size})
 # </details>
 
 # %% [markdown]
-# Most sums in another order come out the same in bfloat16, which keeps only 8 significant bits of a number:
+# Most fp32 sums in another order come out the same in bfloat16, which keeps only 8 significant bits of a number:
 
 # %% tags=["volatile"]
 print(lesson.say_orders(seed, texts=8))

@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [12 · Why does `step()` return before the work is done?](12_why_step_returns_early.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 11` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any dp and tp of two or more in all; the more ranks, the emptier the shards.
 #
@@ -75,9 +75,9 @@ def muon_step(params, momenta, owners, config, lr):
 print("the single process' bits, rank by rank:", lesson.run_loop(muon_step, dp * tp, seed, backend))
 
 # %% [markdown]
-# The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz (`momentum_buffer`) from `X[I_dp,
-# J]` to `X[I, J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update.
-# All ranks must call.
+# The `owners` are from `assign_fn`. `gather_fn` brings the input of Newton–Schulz from `X[I_dp, J]` to `X[I,
+# J]@dp=k`, whole on the rank at place k of dp. `redistribute_fn` sends each rank its part of the update. All ranks
+# must call.
 #
 # **FSDP2** (PyTorch's `fully_shard`) cuts rows as `torch.chunk` does. Let the *last* rank own this matrix:
 
@@ -121,13 +121,13 @@ compare({"rows": rows, "got": got}, {"rows": found.rows, "got": found.got})
 lesson.explore_layouts(dp, tp, live=widgets)
 
 # %% [markdown]
-# Only that of HSDP, on the way back: the matrix is gathered in one replica, and its owner there sends the update to
-# the ranks of all replicas.
+# Only HSDP's, on the way back: the matrix is gathered in one replica, and its owner there sends the update to the
+# ranks of all replicas.
 #
 # ## Yours, on real ranks
 #
-# Now each dp group cuts matrices of its own by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
-# a place in the group).
+# Now each dp group has its own matrices, cut by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
+# a place in the group). As long as there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -181,7 +181,7 @@ print(launch(to_rank_0, dp * tp, backend=backend))
 # %% tags=["stub"]
 def splits(owner, state):
     # Muon has added state["param_idx"] and state["local_shape"], this rank's
-    return ...  # two lists, an entry a rank of the group: elements I send it, elements I take
+    return ...  # two lists with an entry for each rank of the group: elements I send it, elements I take from it
 
 def gather(momentum_buffer, dst_rank, state):
     return ...  # the whole matrix on dst_rank, None elsewhere
@@ -364,7 +364,7 @@ lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% tags=["stub"]
 answers = {
-    "fewest": ...,  # how many rows did the poorest rank of the first matrix hold?
+    "fewest": ...,  # how many rows of the first matrix had the rank with the fewest? (found.rows)
     "step": ...,  # in which step did the gathered gradient first go badly wrong?
 }
 

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Forty-five minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
+# **Fifty minutes.** At the end you can read a timeline, say how long a schedule takes before it runs, write the
 # loop that hides communication behind work, and find the wait that it lacks.
 #
 # *You need* lesson 03 (collectives) and lesson 09 (ranks as generators).
@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [13 · Is Muon cheaper than AdamW?](13_is_muon_cheaper.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 12` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* any dp and tp that are not both 1.
 #
@@ -109,8 +109,8 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many are asked for and not yet done: 1 is this loop, and with 2
-# the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
+# Each matrix costs memory, so a **window** limits how many are asked for but not worked on: 1 is this loop, and with
+# 2 the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -220,12 +220,13 @@ for window in (1, 2, 3, 6):
     print(f"window {window}: {step.milliseconds:.0f} ms, buffers up to {step.peak / 1e6:.1f} MB")
 
 # %% [markdown]
-# Only the shorter lane can hide behind the longer one. A larger window holds more bytes. Which is the largest that
-# never holds more than `limit`?
+# Only the shorter of work and sending can be hidden behind the longer. A larger window holds more bytes. While you
+# work on matrix i, you hold `sizes[i : i + window]`. Which is the largest window, at most `len(sizes)`, that never
+# holds more than `limit`?
 #
 # <details><summary>Hint</summary>
 #
-# While you work on matrix i, you hold `sizes[i : i + window]`. Try windows from the largest down.
+# Try windows from the largest down, and for each the sum at every i.
 #
 # </details>
 #
@@ -263,8 +264,8 @@ print(lesson.say_program())
 lesson.broken_program(dp * tp)
 
 # %% [markdown]
-# `g` is a gather and `s` a share, which may read its buffer until you have waited for it. Before which line must the
-# program wait, and for which ticket?
+# `g` is a gather and `s` a share. A share may read its buffer until you have waited for it. Before which line must
+# the program wait, and for which ticket?
 #
 # <details><summary>Hint</summary>
 #

@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Sixty minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
+# **Seventy minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
 # a profiler's trace without counting anything twice, and tell waiting from transfer.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [14 · What changes when ranks go from 32 to 16,384?](14_from_32_to_16384_ranks.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 13` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* dp can be 2, 3, 4, 6 or 8; tp 1, 2 or 4.
 #
@@ -120,7 +120,7 @@ def adamw_step(gradients, weights, bucket, at):
     # x = yield from travel(x, route, at, Label("a name"))
     # the route bucket.gradient sums gradients into slices; bucket.parameter makes slices of weights whole
     # fresh = lesson.adamw(weights, mean) does the arithmetic of a slice
-    return ...
+    return ...  # all weights of the bucket
 
 # %%
 adamw.check(adamw_step)
@@ -161,7 +161,8 @@ events = lesson.made_up_trace()
 print(lesson.say_events(events))
 
 # %% [markdown]
-# How many of these events are a collective at work?
+# The CPU launches a collective, a kernel works, and both CPU and GPU may get an **annotation**, a label over a stretch
+# of time. How many of these events are a collective at work?
 #
 # *Easy · 1 minute · required*
 
@@ -174,8 +175,7 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# The CPU launches the collective, and both CPU and GPU get an **annotation**, a label over a stretch of time. Only
-# the kernel works.
+# Only the kernel works: the others are its launch and two annotations.
 #
 # ```python
 # working = 1
@@ -197,7 +197,7 @@ compare({"working": working}, {"working": len(lesson.at_work(events))})
 
 # %% tags=["stub"]
 def communicating(events):
-    # each event has .sort (such as "kernel"), .begin, .duration and .communicates
+    # each event has .sort (such as "kernel"), .communicates, .begin and .duration (both in nanoseconds)
     # where kernels overlap, the time that they share counts once
     return ...
 
@@ -288,7 +288,7 @@ for name, number in lesson.right_headlines().items():
 print(lesson.say_bytes())
 
 # %% [markdown]
-# No: AdamW's run averaged its gradients. Muon's got averaged ones, and ended before any rank had new weights.
+# No: AdamW's run averaged its gradients. Muon's was given averages, and ended before any rank had new weights.
 #
 # ## Waiting is not transfer
 #
@@ -356,7 +356,8 @@ print(lesson.say_steps())
 #
 # </details>
 #
-# If the links get 64 times slower, with which strategy does Muon overtake AdamW?
+# `layerwise` sends matrices to one owner after another, and meanwhile other links are idle. If the links get 64 times
+# slower, with which strategy does Muon overtake AdamW?
 #
 # *Easy · 2 minutes · required*
 
@@ -370,7 +371,7 @@ compare({"slow": slow}, {"slow": lesson.slow_winner()})
 # <details><summary>Solution</summary>
 #
 # On slow links the bytes decide. In one step `boundary` sends hardly more than AdamW, and it takes fewer steps.
-# `layerwise` sends no more than AdamW, but its slices are unequal and travel to one owner after the other, while
+# `layerwise` sends no more than AdamW, but its matrices are unequal and travel to one owner after another, while
 # other links are idle.
 #
 # ```python

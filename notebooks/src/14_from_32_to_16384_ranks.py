@@ -22,7 +22,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Twenty-five minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
+# **Thirty minutes.** At the end you can say, for any model on any grid, what a step waits for: work, bytes,
 # latency or one matrix. You have planned models that no laptop can hold.
 #
 # *You need* lesson 04 (owners and their makespan) and lesson 10 (the bill).
@@ -31,8 +31,8 @@ lesson.hero()
 # - *Next:* [15 · It hangs, or lies. Which rank, which line?](15_it_hangs_or_lies.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 14` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *All seconds here are predicted.* The planner walks the package's own step without data and charges it by a file
 # that describes a machine, `muon_tutorial/timing/machines/h100-infiniband.json`. That file says where each number
@@ -180,9 +180,9 @@ print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs. Each has a network card of its own, and a ring that leaves its node uses the
-# cards of its members there: all eight with tp=1, and one with tp=8. Each rank sends the gradients that it holds
-# once, in fp32. How many seconds do they take?
+# A node is one machine with 8 GPUs. Each has a network card of its own, and a dp ring uses the cards of its members
+# in each node: all eight with tp=1, and one with tp=8. Each rank sends its own gradients once, in fp32. How many
+# seconds does that take?
 #
 # *Easy · 4 minutes · required*
 
@@ -246,7 +246,7 @@ print(lesson.say_experts())
 
 # %% tags=["stub"]
 answers = {
-    "idle": ...,  # how many owners of the 70B have nothing on 16,384 ranks?
+    "idle": ...,  # how many owners of the 70B have nothing on 16,384 ranks? (lesson.steps()[-1])
     "floor": ...,  # how many milliseconds does its costliest matrix take?
     "latency": ...,  # how many times as long is latency there as on 32 ranks?
 }

@@ -21,7 +21,7 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
+# **Eighty-five minutes.** The optional exercises take twenty-four more. At the end you can find the wrong line of a
 # broken distributed run within a few minutes, repair it, and prove that it was the one. You can also say when a
 # difference is no bug at all. You will have practised on real processes, with a log, a stack, a flight record and the
 # file.
@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* [16 · Does it survive my loop?](16_does_it_survive_my_loop.ipynb)
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 15` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # *Other grids:* dp of 2 or more; tp can be 2, 4, 8 or 16.
 #
@@ -68,8 +68,8 @@ clinic = lesson.open_clinic(dp, tp, seed, backend)
 print(clinic.read("hang", "take_step"))
 
 # %% [markdown]
-# So a step makes five kinds of collective calls: load (whole weights over tp), average, gather (whole matrices over
-# tp, in `update`), share (new rows, from their owners) and log.
+# A step makes five kinds of collective calls: load (whole weights over tp), average, gather (whole matrices over tp,
+# in `update`), share (owners step their rows with lr and send them) and log.
 #
 # In a second run, rank 1 uses another learning rate from step 2 on. Which of a step's six results, its *rungs*, is
 # the first to be wrong in step 2? And when the run ends, do all copies of the weights agree?
@@ -139,8 +139,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits for those that must make its last call, too, and
-# have begun it less often. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. A rank waits for each member of its last call that has begun
+# it less often. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -179,7 +179,7 @@ waits = matching.accepted_or(lesson.waiting_pairs)
 print(waits(lesson.logs(hang)))
 
 # %% [markdown]
-# Others wait for the rank at fault, and it waits for nobody. Which ranks are such?
+# Others wait for the rank at fault, and it waits for nobody. Which ranks fit that?
 #
 # *Easy · 2 minutes · required*
 
@@ -218,7 +218,7 @@ print(clinic.read("hang", "train"))
 # *Easy · 2 minutes · required*
 
 # %% tags=["stub"]
-repair_hang = ...  # {number of a line: "the new line"}
+repair_hang = ...  # {number of a line: "the new line"}; it gets the indentation of the old one
 
 # %%
 clinic.check("hang", repair_hang)
@@ -235,7 +235,7 @@ clinic.check("hang", repair_hang)
 # </details>
 
 # %% [markdown]
-# ## If it lies: a ladder, and an oracle to hold it against
+# ## If it lies: a ladder, held against an oracle
 #
 # A run that lies makes all its calls. So you compare its numbers with an **oracle**, the same training in one process.
 # Only the *first* wrong rung counts, because everything below it comes from wrong numbers. Find it.
@@ -252,7 +252,7 @@ clinic.check("hang", repair_hang)
 def first_wrong(run):
     # lesson.LADDER: pairs (step, rung), from the top down; run.reports: one for each rank
     # run.reports[rank].notes.rungs[step, rung], run.expected(rank)[step, rung]: dictionaries of matrices
-    return ...  # (step, rung, rank), or None if all is right
+    return ...  # (step, rung, lowest wrong rank), or None if all is right
 
 # %%
 searching.check(first_wrong)

@@ -32,8 +32,8 @@ lesson.hero()
 # - *Next:* none, this is the last.
 # - *Words and symbols:* [glossary](GLOSSARY.md)
 # - *In Colab:* upload this lesson's self-contained copy, which `python scripts/pack.py 16` makes. It has
-#   nothing to install. Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab
-#   deletes it.
+#   nothing to install. Colab deletes your `my_muon.py` when you leave: download it, and upload it where you
+#   go on.
 #
 # </details>
 
@@ -286,8 +286,8 @@ lesson.explore_life(life, others.undisturbed, live=widgets)
 # <details><summary>How do the new ranks find their parts?</summary>
 #
 # A checkpoint says of every piece which **box** of which matrix it is: rows from here to there, columns from here to
-# there. A new rank works out its boxes on the new grid, and reads from each file what they have in common with the
-# boxes in it. So no rank ever has to put the old buffer together again. That works for `zero1` too, although its
+# there. A new rank works out its boxes on the new grid, and reads from each file what its boxes share with the boxes
+# of the file. So no rank ever has to put the old buffer together again. That works for `zero1` too, although its
 # slices begin and end anywhere in a matrix: what a slice `m[B_dp]` holds of one matrix is at most three boxes, the
 # rest of a row, whole rows, and the beginning of a row.
 #
@@ -336,7 +336,7 @@ compare({"same_bits": same_bits}, {"same_bits": bits.same}, lesson.draw_bits(bit
 print("killed, gone on on the same grid, as if undisturbed:", lesson.ends_alike(others))
 
 # %% [markdown]
-# ## Five traps that AdamW did not have
+# ## Five more traps
 
 # %%
 print(lesson.say_traps(seed))
@@ -391,7 +391,7 @@ print(lesson.say_published())
 
 # %% tags=["stub"]
 answers = {
-    "twice": ...,  # how many steps did your run repeat?
+    "twice": ...,  # how many steps did your run repeat? (life.taken_twice)
     "files": ...,  # how many files hold its first checkpoint's tensors? (lesson.tensor_files(life))
     "too_long": ...,  # how many times too long is the gradient if each rank clips its own part?
 }

@@ -63,6 +63,7 @@ def without_norm(G: Tensor) -> Tensor:
 WRONG_WHOLES: list[tuple[Callable[..., Any], str]] = [
     (partial(all_of_it, lay=False), "Right, but costly"),
     (partial(all_of_it, turn=False), "Was it turned back?"),
+    (lambda G: all_of_it(G).bfloat16(), "Keep G's dtype"),
     (partial(all_of_it, least=0.0), "zeros gives NaN"),
     (partial(all_of_it, steps=4), "That is 4 steps, not 5."),
     (without_norm, "Was X divided by its norm?"),

@@ -75,21 +75,21 @@ class CoursePath:
 
 _LESSONS = """\
 00_a_distributed_muon_step | first_look | 15 | 0 | - | What does a distributed Muon step look like?
-01_why_orthogonalize | why_muon | 45 | 8 | - | Why orthogonalize a gradient?
-02_five_matrix_products | five_products | 50 | 0 | 01 | How do five matrix products do it?
-03_what_does_a_collective_move | collectives | 60 | 0 | 00 | What does a collective move?
+01_why_orthogonalize | why_muon | 55 | 8 | - | Why orthogonalize a gradient?
+02_five_matrix_products | five_products | 55 | 0 | 01 | How do five matrix products do it?
+03_what_does_a_collective_move | collectives | 65 | 0 | 00 | What does a collective move?
 04_the_first_distributed_muon | first_muon | 60 | 0 | 03 | How did the first distributed Muon work?
-05_zero1_and_the_virtual_buffer | zero1_buffer | 45 | 15 | 00 03 | ZeRO-1 and the virtual buffer
+05_zero1_and_the_virtual_buffer | zero1_buffer | 50 | 15 | 00 03 | ZeRO-1 and the virtual buffer
 06_the_grid | the_grid | 45 | 12 | 03 05 | Which ranks belong together?
-07_what_tp_and_dp_cut | cuts | 50 | 15 | 05 06 | What do tp and dp cut?
-08_each_shard_alone | shards_alone | 45 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
+07_what_tp_and_dp_cut | cuts | 60 | 15 | 05 06 | What do tp and dp cut?
+08_each_shard_alone | shards_alone | 50 | 15 | 01 07 | What happens if each shard is orthogonalized alone?
 09_the_mirror | the_mirror | 60 | 0 | 03 05 07 | The mirror: how does every matrix find its way back?
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
-12_why_step_returns_early | early_return | 45 | 0 | 03 09 | Why does `step()` return before the work is done?
-13_is_muon_cheaper | cheaper | 60 | 0 | 09 10 | Is Muon cheaper than AdamW?
-14_from_32_to_16384_ranks | many_ranks | 25 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
-15_it_hangs_or_lies | broken_runs | 70 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
+12_why_step_returns_early | early_return | 50 | 0 | 03 09 | Why does `step()` return before the work is done?
+13_is_muon_cheaper | cheaper | 70 | 0 | 09 10 | Is Muon cheaper than AdamW?
+14_from_32_to_16384_ranks | many_ranks | 30 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
+15_it_hangs_or_lies | broken_runs | 85 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
 16_does_it_survive_my_loop | my_loop | 55 | 12 | 06 09 | Does it survive my loop?
 """
 
@@ -181,7 +181,7 @@ def archive() -> str:
     return f"https://github.com/{REPOSITORY}/archive/refs/heads/{BRANCH}.zip" if REPOSITORY else ""
 
 
-_KEEP = "Download your `my_muon.py` when you leave, and upload it in the next lesson: Colab deletes it."
+_KEEP = "Colab deletes your `my_muon.py` when you leave: download it, and upload it where you go on."
 
 
 def navigation(of: Lesson) -> str:

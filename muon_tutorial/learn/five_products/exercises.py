@@ -170,6 +170,8 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
         return f"The function must return a matrix; it returned {type(value).__name__}."
     if value.shape != G.shape:
         return f"G is {rows} × {columns}, and so must the result be. Was it turned back?"
+    if value.dtype != G.dtype:
+        return f"Keep G's dtype: it came in {G.dtype}, and yours is {value.dtype}."
     if not torch.equal(given, G):
         return "The function has changed G itself."
     if not value.isfinite().all():
