@@ -29,7 +29,7 @@ import torch
 from muon_tutorial.errors import TutorialError
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
 from muon_tutorial.timing.calibrate import average_machines, calibrate
-from muon_tutorial.timing.machine import Machine
+from muon_tutorial.timing.machine import Machine, read_machine
 from muon_tutorial.timing.timeline import (
     RecordedStep,
     Recording,
@@ -50,12 +50,14 @@ BAR = 0.15
 """The largest allowed error of a phase's begin or end, as a fraction of the step."""
 
 
-def run(task: TimelineTask, rate: str) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
+def run(
+    task: TimelineTask, rate: str, given: Machine | None
+) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
     """The median step of each case on both links, as recorded and as predicted.
 
-    The prediction uses the mean of a calibration before and one after.
+    The prediction uses the ``given`` machine, or the mean of a calibration before and one after.
     """
-    before = calibrate()
+    before = given or calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
     options = [word for name, value in asdict(task).items() for word in (f"--{name}", str(value))]
     shaped = run_shaped(rate, __file__, [*options, "--inside"])
@@ -65,7 +67,7 @@ def run(task: TimelineTask, rate: str) -> tuple[Machine, list[tuple[RecordedStep
         )
     else:
         links.append((rate, bytes_of(rate), pickle.loads(shaped)))
-    machine = average_machines(before, calibrate())
+    machine = given or average_machines(before, calibrate())
     machines = {None: machine, bytes_of(rate): machine.on_bus(bytes_of(rate))}
     return machine, [
         (
@@ -132,6 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, default in asdict(TimelineTask()).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rate", default="200mbit", help="rate of the limited loopback, in tc's notation")
+    parser.add_argument("--machine", type=Path, help="a file from calibrate (default: measure now)")
     parser.add_argument("--folder", type=Path, help="write table, pictures and traces here")
     parser.add_argument("--write", action="store_true", help="into results/, with the lessons' recording")
     parser.add_argument(
@@ -152,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
             write(RESULTS, recording, found)
             return 0
         bytes_of(chosen.rate)
-        machine, found = run(task, chosen.rate)
+        machine, found = run(task, chosen.rate, read_machine(chosen.machine) if chosen.machine else None)
     except TutorialError as error:
         print(error, file=sys.stderr)
         return 2

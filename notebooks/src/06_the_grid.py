@@ -310,7 +310,7 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
-# with another order waits for ranks that never come. So compare the lists first: at which call do two ranks differ?
+# with another order waits for ranks that never come. So compare the lists first: at which call do ranks differ?
 #
 # *Easy · 4 minutes · required*
 

@@ -22,9 +22,9 @@ TEXTS = {
 }
 NUMBERS = (
     "five ten fifteen twenty twenty-five thirty thirty-five forty forty-five fifty fifty-five sixty"
-    " sixty-five seventy"
+    " sixty-five seventy seventy-five eighty eighty-five"
 )
-MINUTES = dict(zip(NUMBERS.split(), range(5, 75, 5), strict=True))
+MINUTES = dict(zip(NUMBERS.split(), range(5, 90, 5), strict=True))
 
 
 @pytest.fixture(params=series.LESSONS, ids=lambda lesson: lesson.number)
