@@ -85,7 +85,7 @@ def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int
 
 
 def sends_exercise() -> Exercise:
-    """A gather of one shared matrix, judged on matrices that one, two and more slices share."""
+    """The exercise: a gather of one matrix, judged on matrices that lie in one, two or more slices."""
     cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
 
     def judge(answer: Callable[..., Sequence[int]]) -> str | None:

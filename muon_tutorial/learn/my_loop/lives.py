@@ -41,7 +41,7 @@ class Attempt:
     rates: Mapping[int, float]
     saved: tuple[int, ...] = ()
     killed: tuple[int, int] | None = None
-    """The killed rank, and the number of steps of the run before it."""
+    """The killed rank, and the number of steps of the run before the kill."""
 
     @property
     def ranks(self) -> int:

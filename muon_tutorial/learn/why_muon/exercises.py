@@ -243,7 +243,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 
 
 def _slipped(**slips: Any) -> WholeStep:
-    """Muon's whole update, with mistakes: each keyword names a line, and its value what is wrong there."""
+    """Muon's whole update with mistakes: a keyword names a line, and its value names the mistake in it."""
 
     def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
         G = G + DECAY * W if slips.get("decay") == "in the gradient" else G
