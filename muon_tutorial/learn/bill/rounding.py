@@ -73,7 +73,7 @@ def _first_input(grad: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """How far one gradient entry was moved, how many weights this changed, and how far."""
+    """How far one gradient entry was moved, how many weights this changed, and how far they moved."""
 
     by: float
     weights: int

@@ -68,7 +68,7 @@ class FirstDifference:
 
     @property
     def who(self) -> int | str:
-        """The rank, or the first of several; "all" if every rank with such a result differs."""
+        """The rank, or the first of several; "all" if every rank that has the result differs."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     @property

@@ -150,7 +150,7 @@ class _LateTicket:
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
-    """Run all ranks to their end, and return their values; a rank's data is read when it waits."""
+    """Run all ranks to their end, and return their values; a rank's data is read when the rank waits."""
     return LocalWorld(Grid.of(dp=len(walks))).run([_late(walk) for walk in walks])
 
 

@@ -201,7 +201,7 @@ def tensor_files(life: RunLife) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BitsRow:
-    """One comparison of bits: how many of the tensors are equal, and how far the others are off."""
+    """One comparison of bits: how many tensors are equal, and how far the other tensors are off."""
 
     name: str
     what: str

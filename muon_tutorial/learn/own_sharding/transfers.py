@@ -40,7 +40,7 @@ class TransferNotes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # let DTensor turn it into its ranks' operations, and see those
+            return NotImplemented  # DTensor turns it into operations on pieces, which come here
         if func.namespace in ("c10d", "_c10d_functional") and func._opname not in _QUIET:
             self.calls += 1
             self.sent += _sent(func._opname, args)

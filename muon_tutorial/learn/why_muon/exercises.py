@@ -103,13 +103,13 @@ def write_promise() -> Exercise:
 
 
 def split(model: Module) -> tuple[list[str], list[str]]:
-    """The exercise's reference: the names of the parameters that Muon steps, and of the others."""
+    """The exercise's reference: the names of the parameters that Muon steps, and of those for AdamW."""
     found = split_parameters(model)
     return list(found.hidden_names), list(found.rest_names)
 
 
 def write_split(model: Module) -> Exercise:
-    """The exercise: which of a model's parameters Muon gets, and which AdamW."""
+    """The exercise: which of a model's parameters Muon steps, and which AdamW steps."""
     hidden, rest = map(set, split(model))
 
     def judge(function: Callable[[Module], Any]) -> str | None:
