@@ -2,7 +2,7 @@
 
 =================  =========================================================================================
 the_grid, …        a folder per notebook: what it runs on ranks, its pictures, its exercises
-exercises          judge: what is wrong with an answer, and a hint; on_real_ranks: answers that ranks run
+exercises          judge: checks answers and gives hints; on_real_ranks: the same for answers that ranks run
 pictures           picture: a self-contained ``<img>`` with alt text; holdings, spectra: what is drawn
 widgets            controls over a picture; predict first, then reveal; a button for each rank
 inputs             a small GPT and its recorded gradients; cores, memory and seconds of this machine

@@ -82,7 +82,7 @@ def entries_of_rank(plan: Plan) -> int:
 
 
 def touched_entries(plan: Plan, at: Coordinate) -> int:
-    """Entries that a rank holds of the matrices that it orthogonalizes."""
+    """The number of entries that a rank holds in the matrices that it orthogonalizes."""
     return sum(
         entry.matrix.box(at).numel
         for bucket in plan.buckets
@@ -127,7 +127,7 @@ def runs_of(plans: Mapping[str, Plan], name: str) -> dict[str, int]:
 
 @cache
 def bills_at(dp: int, tp: int, dtype: str, gather: Gather, size: int) -> tuple[StepBill, StepBill, float]:
-    """AdamW's bill, Muon's, and how many ranks orthogonalize a matrix on average; buckets of ``size`` MB."""
+    """AdamW's bill, Muon's bill, and the mean number of ranks on a matrix; buckets have ``size`` MB."""
     matrices, grid = gpt_matrices(dtypes=DTYPES[dtype]), Grid.of(dp=dp, tp=tp)
     plan = zero1(matrices, grid, gather=gather, round_bytes=size * 1_000_000)
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]

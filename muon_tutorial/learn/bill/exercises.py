@@ -79,13 +79,13 @@ def bill_exercise(dp: int, tp: int) -> Exercise:
 
 
 def sends(matrix: tuple[int, int], length: int, place: int, dp: int) -> list[int]:
-    """The exercise's reference: how many entries of a matrix one dp position sends to each of the others."""
+    """The exercise's reference: how many entries of a matrix a dp position sends to each other position."""
     held = [max(0, min(matrix[1], (p + 1) * length) - max(matrix[0], p * length)) for p in range(dp)]
     return [held[place] if held[p] and p != place else 0 for p in range(dp)]
 
 
 def sends_exercise() -> Exercise:
-    """A gather of one shared matrix, judged on matrices that one, two and more slices share."""
+    """The exercise: a gather of one matrix, judged on matrices that lie in one, two or more slices."""
     cases = [((3, 9), 6, 2), ((0, 6), 6, 3), ((4, 20), 6, 4), ((11, 13), 6, 3), ((6, 12), 6, 2)]
 
     def judge(answer: Callable[..., Sequence[int]]) -> str | None:

@@ -1,4 +1,4 @@
-"""Lesson 10 on real ranks: the ledger of a step by strategy, its state, and a gather of one shared matrix."""
+"""Lesson 10 on real ranks: each strategy's ledger and state of a step, and a gather of one shared matrix."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Fetched = tuple[int, bool | None]
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
     """Gather the shared matrix with split sizes from ``sends``. Must be called by all ranks.
 
-    ``sends(matrix, length, place, dp)`` returns how many entries one dp position sends to each of the others.
+    ``sends(matrix, length, place, dp)`` gives how many entries one dp position sends to each other position.
     """
     torch.set_num_threads(1)
     world, plan = LiveWorld(build_mesh({"dp": dp, "tp": tp})), plan_of(dp, tp)
@@ -52,7 +52,7 @@ def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetche
     whole = torch.randn(total, generator=torch.Generator().manual_seed(seed)).bfloat16()
     length, place = total // dp, world.at["dp"]
     metas = plan.dist_meta(plan.grid.at(0))
-    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # most slices share it
+    meta = max(metas, key=lambda meta: len(holders(meta.global_range, length)))  # the one in most slices
     start, stop = meta.global_range
     first, last = max(start, place * length), min(stop, (place + 1) * length)
     mine = whole[first:last]

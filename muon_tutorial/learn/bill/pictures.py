@@ -39,7 +39,7 @@ def hero() -> Picture:
 
 
 def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
-    """Bills as bars, split into phases; the others are compared with the first."""
+    """Bills as bars, split into phases; each later bill is compared with the first."""
     figure, axes = blank(_WIDTH, 78 + 46 * len(bills), title)
     most, words = max(1, *(bill.total for bill in bills)), []
     for number, bill in enumerate(bills):
@@ -92,7 +92,7 @@ def draw_boundary(dp: int, tp: int) -> Picture:
         shared = len(costs.holders((start, stop), length)) > 1
         frame = (160 + start * wide, rows["in the bucket"], entry.size * wide, 34)
         tile(axes, frame, MARKED if shared else CARD, entry.matrix.name, 12, linewidth=1.0)
-        if shared and start < length:  # what rank 0 lacks of it
+        if shared and start < length:  # rank 0 lacks the end
             fetched += stop - length
             lacking = (160 + length * wide, rows["rank 0, boundary"], (stop - length) * wide, 34)
             rectangle(axes, *lacking, rank_colour(tp), linewidth=0.8)

@@ -17,7 +17,7 @@ Matrices = Mapping[str, Tensor]
 
 
 def sum_error(gradients: Matrices, seed: int, dp: int) -> tuple[Tensor, float]:
-    """Each entry's error from the exact mean over dp, and the largest error in parts of its bound."""
+    """Each entry's distance from the exact mean over dp, and the largest error as a fraction of its bound."""
     places = [local_gradients(seed, place) for place in range(dp)]
     parts = {name: torch.stack([place[name] for place in places]).double() for name in MATRICES}
     sums = {name: Sums(each.sum(0), each.abs().sum(0)) for name, each in parts.items()}
@@ -57,7 +57,7 @@ def say_orders(seed: int, texts: int, orders: int = 20) -> str:
 
 
 def nudged(gradients: Matrices) -> dict[str, Tensor]:
-    """The same gradients, but the entry of o that is nearest to a rounding edge of bfloat16 is over it."""
+    """The same gradients, but o's entry nearest to a rounding edge of bfloat16 is moved over that edge."""
     grad = gradients["o"].clone()
     low = _first_input(grad).view(torch.int32) & 0xFFFF
     place = int(torch.where(low <= 0x8000, 0x8000 - low, 0x10000).argmin())
@@ -73,7 +73,7 @@ def _first_input(grad: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """How far one gradient entry was moved, how many weights this changed, and how far."""
+    """How far one gradient entry was moved, how many weights this changed, and how far they moved."""
 
     by: float
     weights: int

@@ -68,7 +68,7 @@ class FirstDifference:
 
     @property
     def who(self) -> int | str:
-        """The rank, or the first of several; "all" if every rank with such a result differs."""
+        """The rank, or the first of several; "all" if every rank that has the result differs."""
         return "all" if len(self.ranks) == self.of else self.ranks[0]
 
     @property
@@ -145,7 +145,7 @@ def say_outcome(run: TrainingRun) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits in a call for another rank that has not made it."""
+    """A rank that waits in a call, and another rank that has not made that call."""
 
     waiter: int
     awaited: int
@@ -170,7 +170,7 @@ def waits(run: TrainingRun) -> list[Wait]:
 
 
 def logs(run: TrainingRun) -> list[list[tuple[str, tuple[int, ...]]]]:
-    """For each rank the calls that it has begun, in order: the phase, and the ranks that must make it."""
+    """For each rank, the calls it has begun, in order: a call's phase, and the ranks that must make it."""
     return [[(call.phase, call.ranks) for call in report.notes.calls] for report in run.reports]
 
 

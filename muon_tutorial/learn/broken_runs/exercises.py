@@ -55,7 +55,7 @@ PLANTED: dict[str, tuple[Lines, ...]] = {
     "F": ((".mul_(MEMORY).add_(", ".mul(MEMORY).add("),),
     "G": ((_AVERAGE, _SORTS), ("group_src=place", "group_src=0")),
 }
-"""By name, the planted lines of a mistake, or of two that hide each other."""
+"""For each name, the lines that plant one mistake, or two mistakes that hide each other."""
 STORIES = {
     "hang": "Rank 2's data ends a step before the others', so it leaves the loop, and its groups wait for "
     "it.",
@@ -83,7 +83,7 @@ def file_of(name: str, dp: int, tp: int, seed: int) -> str:
 
 @functools.cache
 def _thresholds(dp: int, seed: int) -> tuple[float, float]:
-    """A low and a high threshold; each is passed by the loss of one dp position only, in one step only."""
+    """Two thresholds: of the losses by step and dp position, one is below the low, one above the high."""
     found = oracle(dp, seed)
     weights = [found[0, "start", -1], *(found[step, "share", -1] for step in range(1, STEPS))]
     losses = sorted(
@@ -262,7 +262,7 @@ _BEGUN: tuple[tuple[list[Log]], ...] = (
 
 
 def waiting_pairs(logs: list[Log]) -> Pairs:
-    """The exercise's reference: each rank that waits, with a rank that has not made its last call.
+    """The exercise's reference: each rank that waits, with a rank that has not made the waiting rank's call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
     [(0, 1)]
@@ -293,7 +293,7 @@ def _of_all(logs: list[Log]) -> Pairs:
 
 
 def write_waits() -> Exercise:
-    """The exercise: from all ranks' logs, the pairs of a rank that waits and one that it waits for."""
+    """The exercise: from all ranks' logs, pairs of a waiting rank and a rank that it waits for."""
     slips = (
         ("A call that was made in an earlier step does not count for this one.", _once_is_enough),
         ("Ranks of other groups make other calls. Count only this call.", _by_length),
@@ -362,9 +362,9 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 
 
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
-    """A sound run, except for a last bit at each spot (step, rung and rank), in the first or the last matrix.
+    """A sound run with one last bit flipped at each spot, which is a step, a rung and a rank.
 
-    It is the first for shares and gradients.
+    The bit is in the first matrix for shares and gradients, and in the last matrix for other rungs.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

@@ -62,7 +62,7 @@ def draw_edges(edges: Sequence[Wait], grid: Grid, guilty: int, title: str, name:
         ends: dict[str, Any] = {"shrinkA": shrink, "shrinkB": shrink, "connectionstyle": "arc3,rad=0.16"}
         thick = 3.2 if marked else 1.5
         arrow(axes, start, stop, color=colour, linewidth=thick, mutation_scale=20, zorder=4, **ends)
-        along, aside = 0.42, 0.075  # where the arrow bends: its share of the way, and its distance beside it
+        along, aside = 0.42, 0.075  # where the arrow bends: how far along its way, and beside it
         bend_x = start[0] + along * (stop[0] - start[0]) - aside * (stop[1] - start[1])
         bend_y = start[1] + along * (stop[1] - start[1]) + aside * (stop[0] - start[0])
         box = {"facecolor": CARD, "edgecolor": "none", "pad": 1.0}

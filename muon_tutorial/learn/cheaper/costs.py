@@ -158,7 +158,7 @@ def waterfalls(at: Setting) -> tuple[Waterfall, Waterfall, Waterfall]:
 
 
 def _with_fewer_steps(first: float, changes: dict[str, float], fewer: float) -> dict[str, float]:
-    """The same changes, and what fewer steps save of the total."""
+    """The same changes, and the part of the total that fewer steps save."""
     if fewer == 1.0:
         return changes
     return {**changes, "fewer steps": (first + sum(changes.values())) * (1 / fewer - 1)}
@@ -233,7 +233,7 @@ _TRAVELS = {
     "updates": "^update|scatter from",
     "weights": "^parameter",
 }
-"""What travels in a step, in order, and a pattern for the phases in which it does (x: into Newton–Schulz)."""
+"""What travels in a step, in order, and a pattern for its phases; x is the input of Newton–Schulz."""
 CUT_BUCKETS = 'zero1, cut="bucket"'
 BUILDERS: Mapping[str, Builder] = {
     **ALL,
@@ -255,7 +255,7 @@ CHOICES = {
 
 
 def say_strategies(dp: int, tp: int) -> str:
-    """All strategies side by side: momentum and work from their plans, and bytes, for lesson 10's GPT."""
+    """All strategies side by side, for lesson 10's GPT: the momentum, work and bytes of each."""
     grid, all_matrices = Grid.of(dp=dp, tp=tp), gpt_matrices()
     columns = "".join(f"{what:>12}" for what in (*_TRAVELS, "together"))
     lines = [f"Lesson 10's GPT on {grid}: MB that one rank sends on a ring, the mean of all ranks"]
@@ -268,7 +268,7 @@ def say_strategies(dp: int, tp: int) -> str:
 
 
 def _facts_of(plan: Plan, all_matrices: Sequence[Matrix]) -> str:
-    """Copies of each entry of momentum, ranks that work on a matrix, and bytes by what travels."""
+    """How many copies a momentum entry has, how many ranks work on a matrix, and MB by what travels."""
     bills = [bill_of("", plan, rank) for rank in plan.grid.ranks]
     kept = sum(matrix.numel * matrix.dtype.itemsize for matrix in all_matrices)
     work = sum(len(plan.workers(matrix.index)) for matrix in all_matrices) / len(all_matrices)

@@ -273,7 +273,7 @@ def line(slope: float, rest: float) -> Lead:
 
 
 def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
-    """A wrong break-even: on a straight line over the bandwidth itself."""
+    """A wrong break-even: it draws the lead as a straight line over the bandwidth itself."""
     slow, fast = lead(slowest), lead(fastest)
     if (slow > 0) == (fast > 0):
         return None
@@ -281,7 +281,7 @@ def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
 
 
 def _extended(lead: Lead, slowest: float, fastest: float) -> float:
-    """A wrong break-even: also outside the range."""
+    """A wrong break-even: it may lie outside the range."""
     slow, fast = lead(slowest), lead(fastest)
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)

@@ -25,10 +25,10 @@ MB = 1e6  # bytes
 class TraceSummary:
     """The numbers of one trace, each collective counted once; nanoseconds over all ``steps`` together.
 
-    ``matched`` is every name that the published sums include. ``full_step`` and ``launch`` are annotations on
-    the CPU's track (the whole run, the optimizer's call), ``optimizer`` is the one on the GPU's. ``gpu_span``
-    goes from the GPU's first event to its last, ``busy`` is the time in which it did anything, and
-    ``computing`` and ``communicating`` are the times in which such kernels ran.
+    ``matched`` is every name that the published sums include. ``full_step`` (the whole run) and ``launch``
+    (the optimizer's call) are annotations on the CPU's track, and ``optimizer`` is one on the GPU's track.
+    ``gpu_span`` goes from the GPU's first event to its last, ``busy`` is the time in which the GPU did
+    anything, and ``computing`` and ``communicating`` are the times in which kernels of that kind ran.
     """
 
     file: str
@@ -48,7 +48,7 @@ class TraceSummary:
 
     @property
     def sum_over_names(self) -> int:
-        """The durations of all events with such a name, added up."""
+        """The durations of all events with a ``matched`` name, added up."""
         return sum(row.total for row in self.matched)
 
     @property
@@ -58,7 +58,7 @@ class TraceSummary:
 
     @property
     def times_counted(self) -> float:
-        """How many events the sum over names counts for each collective."""
+        """How many events with a ``matched`` name there are for each collective."""
         return sum(row.count for row in self.matched) / sum(row.count for row in self.collectives)
 
 
@@ -103,7 +103,7 @@ class StepSizes:
         return formulas.zero1_adamw(self.ranks, self.shard, 4, 4)
 
     def zero1_muon(self) -> Fraction:
-        """The same for Muon, with the momentum gathered in bf16."""
+        """Bytes a rank sends in ZeRO-1 Muon, with the momentum gathered in bf16."""
         return formulas.zero1_gather_all(self.ranks, self.shard, 4, 4)
 
     def tp_gather(self) -> int:

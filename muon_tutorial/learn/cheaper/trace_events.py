@@ -69,7 +69,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[TraceSummary], int]]] = {
 
 
 def say_report() -> str:
-    """These fields of all four runs, in milliseconds."""
+    """The ``FIELDS`` of all four runs, in milliseconds."""
     runs = report()
     rows = [f"{'field':16} {' '.join(f'{name:>12}' for name in runs)}   what it is"]
     for field, (what, of) in FIELDS.items():
@@ -99,13 +99,13 @@ def say_bytes() -> str:
 
 
 def waited(flights: Sequence[Flight]) -> dict[int, int]:
-    """The exercise's reference: how long each rank waited for the last to ask; 0 if it was done by then."""
+    """The exercise's reference: how long each rank waited until the last asked; 0 if it was done by then."""
     last = max(flight.issued for flight in flights)
     return {each.rank: last - each.issued if each.done >= last else 0 for each in flights}
 
 
 def collectives_of(timeline: Timeline) -> list[list[Flight]]:
-    """The flights of a timeline, those of one collective together."""
+    """The flights of a timeline, grouped by collective."""
     found: dict[tuple[tuple[int, ...], int], list[Flight]] = defaultdict(list)
     for times in timeline.ranks:
         for flight in times.flights:
@@ -114,7 +114,7 @@ def collectives_of(timeline: Timeline) -> list[list[Flight]]:
 
 
 def waits_of(timeline: Timeline, waited: Waited) -> list[tuple[int, int]]:
-    """For each rank: nanoseconds in collectives, and the nanoseconds of these that it waited."""
+    """For each rank: nanoseconds in collectives, and how many of these it spent waiting."""
     inside, waits = ({times.rank: 0 for times in timeline.ranks} for _ in range(2))
     for flights in collectives_of(timeline):
         for flight in flights:

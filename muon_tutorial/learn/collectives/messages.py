@@ -54,7 +54,7 @@ def content_of(tensor: Tensor, ranks: int) -> PieceContent | None:
 
 @dataclass(frozen=True, slots=True)
 class MessageNote:
-    """One call, as one rank saw it. Times are seconds of a shared clock; ``stop`` is None if it hangs."""
+    """One call, as one rank saw it. Times are seconds of a shared clock; a hanging call has no ``stop``."""
 
     verb: Verb
     peer: int
@@ -96,7 +96,7 @@ def noting(ranks: int) -> Iterator[list[MessageNote]]:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. Its sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
+    """One message, whose sender had received ``round`` - 1 messages; ``stop`` is None if it never arrived."""
 
     round: int
     sender: int

@@ -99,7 +99,7 @@ def _draw_strip(axes: Axes, held: HeldPieces, run: MessageLog, corner: Point, wi
 
 
 def _paths(message: Message, ranks: int) -> list[tuple[Point, Point]]:
-    """The arrow's lines. Between the last lane and the first, one leaves the card and one enters it."""
+    """The arrow's lines. Between the last lane and the first, one line leaves the card and one enters it."""
     here, there = message.sender, message.receiver
     high, low = _y(message.round - 1) + _STRIP - 2, _y(message.round) + 2
     if there != (here + 1) % ranks:
@@ -198,7 +198,7 @@ class _Ring:
 
 
 def explore_switches(runs: SettingRuns, live: bool = True) -> Shell | Picture:
-    """A switch per rank, a film of what follows from them, and below it what real ranks did."""
+    """A switch per rank, a film of the switches' effect, and below the film the outcome on real ranks."""
     options: dict[str, First] = {"send first": "send", "receive first": "receive"}
     knobs = {f"rank_{rank}": choice(f"rank {rank}", options, width=120) for rank in range(SWITCHES)}
     return play(partial(draw_setting, runs), SWITCHES, draw_flip(runs), live, interval=700, **knobs)

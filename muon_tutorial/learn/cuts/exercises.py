@@ -163,7 +163,7 @@ def _why_not_y(given: on_ranks.LinearNumbers, rank: int, tp: int, output: Tensor
 
 
 def holders_exercise(dp: int, tp: int) -> Exercise:
-    """The exercise: for any entry of ``up``, which ranks hold its weight, and which keeps its momentum."""
+    """The exercise: for any entry of ``up``, which ranks hold its weight, which rank keeps its momentum."""
     grids: dict[tuple[int, int], None] = dict.fromkeys([(dp, tp), *GRIDS])
 
     def judge(function: Holders) -> str | None:
@@ -215,7 +215,7 @@ def qkv_exercise() -> Exercise:
 
 
 def busiest(shard: Shard, join: Join) -> int:
-    """The largest number of entries that a rank gets of the lesson's fused weight."""
+    """The number of entries of the lesson's fused weight on the rank that gets most."""
     whole = qkv.fused_weight(0)
     return max(shard(whole, qkv.HEADS, tp_rank, TP_OF_PAR).numel() for tp_rank in range(TP_OF_PAR))
 
@@ -286,7 +286,7 @@ def quiz(dp: int, tp: int) -> Exercise:
 
 
 def torn(heads: int, rows: int, tp: int) -> int:
-    """The exercise's reference: heads on several ranks, if a fused weight is cut like any other.
+    """The exercise's reference: how many heads lie on several ranks if a fused weight is cut like any other.
 
     >>> torn(4, 3, 1), torn(4, 3, 2), torn(2, 3, 6)
     (0, 4, 2)
@@ -304,7 +304,7 @@ def torn_exercise() -> Exercise:
     cases = [(4, 3, 1), (4, 3, 2), (1, 4, 3), (1, 4, 2), (4, 1, 5), (1, 1, 3)]
 
     def runs(heads: int, rows: int, tp: int) -> int:
-        """A wrong count: runs of rows, not heads."""
+        """A wrong count: it counts runs of rows, not heads."""
         step, firsts = -(-3 * heads * rows // tp), range(0, 3 * heads * rows, rows)
         return sum(first // step != (first + rows - 1) // step for first in firsts)
 

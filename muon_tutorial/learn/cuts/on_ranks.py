@@ -162,7 +162,7 @@ def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[lis
 
 
 def letters_of(kept: Sequence[KeptByRank]) -> tuple[list[str], list[str], list[str]]:
-    """Letters for the contents of each rank's first weight, of its second, and of its whole momentum."""
+    """Letters for the contents of each rank's first weight, its second weight, and its whole momentum."""
     pieces = [mine.weights[number] for number in (0, 1) for mine in kept]
     momentum = [torch.cat([part.flatten() for part in mine.momentum]) for mine in kept]
     letters, ranks = name_contents([*pieces, *momentum]), len(kept)

@@ -29,7 +29,7 @@ SPOILERS: dict[str, list[str]] = {}
 
 
 def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
-    """The exercise's reference: milliseconds until all work is done, in a loop that asks ahead.
+    """The exercise's reference: milliseconds until a loop that asks ahead has done all work.
 
     >>> makespan([2] * 4, [3] * 4, 1), makespan([2] * 4, [3] * 4, 2), makespan([5] * 4, [3] * 4, 2)
     (20.0, 14.0, 23.0)
@@ -43,7 +43,7 @@ def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> f
 
 
 def makespan_exercise() -> Exercise:
-    """The exercise: how long a loop takes whose window limits the matrices asked for and not yet done."""
+    """The exercise: how long a loop takes if a window limits the matrices asked for and not yet done."""
     cases = [
         ([2, 2, 2, 2], [3, 3, 3, 3], 1),
         ([2, 2, 2, 2], [3, 3, 3, 3], 2),
@@ -75,7 +75,7 @@ def makespan_exercise() -> Exercise:
 
 
 def _side_by_side(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
-    """A wrong makespan: each gather begins as soon as it is asked for, beside the others."""
+    """A wrong makespan: each gather begins as soon as it is asked for, even while others travel."""
     rank, done = 0.0, [0.0] * window
     for gather, work in zip(gathers, works, strict=True):
         rank = max(rank, done[-window] + gather) + work
@@ -99,7 +99,7 @@ def most_held(sizes: Sequence[int], window: int) -> int:
 
 
 def memory_exercise() -> Exercise:
-    """The exercise: the largest window whose matrices fit into so many bytes."""
+    """The exercise: the largest window whose matrices fit into a given number of bytes."""
     cases = [([4, 4, 4, 4], 8), ([4, 4, 4, 4], 99), ([1, 1, 6, 6, 1], 8), ([6, 1, 1, 1, 7], 8), ([9, 1], 8)]
 
     def first_only(sizes: Sequence[int], limit: int) -> int:
@@ -174,7 +174,7 @@ def _judge_times(loop: Loop, times: LoopTimes, window: int, ranks: int) -> Diagn
 
 
 def wait_exercise(ranks: int) -> Exercise:
-    """The exercise: where a wait is missing, and for which ticket; judged by running the program with it."""
+    """The exercise: where a wait is missing, and for which ticket; judged by a run with that wait."""
     due = run_program(with_wait(RIGHT_LINE, RIGHT_TICKET), ranks)
 
     def judge(line: Any, ticket: Any) -> Diagnosis | None:
@@ -201,7 +201,7 @@ def wait_exercise(ranks: int) -> Exercise:
 
 
 def draw_schedules(ranks: int) -> Picture:
-    """Three loops over four matrices: one by one, and asking ahead on a quick and on a slow link."""
+    """Three loops over four matrices: one takes them one by one, two ask ahead, on a quick and slow link."""
     loops = zip(("one by one", "asks ahead", "asks ahead, slow link"), _schedules(ranks), strict=True)
     return draw_loops(dict(loops), f"{COUNT} matrices, three schedules", "schedules")
 

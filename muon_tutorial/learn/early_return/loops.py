@@ -28,7 +28,7 @@ Loop = Callable[[int, Callable[[int], Collective], Callable[[int, Any], Any], in
 """``loop(count, gather, work, window)``: ``gather(i)`` is a request, ``work(i, whole)`` computes."""
 
 ENTRIES = 1000
-"""Entries of a piece that takes the toy link one millisecond."""
+"""Entries of a piece that occupies the toy link for one millisecond."""
 COLUMNS = 24
 
 
@@ -71,7 +71,7 @@ def busy_for(milliseconds: float) -> None:
 
 @dataclass(eq=False)
 class LoopWatch:
-    """The matrices that a loop worked on, and how many it held at most: asked for and not done."""
+    """The matrices that a loop worked on, and the most that it held at once: asked for and not done."""
 
     asked: int = 0
     done: list[int] = field(default_factory=list)

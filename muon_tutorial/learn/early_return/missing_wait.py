@@ -50,7 +50,7 @@ def say_program() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ProgramRun:
-    """The first wrong matrix, if any, the timeline, and the second at which that was ``overwritten``."""
+    """The first wrong matrix, if any, the timeline, and when that matrix was ``overwritten``, in seconds."""
 
     wrong: int | None
     timeline: StepTimeline
@@ -96,7 +96,7 @@ def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     wrong, timeline = _first_wrong(names["program"], ranks), _timeline(names["program"], ranks, share)
     if wrong is None:
         return ProgramRun(wrong, timeline, None)
-    # when the next matrix was written to the wrong matrix's buffer, if that buffer was still being sent
+    # when the next matrix overwrote the wrong matrix's buffer, if that buffer was still being sent
     shared = next(f for f in timeline.flights if f.rank == 0 and f.label == f"share of matrix {wrong}")
     written = timeline.of(0, "product")[wrong + 2].end  # an update is written as soon as it is computed
     return ProgramRun(wrong, timeline, written if written < shared.end else None)
@@ -150,7 +150,7 @@ class _LateTicket:
 
 
 def run_late(walks: Sequence[Walk]) -> list[Any]:
-    """Run all ranks to their end, and return their values; a rank's data is read when it waits."""
+    """Run all ranks to their end, and return their values; a rank's data is read when the rank waits."""
     return LocalWorld(Grid.of(dp=len(walks))).run([_late(walk) for walk in walks])
 
 

@@ -2,7 +2,7 @@
 
 An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference. A
 ``Diagnosis`` has hints for its own mistake; ``Par`` says how good a good answer is. This module deals only
-with answers and messages. A notebook displays what a check returns in colour, with a picture of the wrong
+with answers and messages. A notebook displays a check's result in colour, with a picture of the wrong
 answer if its ``Diagnosis`` has one.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What is wrong with an answer, a hint for each time that it is made, and a picture of its effect."""
+    """What is wrong with an answer, a hint for each try with this mistake, and a picture of its effect."""
 
     what: str
     hints: tuple[str, ...] = ()
@@ -113,8 +113,8 @@ class Exercise:
 
     ``hints`` are given one by one, each after a failed try. If the ``Diagnosis`` has hints, those are given
     instead, one each time that its mistake is made. ``praise`` says why the right answer is right, and
-    ``par`` how good it is. Right answers are written to the reader's my_muon.py under the names in ``keeps``,
-    one name per answer.
+    ``par`` says how good it is. Right answers are written to the reader's my_muon.py under the names in
+    ``keeps``, one name per answer.
 
     >>> def judge(x):
     ...     return None if x == 4 else f"2 + 2 is not {x}."
@@ -211,7 +211,7 @@ def _is_open(answer: Any) -> bool:
 
 
 def names_or_none(answer: object, known: Container[object], kind: type = str) -> list[Any] | None:
-    """The answer's names, or whole numbers, as a list; None if it has any that are not ``known``."""
+    """The answer's names, or whole numbers, as a list; None if any of them is not ``known``."""
     if isinstance(answer, str) or not isinstance(answer, Iterable):
         return None
     names = list(answer)
@@ -227,7 +227,7 @@ def two_numbers(*answers: Any) -> tuple[float, ...]:
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers: for each a name, the right number, and what to say about a wrong one.
+    """A quiz answered by numbers. Each item has a name, the right number, and what to say about a wrong one.
 
     ``within`` is the relative error that an answer may have.
     """
@@ -248,7 +248,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:
-    """A prediction of several things, in order: for each a name, its value, and what to say if wrong."""
+    """A prediction of several things, in order. Each has a name, a value, and what to say if it is wrong."""
 
     def judge(*said: Any) -> str | Diagnosis | None:
         return first(
@@ -323,7 +323,7 @@ def _short(value: Any) -> str:
 
 
 def beside(**answers: object) -> dict[str, list[str]]:
-    """By name, patterns that find the answer next to a prediction that is still open."""
+    """For each name, a pattern that finds its answer next to a prediction that is still open."""
     return {name: [rf"{name}\s+–\s+{answer}"] for name, answer in answers.items()}
 
 

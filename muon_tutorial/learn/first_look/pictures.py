@@ -183,7 +183,7 @@ class StepFilm:
 
     @property
     def frames(self) -> list[tuple[int, float]]:
-        """For each frame, the number of its moment, and what part of their way its flights have gone."""
+        """For each frame, its moment's number, and the fraction of the way that its flights have gone."""
         stops = []
         for number, moment in enumerate(self.moments):
             parts = range(1, _BETWEEN + 1) if moment.flights else ()

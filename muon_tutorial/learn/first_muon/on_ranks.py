@@ -1,7 +1,7 @@
 """Lesson 04 on real ranks: updates shared through one flat buffer, and the bytes and seconds of steps.
 
 The matrices are those of a small GPT. A rank fills the buffer with the updates of the matrices it owns and
-leaves the rest at zero; an all_reduce adds the buffers up. Each rank's input to it is kept. Bytes, time and
+leaves the rest at zero; an all_reduce adds the buffers up, and its inputs are kept. Bytes, time and
 the final bits are those of the package's own ``Muon(strategy="round_robin")``.
 """
 

@@ -58,7 +58,7 @@ def mean_distance(values: Tensor, triples: Coefficients) -> float:
 
 
 def say_published() -> str:
-    """Each published set: on the recorded gradient's values, on the worst from 0.01 to 1, and on 0.001."""
+    """For each set: the gradient's mean distance from 1, the worst from 0.01 to 1, and where 0.001 goes."""
     lines = [f"{'':>13}  {'mean distance':>13}  {'farthest from 1':>15}  {'0.001 goes to':>13}"]
     starts = torch.logspace(math.log10(QUIET_START), 0, 2001, dtype=torch.float64)
     for name, triples in PUBLISHED.items():
@@ -116,14 +116,14 @@ def say_steps(rows: Sequence[tuple[float, float]], G: Tensor) -> str:
 
 
 def only_values_moved(X: Tensor, Y: Tensor) -> bool:
-    """Whether ``Y`` has the singular vectors of ``X``: in their bases it is diagonal."""
+    """Whether ``Y`` has the singular vectors of ``X``, that is, whether it is diagonal in their bases."""
     U, _, Vt = torch.linalg.svd(X, full_matrices=False)
     inside = U.T @ Y @ Vt.T
     return torch.allclose(inside, torch.diag(inside.diag()), atol=1e-9)
 
 
 def say_starts(starts: Sequence[float], steps: int) -> str:
-    """The paths of values that begin too large, after each of ``steps`` steps."""
+    """Values that begin too large, and where they are after each of ``steps`` steps."""
     lines = []
     for start in starts:
         begun = torch.tensor(start, dtype=torch.float64)

@@ -39,7 +39,7 @@ class RecordedGradient:
 
 
 def real_gradient(which: Literal["up", "down"] = "up") -> RecordedGradient:
-    """A real training gradient in float64, its largest absolute entry 1: 256 × 64; "down" is 64 × 256."""
+    """A training gradient in float64 whose largest absolute entry is 1; up is 256 × 64, down is 64 × 256."""
     with np.load(_FOLDER / _FILES[which]) as stored:
         matrix = torch.from_numpy(stored["matrix"].astype(np.float64))
         return RecordedGradient(matrix, str(stored["name"]), int(stored["steps"]), int(stored["seed"]))

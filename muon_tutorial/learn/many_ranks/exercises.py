@@ -1,4 +1,4 @@
-"""Exercises of lesson 14: an unseen grid, how many owners are enough, a ring out of its node, and a quiz."""
+"""Exercises of lesson 14: an unseen grid, how many owners are enough, rings across nodes, and a quiz."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def unseen_exercise() -> Exercise:
 
 
 def busiest_of(dealt: Iterable[float], owners: int) -> float:
-    """Seconds of the busiest owner, each matrix in turn going to an owner with the least so far."""
+    """Seconds of the busiest owner if each matrix in turn goes to an owner with the least so far."""
     load = [0.0] * owners
     for seconds in dealt:
         load[load.index(min(load))] += seconds
@@ -45,7 +45,7 @@ def busiest_of(dealt: Iterable[float], owners: int) -> float:
 
 
 def enough_owners(seconds: Sequence[float]) -> int:
-    """The exercise's reference: the fewest owners of whom none needs longer than the costliest matrix.
+    """The exercise's reference: the fewest owners so that none needs longer than the costliest matrix.
 
     >>> enough_owners([4, 2, 2, 1, 1])
     3
@@ -55,7 +55,7 @@ def enough_owners(seconds: Sequence[float]) -> int:
 
 
 def enough_exercise() -> Exercise:
-    """The exercise: how many owners are enough, so that the costliest matrix is the floor."""
+    """The exercise: the fewest owners with which the costliest matrix alone sets the time."""
     cases: list[tuple[list[float]]] = [
         ([4, 2, 2, 1, 1],),
         ([2, 2, 3, 3, 2, 2, 4],),
@@ -83,7 +83,7 @@ def enough_exercise() -> Exercise:
 
 
 def reduce_seconds(entries: int, tp: int, card: float) -> float:
-    """The exercise's reference: seconds in which a rank sends its fp32 gradients once, out of a node of 8."""
+    """The exercise's reference: seconds to send a rank's fp32 gradients once, out of a node of 8 cards."""
     return (4 * entries / tp) / (card * 8 / tp)
 
 

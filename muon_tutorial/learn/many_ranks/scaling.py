@@ -37,7 +37,7 @@ class StepAtScale:
     """A predicted step of a model on ``ranks`` ranks. Seconds are those of the busiest owner's ranks.
 
     ``work`` is the Newton–Schulz work at each place along dp. ``once`` is the seconds that one owner would
-    take for all matrices, ``floor`` those for only the costliest matrix, and ``largest`` is its shape.
+    take for all matrices, ``floor`` is the seconds for only the costliest, and ``largest`` is its shape.
     """
 
     ranks: int

@@ -1,7 +1,7 @@
 """The hard exercise of lesson 16: clip gradients on a mesh of two axes by their total norm.
 
 Real ranks hold four gradients, cut along both axes, along one, and along none. The judge looks at the factor
-by which each rank scaled each of them.
+by which each rank scaled each gradient.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ClipReport:
-    """One rank's result: for each case, the factors of its gradients, and how it found them.
+    """One rank's result: the factors of its gradients in each case, and its most collectives in a case.
 
     ``alone``, ``copies`` and ``added`` are norms that wrong ways give in the long case: the norm of the
     rank's own part, the norm with every copy counted, and the sum of norms instead of squares.

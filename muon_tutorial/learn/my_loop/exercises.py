@@ -44,7 +44,7 @@ def line_of(text: str) -> int:
 
 
 def check_lines() -> Exercise:
-    """The exercise: which lines of the plain loop change for Muon, and which to survive a kill."""
+    """The exercise: which lines of the plain loop change for Muon, and which change to survive a kill."""
     right = {
         "for_muon": {line_of("AdamW("): "It gives every parameter to AdamW, hidden matrices included."},
         "to_survive": {
@@ -249,7 +249,7 @@ def quiz(life: RunLife) -> Exercise:
 
 
 def finished_port(ported: Exercise, survived: Exercise) -> Port:
-    """The reader's four functions; for those that have not passed, the reference's, with a printed note."""
+    """The reader's four functions; the reference's replace any that have not passed, with a printed note."""
     open_ones = [name for name, it in (("prepare and update", ported), ("save and load", survived))
                  if it.accepted is ...]  # fmt: skip
     if open_ones:

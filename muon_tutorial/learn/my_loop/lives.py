@@ -41,7 +41,7 @@ class Attempt:
     rates: Mapping[int, float]
     saved: tuple[int, ...] = ()
     killed: tuple[int, int] | None = None
-    """The killed rank, and the number of steps of the run before it."""
+    """The killed rank, and the number of steps of the run before the kill."""
 
     @property
     def ranks(self) -> int:
@@ -201,7 +201,7 @@ def tensor_files(life: RunLife) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BitsRow:
-    """One comparison of bits: how many of the tensors are equal, and how far the others are off."""
+    """One comparison of bits: how many tensors are equal, and how far the other tensors are off."""
 
     name: str
     what: str

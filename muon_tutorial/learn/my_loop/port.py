@@ -55,7 +55,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """How long to train with which seed, how often to save, and which rank is killed after how many steps."""
+    """How long to train, with which seed, how often to save, and which rank to kill after how many steps."""
 
     steps: int
     seed: int = 0

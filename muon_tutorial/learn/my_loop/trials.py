@@ -120,7 +120,7 @@ def squares(tensors: list[Tensor]) -> float:
 
 
 def say_too_early(report: PlainReport) -> str:
-    """The warning that MuonWithAdamW gives when it was made too early."""
+    """The warning that MuonWithAdamW gives if it was made too early."""
     return textwrap.fill(f"MuonWithAdamW warns: {report.warning}.", 96, break_on_hyphens=False)
 
 
@@ -154,7 +154,7 @@ class UpdateReport:
 
 @dataclass(frozen=True, slots=True)
 class PortReport:
-    """What a port did in a few steps. ``is_open``: a function was still a stub."""
+    """What a port did in a few steps. ``is_open`` says that a function was still a stub."""
 
     is_open: bool
     made: MadeOptimizer | None = None
@@ -226,7 +226,7 @@ def expected_settings() -> dict[str, tuple[str, float, float]]:
 
 
 def steps_alike(dp: int, tp: int, other: tuple[int, int], seed: int, backend: str = "gloo") -> list[str]:
-    """The parameters that a step with one full gradient moves to the same bits alone and on both grids."""
+    """Parameters that get the same bits from a step with one full gradient alone and on both grids."""
     return launch(_steps_alike, dp * tp, args=([(dp, tp), other], seed), backend=backend, output="quiet")[0]
 
 

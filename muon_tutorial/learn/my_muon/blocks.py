@@ -63,7 +63,7 @@ def blocks_of(text: str) -> dict[str, Block]:
 
 
 def with_block(text: str, block: Block) -> str:
-    """The file with this block in place of the block with its name, or at the end."""
+    """The file with this block in place of the block of the same name; if there is none, at the end."""
     if block.name not in blocks_of(text):
         return f"{(text or HEAD).rstrip()}\n\n\n{block}"
     start = text.index(f"# ── lesson {blocks_of(text)[block.name].lesson}: {block.name} ──")

@@ -34,7 +34,7 @@ class NotKeptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class MyMuon:
-    """The reader's file as found: its usable blocks, and what is wrong with the others."""
+    """The reader's file as found: its usable blocks, and what is wrong with its other blocks."""
 
     blocks: dict[str, Block]
     problems: tuple[str, ...] = ()
@@ -164,7 +164,7 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 
 
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
-    """One line that says which functions of earlier lessons are the reader's, and which the reference's."""
+    """A line that says which functions of earlier lessons are the reader's, and which are the reference's."""
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]
     others = [name for name in due if name not in mine.blocks]

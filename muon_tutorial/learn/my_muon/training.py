@@ -1,7 +1,7 @@
 """The finale on real ranks: a small GPT whose hidden matrices the reader's optimizer steps.
 
 tp cuts only the optimizer's matrices. Forward and backward run on whole weights on every rank, so the model
-needs no change: this tries the optimizer. AdamW steps embedding, head and norms.
+needs no change, and only the optimizer is tried. AdamW steps embedding, head and norms.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BothOptimizers:
         self.muon, self.adamw = muon, adamw
 
     def state_dict(self) -> dict[str, Any]:
-        """Both states. All ranks must call, because the first one is gathered."""
+        """Both states. All ranks must call, because the reader's state is gathered."""
         return {"muon": self.muon.state_dict(), "adamw": self.adamw.state_dict()}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -100,7 +100,7 @@ def train(
     shapes = [tuple(whole.shape) for whole in hidden]
     muon = module.DistributedMuon(list(zip(pieces, shapes, kinds, strict=True)), dp, tp, lr=LR)
     adamw = torch.optim.AdamW(others, lr=ADAMW_LR)
-    scheduler = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)  # to a tenth
+    scheduler = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)  # falls to a tenth
     both = BothOptimizers(muon, adamw)
     begin, losses, seconds, rates, means = 0, [], [], [], []
     if folder:

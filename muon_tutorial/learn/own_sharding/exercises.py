@@ -106,7 +106,7 @@ def check_redistribute(
 
 
 def par_bytes(dp: int, tp: int) -> int:
-    """Bytes on the way back with owners in turn: every row that its owner does not hold is sent once."""
+    """Bytes on the way back if ranks own in turn: each row that the matrix's owner lacks is sent once."""
     sides = enumerate(shapes_of(dp))
     return tp * 2 * sum((rows - rows_of(rows, dp)[index % dp]) * columns for index, (rows, columns) in sides)
 

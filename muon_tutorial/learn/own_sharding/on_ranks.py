@@ -57,8 +57,8 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 class TrialNote:
     """One call of a reader's function on one rank.
 
-    ``value`` is what it returned, ``error`` what it raised, ``waited`` whether that was because of another
-    rank, ``talked`` whether it called any other rank, and ``nbytes`` the bytes that it sent.
+    ``value`` is what it returned, and ``error`` is what it raised. ``waited`` says whether another rank was
+    the cause of that error, ``talked`` whether it called any other rank, and ``nbytes`` how much it sent.
     """
 
     call: Call
@@ -264,7 +264,7 @@ def run_owner_of_nothing(dp: int, tp: int, seed: int, backend: str = "gloo") -> 
 
 
 def bad_rows(ranks: int) -> int:
-    """The number of rows of a matrix of which the last rank holds few or none."""
+    """A number of rows with which the last rank holds few rows or none."""
     return 2 * ranks + 1
 
 
@@ -302,7 +302,7 @@ def try_for_steps(gather_fn: Callable[[Tensor, int, State], Any], ranks: int, se
 
 
 def try_partial(ranks: int, seed: int, backend: str) -> str:
-    """Orthogonalize a rank's own sum, and say what the package reports for a ``Partial`` parameter."""
+    """Orthogonalize a rank's own summand, and say what the package reports for a ``Partial`` parameter."""
     return "\n".join(launch(_partial, ranks, args=(seed,), backend=backend, output="quiet")[0])
 
 

@@ -113,7 +113,7 @@ def draw_journey(layout: str, moment: int, dp: int = 2, tp: int = 2) -> Picture:
 
 
 def explore_layouts(dp: int = 2, tp: int = 2, live: bool = True) -> Shell | Picture:
-    """Choose a layout, and play a parameter's journey; only FSDP2's gather if no kernel runs."""
+    """Choose a layout, and play a parameter's journey; if no kernel runs, only FSDP2's gather is shown."""
     draw = partial(draw_journey, dp=dp, tp=tp)
     still = draw_journey("FSDP2", MOMENTS.index("gather"), dp, tp)
     return play(draw, len(MOMENTS) - 1, still, live, interval=1200, layout=choice("layout", list(LAYOUTS)))

@@ -30,7 +30,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class TransferNotes(TorchDispatchMode):
-    """While entered, records what this rank sends and how many calls it makes, receiving ones included."""
+    """While entered, records what this rank sends and how many calls it makes, even those that receive."""
 
     sent: list[Transfer] = field(default_factory=list)
     calls: int = 0
@@ -40,7 +40,7 @@ class TransferNotes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # let DTensor turn it into its ranks' operations, and see those
+            return NotImplemented  # DTensor turns it into operations on pieces, which come here
         if func.namespace in ("c10d", "_c10d_functional") and func._opname not in _QUIET:
             self.calls += 1
             self.sent += _sent(func._opname, args)
@@ -93,5 +93,5 @@ _SIZES: dict[str, _Sizes] = {
 
 
 def _to_all(args: Sequence[Any], position: int, ranks: int) -> Iterable[int]:
-    """Bytes sent whole to every rank: those of the second argument if it holds tensors, as in all_gather."""
+    """Bytes sent whole to every rank: the second argument's if it holds tensors, as in all_gather."""
     return [_bytes(args[1] if isinstance(args[1], (Tensor, list)) else args[0])] * ranks

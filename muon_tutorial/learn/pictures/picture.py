@@ -88,7 +88,7 @@ def centred(axes: Axes, x: float, y: float, text: str, size: float = 11, **look:
 
 
 def tile(axes: Axes, frame: Frame, fill: Any, text: str = "", size: float = 11, **look: Any) -> None:
-    """A rectangle with a text in its middle. ``weight`` styles the text, ``look`` the rectangle."""
+    """A rectangle with a text in its middle. ``weight`` is for the text, ``look`` is for the rectangle."""
     x, y, width, height = frame
     words = {name: look.pop(name) for name in ("weight", "linespacing") if name in look}
     rectangle(axes, *frame, fill, **look)

@@ -90,7 +90,7 @@ def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
 
 
 def shares(turned: Tensor) -> DirectionShares:
-    """Where the energy of what ``in_directions`` returns is, as shares of the whole."""
+    """Where the energy of a matrix from ``in_directions`` is, as shares of the whole."""
     squares, rows = turned**2, len(turned)
     diagonal, inside = squares.diagonal().sum(), squares[:, :rows].sum()
     parts = (part / squares.sum() for part in (diagonal, inside - diagonal, squares[:, rows:].sum()))

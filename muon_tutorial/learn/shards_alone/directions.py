@@ -25,7 +25,7 @@ HARMLESS = 0.25
 
 @functools.cache
 def alone(matrix: str, cut: str, tp: int) -> tuple[Comparison, Tensor]:
-    """The update of shards alone compared with UVᵀ, and the update in the whole matrix's directions."""
+    """How far the update of shards alone is from UVᵀ, and that update in the whole matrix's directions."""
     whole = matrices()[matrix]
     update = pieces_alone(whole, DIMS[cut], tp)
     return cuts.compare(update, whole), in_directions(update, whole)
@@ -69,7 +69,7 @@ def _draw_sides(axes: Axes, left: float, y: float) -> None:
 
 
 def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: float = SQUARE) -> None:
-    """Draw the squares, those of one shade as one shape, without white ones."""
+    """Draw the squares: all squares of a shade make one shape, and white ones are left out."""
     shades = shades_of(turned)
     runs: dict[int, list[Path]] = {}
     for shade, row, column, down, across in patches(shades.tolist()):
@@ -85,7 +85,7 @@ def _draw_heat(axes: Axes, turned: Tensor, left: float, top: float, square: floa
 
 
 def shades_of(turned: Tensor) -> Tensor:
-    """0 to ``SHADES`` for each square: the root of its size, so that faint squares stay visible."""
+    """0 to ``SHADES`` for each square: the root of its magnitude, so that faint squares stay visible."""
     rows, columns = (side // POOL for side in turned.shape)
     sizes = (turned**2).view(rows, POOL, columns, POOL).sum((1, 3)).sqrt() / POOL**0.5
     return ((sizes / 2).clamp(max=1).sqrt() * SHADES).round().int()

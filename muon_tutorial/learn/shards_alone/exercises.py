@@ -46,7 +46,7 @@ def shard_shape(shape: Shape, dim: int, tp: int) -> Shape:
 
 
 def too_small(shape: Shape, dim: int, tp: int) -> tuple[float, ...]:
-    """How many times too small each factor is if computed from the shard's shape; below 1: too large."""
+    """How many times too small each factor is, from the shard's shape; a number below 1 means too large."""
     whole, shard = size_factors(shape), size_factors(shard_shape(shape, dim, tp))
     return tuple(one / other for one, other in zip(whole, shard, strict=True))
 

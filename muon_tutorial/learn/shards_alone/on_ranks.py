@@ -96,7 +96,7 @@ Seconds = tuple[float, float, float]
 
 
 def cost_of_both(rank: int, gather: Gather, dp: int, tp: int, steps: int) -> Seconds:
-    """Time Newton–Schulz on this rank's piece, a gather, and both for the whole. All ranks must call."""
+    """Time Newton–Schulz on this rank's piece, and on the whole after a gather. All ranks must call."""
     piece, group = my_piece(gradient().float(), 1, rank % tp, tp), tp_group(dp, tp)
     dist.barrier()
     alone, both = measure.fastest(steps, zeropower_via_newtonschulz, piece), []

@@ -128,7 +128,7 @@ def _judge_calls(run: AnswerRun) -> Iterator[str | Diagnosis]:
         return
     for rank, report in enumerate(run.reports):
         rest = iter(run.wanted)
-        if not all(ranks in rest for ranks in report.made):  # no subsequence of the list
+        if not all(ranks in rest for ranks in report.made):  # the list's order is broken
             yield f"Rank {rank} makes its groups in another order than the list's: {list(report.made)}."
         # the groups that the rank left out before it made another, or before it returned
         last = run.wanted.index(report.made[-1]) if report.stuck and report.made else len(run.wanted)
@@ -153,7 +153,7 @@ def _judge_heard(run: AnswerRun) -> Iterator[str]:
         elif report.gathers < len(expected):
             asked = f"Rank {rank} is in {len(expected)} groups, and asked in {report.gathers}"
             yield f"{asked}: call all_gather_object in each of them."
-        elif report.returned != expected:  # tuples: the next cells compare with lists
+        elif report.returned != expected:  # tuples; the next cells compare lists
             yield f"Rank {rank} returned {report.returned!r}. Make it a list of lists."
 
 

@@ -44,7 +44,7 @@ for group in groups:                 # before phase 7
 
 
 def run_lost_line() -> dict[str, int]:
-    """How often the blueprint's second loop updates each matrix of two groups: up and o, and down."""
+    """How often the blueprint's second loop updates each matrix of two groups, [up, o] and [down]."""
     done: list[str] = []
     names: dict[str, Any] = {
         "groups": [{"params": ["up", "o"], "lr": 0.1}, {"params": ["down"], "lr": 0.3}],
@@ -116,7 +116,7 @@ def _refuse_blanks(function: Any) -> None:
 
 
 def _judge_way_back(way_back: Callable[..., Walk], grid: Grid, end: Placement) -> str | None:
-    """Two hops, over dp and over tp; the second leaves the whole on all ranks, or only on an owner."""
+    """Judge ``way_back`` on two hops; the second brings the whole to all ranks, or only to an owner."""
     rows, columns, asked = 2 * grid.size("dp"), 3 * grid.size("tp"), list[str]()
     hops = (Hop("dp", Shard(0), Replicate(), (rows, 3)), Hop("tp", Shard(1), end, (rows, columns)))
     route = Route(hops, torch.float32)

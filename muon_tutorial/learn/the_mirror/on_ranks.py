@@ -124,7 +124,7 @@ class Report:
 
 @dataclass(slots=True, eq=False)
 class NotedPhases:
-    """The package's phases of one rank's step, without the communication; ``kept``: mean gradients."""
+    """The package's phases of one rank's step, without communication; ``kept`` holds mean gradients."""
 
     step: PlanStep
     world: LiveWorld | None = None

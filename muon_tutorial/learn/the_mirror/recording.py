@@ -64,7 +64,7 @@ Tile = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One message of the step on one rank; ``numbers`` is how many elements it sent, ``size`` their bytes."""
+    """One message that a rank sent in the step: ``numbers`` counts its elements, and ``size`` its bytes."""
 
     phase: int
     subject: str

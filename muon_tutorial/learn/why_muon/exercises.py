@@ -103,13 +103,13 @@ def write_promise() -> Exercise:
 
 
 def split(model: Module) -> tuple[list[str], list[str]]:
-    """The exercise's reference: the names of the parameters that Muon steps, and of the others."""
+    """The exercise's reference: the names of the parameters that Muon steps, and of those for AdamW."""
     found = split_parameters(model)
     return list(found.hidden_names), list(found.rest_names)
 
 
 def write_split(model: Module) -> Exercise:
-    """The exercise: which of a model's parameters Muon gets, and which AdamW."""
+    """The exercise: which of a model's parameters Muon steps, and which AdamW steps."""
     hidden, rest = map(set, split(model))
 
     def judge(function: Callable[[Module], Any]) -> str | None:
@@ -243,7 +243,7 @@ def _usual_updates(past: list[Tensor]) -> Iterator[tuple[str, tuple[str, ...], T
 
 
 def _slipped(**slips: Any) -> WholeStep:
-    """Muon's whole update, with mistakes: each keyword names a line, and its value what is wrong there."""
+    """Muon's whole update with mistakes: a keyword names a line, and its value names the mistake in it."""
 
     def step(W: Tensor, G: Tensor, buffer: Tensor, lr: float) -> None:
         G = G + DECAY * W if slips.get("decay") == "in the gradient" else G

@@ -133,7 +133,7 @@ def picture_of_rows(rows: RowChanges) -> Picture:
     axes = style(figure.add_subplot(), title, "times the byte was read", "change of its update")
     for who, changes in rows.changes.items():
         said.append(f"{who}: median {changes.median():.0%}, at most {changes.max():.0%}")
-        if who != "SGD":  # the same zeros as Adam's
+        if who != "SGD":  # has the same zeros as Adam
             color, counts = LOOKS.get(who, LOOKS["Muon, exact"])[0], rows.counts.tolist()
             axes.plot(counts, changes.tolist(), "o", label=who, color=color, markersize=7, alpha=0.75)
     axes.set(xscale="log", ylim=(-0.03, 0.63), xlim=(0.8, 200))
@@ -178,7 +178,7 @@ def draw_race(race: Race, moment: int) -> Picture:
 
 
 def say_race(race: Race, moment: int) -> str:
-    """A moment of the race in words; the last one adds when the winner reached the second's last loss."""
+    """A moment of the race in words; the last one adds when the winner reached the runner-up's last loss."""
     said = [f"{who} {race.best(who).losses[moment]:.2f}" for who in RACERS]
     text = f"Step {moment * race.every} of {race.steps}, loss on held-out text: {', '.join(said)}."
     if moment * race.every < race.steps:

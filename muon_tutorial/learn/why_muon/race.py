@@ -80,7 +80,7 @@ class Race:
         return sorted(RACERS, key=lambda who: self.best(who, seed).last)
 
     def caught_at(self, seed: int = SEEDS[0]) -> int:
-        """The step at which the winner first reaches the loss that the second has at the end."""
+        """The step at which the winner first reaches the runner-up's last loss."""
         first, second, *_ = self.ranking(seed)
         goal = self.best(second, seed).last
         reached = next(n for n, loss in enumerate(self.best(first, seed).losses) if loss <= goal)

@@ -210,7 +210,7 @@ def draw_straddling(plan: Plan) -> Picture:
 
 
 def draw_cuts(dp: int, tp: int) -> Picture:
-    """The matrices in the colours of the ranks that keep them: each a bucket of its own, and in one list."""
+    """The matrices in the colours of their keepers, once with a bucket for each, and once in one list."""
     figure, axes = blank(_WIDTH, 204)
     said = []
     for row, cut in enumerate(CUTS):
