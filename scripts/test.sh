@@ -18,8 +18,8 @@ typed=$(mktemp)
 "$PY" -m mypy >"$typed" 2>&1 </dev/null &
 types=$!
 trap 'kill "$types" 2>/dev/null || true; rm -f "$typed"' EXIT
-# Three processes, since tests often wait; each takes one file at a time, in order, so that files with few long tests do not come last.
-run pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
+# Four processes, since tests wait for a third of their time; each takes one file at a time, in order, so that files with few long tests do not come last.
+run pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=10 "$@"
 echo "test: mypy"
 wait "$types" || failed="$failed mypy"
 cat "$typed"
