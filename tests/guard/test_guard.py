@@ -56,7 +56,7 @@ def test_the_states_of_a_step(strategy: str | None) -> None:
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
 def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
-    """Every rank has the same gradients, so its assumptions about the others are right."""
+    """All ranks have the same gradients, so what each assumes of the others is right."""
     ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)

@@ -297,7 +297,7 @@ def test_pages_lead_to_hosts_and_copies_only_where_there_are_any(monkeypatch: py
 
 
 def film(moment: int) -> Picture:
-    """An empty picture at first, with one more word at each moment."""
+    """A picture that is empty at moment 0, and has ten more words at each later moment."""
     figure, axes = blank(60, 40)
     for word in range(10 * moment):
         axes.text(5, 2 * word, f"word {word}")

@@ -47,7 +47,7 @@ def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None
 
 
 def turn_one_sign(tensor: Tensor) -> None:
-    """Flip the highest bit of one element: its weight is 0 modulo every power of two below it."""
+    """Flip the sign, the highest bit, of one element: a sum modulo any smaller power of two would miss it."""
     tensor.view(-1)[-2:][0] *= -1
 
 

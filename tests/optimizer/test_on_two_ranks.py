@@ -66,7 +66,7 @@ def step_each(both: MuonWithAdamW, _: nn.Module) -> None:
 
 
 def ready_all_of_the_model(both: MuonWithAdamW, model: nn.Module) -> None:
-    """Muon's own matrices are among the rest."""
+    """The model's parameters, passed as ``rest``, include Muon's own matrices."""
     both.muon.ready_gradients(0.5, rest=model.parameters())
     both.step()
 

@@ -74,7 +74,7 @@ def alone(case: Case, **settings: Any) -> list[Tensor]:
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Assert that each matrix moved as in one process, up to a fraction of that and parameters' rounding."""
+    """Assert that each matrix moved as in one process, up to ``bound`` times that move and rounding."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):
@@ -107,7 +107,7 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """With a minimum aspect above all of them, everything is gathered."""
+    """With a minimum aspect above that of every matrix, everything is gathered."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)
