@@ -53,7 +53,7 @@ BAR = 0.15
 def run(task: TimelineTask, rate: str) -> tuple[Machine, list[tuple[RecordedStep, StepTimeline]]]:
     """The median step of each case on both links, as recorded and as predicted.
 
-    The prediction uses the mean of a calibration before and one after.
+    The prediction uses the mean of two calibrations, one before and one after.
     """
     before = calibrate()
     links: list[tuple[str, float | None, list[list[StepTimeline]]]] = [(LOOPBACK, None, record_cases(task))]
