@@ -144,7 +144,8 @@ def tp(mesh: DeviceMesh) -> Rig:
 
 
 def cut_by_hand(mesh: DeviceMesh) -> Rig:
-    """Uneven tensor parallelism by hand: rows of some matrices, columns of others; gradients likewise."""
+    """Uneven tensor parallelism by hand: cuts rows of some matrices, columns of others, and gradients
+    alike."""
     model = mlp()
     wholes = hidden(model)
     dims = {index: index % 2 for index in range(len(wholes))}

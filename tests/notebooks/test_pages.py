@@ -370,7 +370,7 @@ def open_page(driver: Any, page: Path) -> None:
 
 
 def assert_nothing_is_cut(driver: Any, page: Path, width: int) -> None:
-    """With all folds open, no code is cut, and what is too wide has a bar to scroll it."""
+    """With all folds open, no code is cut, and everything that is too wide has a scroll bar."""
     driver.execute_script(OPEN)
     cut, barless, wide = driver.execute_script(CLIPPED)
     assert (page.name, cut, barless) == (page.name, [], [])

@@ -94,7 +94,7 @@ def other_length(rank: int) -> str:
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
-    """A rank's errors in five steps, of which the fourth leaves the last rank with one sign flipped."""
+    """A rank's errors in five steps; after the fourth, one sign is flipped on the last rank."""
     model = network()
     both, heard = pair_on(model, layout, compare_every=2), []
     for step in range(5):

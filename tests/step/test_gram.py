@@ -243,7 +243,7 @@ def test_odd_options_and_axes_are_refused() -> None:
 
 
 def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
-    """Two steps, a checkpoint, two more; the last two again from the checkpoint; and all under ``zero1``."""
+    """Two steps, a checkpoint, two more; then the last two from the checkpoint, also under ``zero1``."""
     case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
     gradients = list(whole_gradients(case))
     found: dict[str, list[Tensor]] = {}

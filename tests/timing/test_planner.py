@@ -139,7 +139,7 @@ def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> Non
         assert found.seconds == pytest.approx(float(due) / 1e6, rel=0.01)
     assert plain.seconds_at(2.0) == pytest.approx(plain.seconds / 2, rel=0.01)
     by_gloo = estimate_adamw(lengths, Grid.of(dp=4), replace(LAPTOP, cores=None)).seconds
-    # Gloo's reduce_scatter: an all_reduce
+    # Gloo's reduce_scatter is an all_reduce.
     assert by_gloo > 4 * 10**6 * LAPTOP.byte * (2 * 0.75 * 4 + 0.75 * 2)
 
 

@@ -98,7 +98,7 @@ def request(rank: int, asked_at: int, phase: str = "sum", **moments: int) -> Not
 
 
 def notes() -> list[RankNotes]:
-    """Two ranks, in nanoseconds: one request waited for at once, one in the background."""
+    """Two ranks' notes, in nanoseconds: one request is waited for at once, and one is in the background."""
     first = (
         request(0, 100, issued=300, done=300),
         request(0, 400, "share", issued=420, waiting=700, answered=900),

@@ -25,7 +25,7 @@ from . import job
 from .case import STRUCK, TIMEOUT, Case, RankRecord
 from .job import Rig
 
-STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the others must give up long before
+STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the other ranks must give up long before
 
 
 class PlantedError(Exception):

@@ -1,4 +1,4 @@
-"""Every contender's bytes are known before they are sent; and the table over batches shows its costs."""
+"""Every contender's bytes are known before they are sent, and the table over batches shows known costs."""
 
 from __future__ import annotations
 
