@@ -29,7 +29,7 @@ Content = dict[str, Any]
 
 
 class Reduced:
-    """Pickles as a call of a function with arguments, and optionally a state for the result."""
+    """Its pickle calls a function with arguments, and may give the result a state."""
 
     def __init__(self, *reduction: Any) -> None:
         self.reduction = reduction

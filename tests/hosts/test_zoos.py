@@ -50,7 +50,7 @@ class Layer:
 
 
 class Taking(nn.Module):
-    """A layer inside a model, with its arguments besides the input."""
+    """A layer inside a model, with the arguments that it takes besides the input."""
 
     def __init__(self, block: nn.Module, beside: tuple[Any, ...]) -> None:
         super().__init__()

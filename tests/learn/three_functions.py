@@ -88,7 +88,7 @@ def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
 
 
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
-    """A gather that returns something else than the whole matrix (None where this is not the owner)."""
+    """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
 
 

@@ -133,7 +133,7 @@ def saved_and_loaded(
 
 
 def as_accelerate_does(optimizer: torch.optim.Optimizer) -> None:
-    """Its wrapper loads what it has just saved, before the first step."""
+    """Accelerate's wrapper loads what it has just saved, before the first step."""
     optimizer.load_state_dict(optimizer.state_dict())
 
 

@@ -122,7 +122,7 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
 
 
 def flattened(model: nn.Linear) -> nn.Linear:
-    """Its weight as FSDP1 leaves it, with ``use_orig_params=True``."""
+    """The layer, with its weight as FSDP1 leaves it under ``use_orig_params=True``."""
     model.weight.data = model.weight.data.flatten()
     model.weight._fsdp_flattened = True  # type: ignore[attr-defined]
     return model

@@ -96,7 +96,7 @@ def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
 def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     name: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """Uneven cuts, empty shards, cuts of the short side, several buckets in flight, a missing gradient."""
+    """With uneven cuts, empty shards, cut short sides, several buckets in flight, and a missing gradient."""
     case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
     ranks = seated(grid, SMALL, case, orthogonalize=name, window=2)
     ranks.steps(whole_gradients(case))

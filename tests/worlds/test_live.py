@@ -1,4 +1,4 @@
-"""Real processes: exactly the same answers as the in-process world, and meshes whose groups time out."""
+"""Real processes give exactly the in-process world's answers, and the groups of their meshes time out."""
 
 from __future__ import annotations
 
