@@ -1,9 +1,9 @@
 """Records what the essay shows from the package, as plain data.
 
 The data come from runs and predictions of the package: a step of a small GPT in the stepping world, on each
-of the ``GRIDS``; the network's states; a training with one sabotaged rank; a real gradient, orthogonalized
-whole and in pieces; the planner's predictions for a large model; and steps that were recorded on real
-processes. The page only looks numbers up: it computes nothing of Muon itself.
+of the ``GRIDS``; the network's states; trainings in which one rank is sabotaged; a real gradient,
+orthogonalized whole and in pieces; the planner's predictions for a large model; and steps that were recorded
+on real processes. The page itself computes nothing of Muon: it only looks numbers up.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
 
 
 def film_data(run: Recording, matrix: str) -> dict[str, Any]:
-    """For each moment and rank: the tiles that it holds, and a letter that stands for their bytes."""
+    """For each moment and rank: the tiles that the rank holds, and a letter that stands for their bytes."""
     tiles = [[diary.tiles[matrix][moment] for diary in run.diaries] for moment in range(len(MOMENTS))]
     return {"tiles": tiles, "letters": letters(run, matrix)}
 
@@ -141,7 +141,7 @@ def runs_of(plan: Plan, at: Coordinate) -> Iterator[tuple[str, int, int, int, in
 
 
 def network_data(dp: int, tp: int) -> dict[str, Any]:
-    """Every state that a step can be in, the groups that are ready in it, and the states they lead to.
+    """Every state that a step can be in, the groups that are ready then, and the states that they lead to.
 
     Two orders lead to the same state if each group has been answered equally often in both.
     """

@@ -1,4 +1,4 @@
-"""Writes the scripts' files, each whole or not at all, and ends their commands; errors are one line."""
+"""Writes the scripts' files, each whole or not at all, runs their commands, and prints errors as one line."""
 
 from __future__ import annotations
 
@@ -82,8 +82,9 @@ def run_writer(
 ) -> int:
     """The command line of a script that writes into a folder; returns the exit code.
 
-    ``write`` gets the folder of ``--out``, which is ``target`` by default. If the script takes lessons'
-    ``names``, this is their help, and ``write`` gets them. ``still`` adds the option ``--still``.
+    ``write`` gets the folder of ``--out``, which is ``target`` by default. ``names`` is the help of an
+    argument for lessons' names; if it is given, ``write`` gets those names. ``still`` adds the option
+    ``--still``.
     """
     parser = argparse.ArgumentParser(prog=f"{program}.py", description=(described or "").partition("\n")[0])
     default = target.relative_to(ROOT)

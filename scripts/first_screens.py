@@ -48,7 +48,7 @@ return [first.querySelector('h1'), question, document.querySelector('.hero img')
 
 
 def missing() -> list[str]:
-    """The programs and packages that browser checks need and this machine lacks."""
+    """The programs and packages that browser checks need but this machine lacks."""
     lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return lacking if importlib.util.find_spec("selenium") else [*lacking, "selenium"]
 
@@ -92,7 +92,7 @@ def requested(driver: Any) -> list[str]:
 
 
 def problems(driver: Any, width: int, height: int) -> list[str]:
-    """Which of title, question and hero picture are not on the first screen of the open page."""
+    """What is wrong with the open page's first screen: title, question or hero picture is not on it."""
     title, question, hero = driver.execute_script(_BOXES)
     seen = 1.0  # the fraction of the picture's height that is above the lower edge of the screen
     if hero:

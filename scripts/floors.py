@@ -36,7 +36,7 @@ def floors(below: dict[str, set[str]]) -> dict[str, int]:
 
 
 def direct(below: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The imports that do not also follow from a chain of other imports."""
+    """The imports between two rooms that no chain of other imports connects."""
 
     def reach(room: str) -> set[str]:
         return set().union(*({other} | reach(other) for other in below[room])) if below[room] else set()

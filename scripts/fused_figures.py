@@ -24,13 +24,13 @@ def gaussian(rows: int, columns: int, seed: int) -> Tensor:
 
 
 def updates(*parts: Tensor) -> tuple[Tensor, Tensor]:
-    """The update of matrices stacked as one, and their updates if each is orthogonalized alone, stacked."""
+    """The update of a stack of matrices as one, and the stack of updates if each is orthogonalized alone."""
     alone = [zeropower_via_newtonschulz(part).float() for part in parts]
     return zeropower_via_newtonschulz(torch.cat(parts)).float(), torch.cat(alone)
 
 
 def gate_and_up(seed: int, larger: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The same for gate and up, 688 × 256 each. Gate's gradient is ``larger`` times up's."""
+    """The same for gate and up, 688 × 256 each. Gate's gradient is scaled to be ``larger`` times up's."""
     return updates(gaussian(688, 256, seed) * larger, gaussian(688, 256, seed + 1000))
 
 
@@ -50,7 +50,7 @@ def norm_of_up(seed: int) -> float:
 
 
 def shards_off(seed: int) -> float:
-    """DeepSpeed's issue 8437: what is due is the update of the whole matrix."""
+    """DeepSpeed's issue 8437: the correct update is that of the whole matrix."""
     whole, halves = updates(*gaussian(256, 256, seed).chunk(2))
     return float((halves - whole).norm() / whole.norm())
 
@@ -66,7 +66,7 @@ ROWS: dict[str, Callable[[int], float]] = {
 
 
 def said(figures: Callable[[int], float]) -> str:
-    """The smallest and the largest value over the seeds."""
+    """The smallest and the largest of a figure's values over the seeds, as text."""
     found = [figures(seed) for seed in range(SEEDS)]
     return f"{min(found):.3f} to {max(found):.3f}"
 

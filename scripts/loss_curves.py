@@ -29,9 +29,9 @@ from scripts.lab.benchmarks.loss_curves import Way, WayCurve, curves_table, spre
 STEM = "loss_curves"
 STEPS, SEEDS, BATCH = 300, 3, 8
 WAYS = (Way(STOCK), Way("gram"), Way("minimax"), Way("three_steps"), Way("three_steps", 0.87))
-"""The recipes among which ``"auto"`` chooses if fp32 products are fast. The last two leave singular values
-closer to 1; torch's five steps leave them between 0.7 and 1.2, mostly below 1. So the last two have larger
-updates, by 1/0.87 for a Gaussian matrix. One run therefore lowers the rate by that factor."""
+"""The recipes among which ``"auto"`` chooses if fp32 products are fast. The last two recipes leave singular
+values closer to 1; torch's five steps leave them between 0.7 and 1.2, mostly below 1. So these two make
+larger updates, by 1/0.87 for a Gaussian matrix, and one run lowers the rate by that factor."""
 SMOOTH = 10
 """Steps over which the picture's lines are averaged."""
 
@@ -95,7 +95,7 @@ def plot(path: Path, curves: Sequence[WayCurve]) -> None:
 
 
 def band(axes: Any, by_seed: Sequence[Sequence[float]], label: str, colour: str) -> None:
-    """Draw the mean over seeds as a line, and lowest to highest as a band."""
+    """Draw the mean over seeds as a line, and the range over seeds as a band."""
     smoothed = [smooth(values) for values in by_seed]
     steps = range(min(SMOOTH, len(by_seed[0])), len(by_seed[0]) + 1)
     columns = list(zip(*smoothed, strict=True))

@@ -4,7 +4,7 @@
 
 writes results/README.md (Markdown), results/measure.json and three plots, with the machine, versions, date
 and command. It takes a few minutes. Interface counters need Linux and the right to make a network namespace
-(`unshare -n`); without it, that table is left out and the reason is given.
+(`unshare -n`); without these, their table is left out and the reason is given.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def all_tables(rounds: int, command: str) -> list[Table]:
 def counters_in_namespace(
     work: Workload, names: Sequence[str] = tuple(CONTENDERS)
 ) -> tuple[InterfaceFit | None, str]:
-    """Interface counters of the same work in a separate network namespace; or None, and the reason."""
+    """Interface counters of the same work in a separate network namespace, or None; and why it is None."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return None, "this machine has no `unshare` and `ip`"
     alone = ["unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]

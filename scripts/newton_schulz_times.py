@@ -27,7 +27,7 @@ from scripts.other_process import call_elsewhere
 STEM = "newton_schulz_times"
 WITHOUT_BF16 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
 NAMES = (TORCH, STOCK, *RECIPES, AUTO)
-WITHOUT_NAMES = (TORCH, STOCK, "float32", "gram", "minimax", "three_steps", AUTO)  # bf16 takes seconds there
+WITHOUT_NAMES = (TORCH, STOCK, "float32", "gram", "minimax", "three_steps", AUTO)  # bf16 would take seconds
 ROUNDS, ROUNDS_WITHOUT = 7, 3
 OPENING = (
     "`stock` is the default, with `torch.optim.Muon`'s bits; the other names are those of "

@@ -1,4 +1,4 @@
-"""Finds problems that notebook runners miss: failed children, hidden widget errors, ranks that never ran.
+"""Finds problems that notebook runners miss: failed processes, hidden widget errors, ranks that never ran.
 
 papermill reports success when ``!python …`` exits 3, when a subprocess crashed unchecked, when a widget
 callback raised (the error appears only in widget metadata) and when it is given a parameter that does not
@@ -60,7 +60,7 @@ class Watch:
         return watched
 
     def remember(self, method: Callable[..., None]) -> Callable[..., None]:
-        """Wrap a method of a child's class to note the child it is called on."""
+        """Wrap a method of a class of children, to note each child on which it is called."""
 
         @functools.wraps(method)
         def noting(child: Any, *args: Any, **kwargs: Any) -> None:

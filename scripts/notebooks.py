@@ -48,7 +48,7 @@ METADATA = {
     },
 }
 KEPT = ("tags", "jupyter")
-CELL_LIMIT = 300  # seconds, on a machine that is five times as busy as it should be
+CELL_LIMIT = 300  # seconds, enough even on a machine that is five times too busy
 
 
 class NotebookProblemsError(RuntimeError):
@@ -173,7 +173,7 @@ async def _get_msg_looking_again(
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raise if there are problems.
+    """Raise an error if there are problems.
 
     Raises:
         NotebookProblemsError: lists all of them.
@@ -183,7 +183,7 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def normalise(notebook: NotebookNode) -> NotebookNode:
-    """The form of an executed notebook that is committed, without anything that changes from run to run."""
+    """An executed notebook as it is committed, without anything that changes from run to run."""
     notebook = nbformat.from_dict(notebook)
     notebook.metadata = NotebookNode(METADATA)
     notebook.cells = [cell for cell in notebook.cells if "injected-parameters" not in tags_of(cell)]
@@ -240,7 +240,7 @@ def output_differences(fresh: NotebookNode, committed: NotebookNode) -> list[Pro
 
 
 def unclean(notebook: NotebookNode) -> list[Problem]:
-    """What a committed notebook must not contain: stray metadata, machine paths, images without alt text."""
+    """What a notebook contains but must not: stray metadata, machine paths, images without alt text."""
     found = [Problem("notebook", f"metadata {key!r}") for key in notebook.metadata if key not in METADATA]
     for cell in notebook.cells:
         found += [Problem(cell.id, f"metadata {key!r}") for key in cell.metadata if key not in KEPT]

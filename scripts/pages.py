@@ -91,9 +91,9 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """A widget without a kernel: its knobs, an ``<img>`` for each choice of stops, and notes of missing ones.
+    """A widget without a kernel: knobs, an ``<img>`` per choice of stops, and the knobs that lack some stops.
 
-    ``repeats``: the widget's still picture is one of these.
+    ``repeats``: the widget's still picture is one of these pictures.
     """
 
     knobs: tuple[Knob, ...]
@@ -116,7 +116,7 @@ def committed(prefixes: Sequence[str] = ()) -> list[Path]:
 
 
 def page_of(path: Path, still: bool = False, copies: str = "") -> str:
-    """A committed notebook as one HTML document; without frames of its widgets if ``still``.
+    """A committed notebook as one HTML document; if ``still``, without frames of its widgets.
 
     ``copies`` is the folder of the self-contained copies, next to the page; empty if there are none.
     """
@@ -301,12 +301,12 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
 
 
 def opened(page: str) -> str:
-    """HTML with open folds, for answers, which are folded themselves."""
+    """HTML with all folds open: for answers, which are themselves folded."""
     return page.replace("<details>", "<details open>")
 
 
 def wide(page: str) -> bool:
-    """Whether a picture in it is wider than a phone.
+    """Whether a picture in this HTML is wider than a phone.
 
     >>> wide('<img width="900">'), wide('<img width="300">')
     (True, False)
@@ -370,7 +370,7 @@ def draw_frames(shell: Shell, most: int) -> Frames:
 
 
 def fitting(kept: Sequence[list[str]], drawn: Callable[..., Picture], most: int) -> list[Picture]:
-    """The pictures of a selection; none if there are several and they take more than ``most`` bytes."""
+    """The pictures of a selection, or none if several of them together take more than ``most`` bytes."""
     chosen, room = [], most
     for words in itertools.product(*kept):
         chosen.append(drawn(*words))
@@ -407,8 +407,9 @@ def beginning(
 def selections(stops: Sequence[list[str]], pressed: Sequence[str]) -> Iterator[list[list[str]]]:
     """Smaller and smaller selections of stops, beginning with all of them.
 
-    First the controls are held where they are pressed, one after the other from the last to the second. Then
-    the first control keeps every second stop, every third, and so on, until only the pressed one is left.
+    First all controls except the first are held at their pressed stops, one after the other, from the last.
+    Then the first control keeps every second stop, every third, and so on, until only the pressed stop is
+    left.
     """
     held = [[word] for word in pressed]
     for moving in range(len(stops), 0, -1):

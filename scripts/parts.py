@@ -31,7 +31,7 @@ KINDS: tuple[tuple[str, str, tuple[int, ...], Parts, bool], ...] = (
 
 
 def owners(shape: tuple[int, ...], parts: Parts, transposed: bool) -> torch.Tensor:
-    """The number of the matrix to which each element of the parameter belongs; stacks become one column."""
+    """For each element of the parameter, the number of its matrix; stacks become one column."""
     numbers, here = torch.full(shape, -1), Grid((), ()).at(0)
     for number, (box, runs) in enumerate(part_boxes(shape, parts, transposed) or ()):
         matrix = Matrix(0, "", box.shape, part=Part(0, shape, box.offset, runs=runs))

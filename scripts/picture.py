@@ -32,7 +32,7 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/picture.py -->\n).*?(?=\n<!
 WIDTH, HEIGHT, SIDE = 640, 576, 176
 LEFT, TOP, ACROSS, DOWN = 92, 138, 272, 216
 SECONDS, FLIGHT, PAUSE = 2.4, 0.9, 1.6
-"""Seconds of each moment, of a piece's flight at its beginning, and of the pause after the last moment."""
+"""Seconds of each moment, of a flight at the moment's beginning, and of the pause after the last moment."""
 TITLES = (
     "Each rank has a gradient of its own data",
     "Average over dp, and share out the rows",
@@ -47,7 +47,7 @@ TITLES = (
 
 
 Flight = tuple[int, int, int, bool]
-"""A moment, a piece's flight in it (pixels across and down), and whether the piece stays."""
+"""A moment, how far a piece flies then (pixels across and down), and whether the piece stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def place(rank: int) -> tuple[int, int]:
 
 
 def pieces(run: Recording, matrix: str, moment: int) -> Iterator[Piece]:
-    """The pieces that each rank holds at a moment, and those that it receives only to add them up."""
+    """The pieces that each rank holds at a moment, and those that it receives and only adds up."""
     held = [diary.tiles[matrix] for diary in run.diaries]
     for at in (run.grid.at(rank) for rank in run.grid.ranks):
         near = sorted({*at.group("dp"), *at.group("tp")}, key=lambda other: other != at.rank)

@@ -66,7 +66,7 @@ def read_tables(path: Path) -> dict[str, Table]:
 
 
 def quoted(data: str) -> re.Pattern[str]:
-    """The pattern of the lines in docs/evidence.md that quote a file of results; group 2 are the lines."""
+    """The pattern of the lines in docs/evidence.md that quote a file of results; group 2 holds the lines."""
     return re.compile(rf"(<!-- from results/{re.escape(data)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 

@@ -45,7 +45,7 @@ _README_PART = re.compile(r"(?<=<!-- made by scripts/series.py -->\n).*?(?=\n<!-
 
 
 def setup() -> str:
-    """The lines of a set-up cell; if the repository is known, they install missing packages from there."""
+    """The lines of a set-up cell; if the repository is known, missing packages are installed from there."""
     archive = series.archive()
     return SETUP.replace(_REFUSAL, f'        wheels = ["{archive}"]\n') if archive else SETUP
 

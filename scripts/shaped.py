@@ -11,7 +11,7 @@ from pathlib import Path
 IMPOSSIBLE = 77
 """The exit code of scripts/shaped.sh if the loopback cannot be limited."""
 STDERR = 2
-"""Its file descriptor: this process may have replaced sys.stderr by an object without one."""
+"""The file descriptor of stderr: this process may have replaced sys.stderr by an object without one."""
 
 
 def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None:

@@ -64,7 +64,7 @@ def _code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 
 def _names(cell: NotebookNode) -> tuple[set[str], set[str]]:
-    """The names a cell reads, and those it writes; a name counts as both if a part of its value is written.
+    """The names that a cell reads, and those that it writes; names whose value is written in part are both.
 
     A cell that is not pure Python (a magic, an unfinished answer) counts as reading and writing nothing.
     """

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure, and write tables and plot; also the page's lines, if the folder is the project's own.
+    """Measure, and write tables and plot; if the folder is the project's own, write the page's lines, too.
 
     Raises:
         UsageError: a GPU is asked for, and PyTorch finds none.
@@ -81,7 +81,7 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def all_tables(asked: argparse.Namespace, work: StepSet, command: str) -> list[Table]:
-    """Measure all tables, ranks first, so that they are not started from a process that holds a GPU."""
+    """Measure all tables; ranks come first, so that they do not start from a process that holds a GPU."""
     counts = [n for n in RANKS if asked.device == "cpu" or n <= torch.cuda.device_count()]
     cases = steps_over_ranks.cases(counts)
     results.say(f"steps on {', '.join(map(str, counts))} ranks")
@@ -136,7 +136,7 @@ def draw_ranks(axes: Any, rows: Rows) -> None:
 
 
 def page_lines(tables: Sequence[Table]) -> str:
-    """Lines of docs/evidence.md: torch, this default, the best drop-in, packages; ``owner`` over ranks."""
+    """Lines of docs/evidence.md: torch, our default, the best drop-in, packages, and ``owner`` over ranks."""
     times: Rows = tables[0].rows
     ranks: Rows = tables[2].rows
     drop_ins = [row for row in times if row["contender"] in [f"{OURS}, {name}" for name in (*DROP_INS, AUTO)]]

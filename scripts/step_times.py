@@ -72,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = measure(mbit)
         elif text := run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit)]):
             found = json.loads(text)
-        else:  # this machine cannot limit it
+        else:  # this machine cannot limit its loopback
             continue
         machines[link] = before if asked.machine else average_machines(before, calibrate())
         steps += zip(step_times.cases(mbit), found["steps"], strict=True)
@@ -130,7 +130,7 @@ def overlap_cases(mbit: int | None) -> list[OverlapCase]:
 
 
 def measure(mbit: int | None) -> dict[str, Any]:
-    """Seconds of a link's cases, on this process's loopback as it is."""
+    """Seconds of a link's cases, over the loopback that this process has."""
     overlaps = overlap.measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
     return {
         "steps": step_times.measure_steps(step_times.cases(mbit), ROUNDS[mbit]),

@@ -24,7 +24,7 @@ COPIES = "notebooks"
 
 
 def write(target: Path, still: bool = False) -> None:
-    """Write the site, copies first: if one may have been edited, that is refused and nothing is written."""
+    """Write the site, copies first: if a copy may have been edited, refuse and write nothing."""
     pack.write(target / COPIES)
     with pages.beside(1) as pool:
         recorded = pool.submit(essay.write, target)

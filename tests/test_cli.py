@@ -111,7 +111,7 @@ without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machi
         ("--out {}/file", "there is a file with this name"),
         ("--out {}/file/run", "there is a file with this name"),
         ("--out {}/used", "already in use"),
-        ("--out /proc/run", "cannot write the run folder /proc/run: "),  # nobody can write there
+        ("--out /proc/run", "cannot write the run folder /proc/run: "),  # no user can write there
         ("--steps 0", "at least 1"),
         ("--dp many", "'many'"),
         ("--lr nan", "positive"),
@@ -170,7 +170,7 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
         (signal.SIGTERM, 143, "terminated" + SAVED),
         (signal.SIGHUP, 129, "ended by SIGHUP" + SAVED),
         (signal.SIGXCPU, 152, "ended by SIGXCPU" + SAVED),
-        (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank; the others to the whole run
+        (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank; other signals to the run
     ],
 )
 def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(

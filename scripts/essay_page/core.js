@@ -113,7 +113,7 @@ function radios(scene, holder, key, legend, options) {
   return field;
 }
 
-/** A slider over the values of a choice; `values` may be a function where they depend on others. */
+/** A slider over the values of a choice; `values` is a function if they depend on other choices. */
 function slider(scene, holder, key, words, values, say = value => value, long = false) {
   const shown = element("output"), of = () => typeof values === "function" ? values() : values;
   const input = element("input", { type: "range", min: 0, step: 1, name: `${scene.id}-${key}` });
@@ -190,7 +190,7 @@ function text(into, x, y, words, look = "") {
   return into.appendChild(draw("text", { x, y, class: look }, words));
 }
 
-/** Change what is drawn, and only what differs: each change costs a layout. */
+/** Change only those parts of a drawing that differ: each change costs a layout. */
 function change(drawn, attributes) {
   for (const [key, value] of Object.entries(attributes)) if (drawn.getAttribute(key) !== String(value)) drawn.setAttribute(key, value);
 }

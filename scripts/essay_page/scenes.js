@@ -117,14 +117,14 @@ function entry() {
 
 const SENDS = ["gradients", "momentum", "momentum", "", "", "", "weights"];
 
-/** The titles of the course's matrix, which tp cuts by columns, in the words of the matrix shown. */
+/** A moment's title as in the course, whose matrix tp cuts by columns, in words for the matrix shown. */
 function title(moment) {
   const cut = shape()[0] > shape()[1] ? "rows" : "columns";
   return [...["Each rank has a gradient of its own data", "Average over dp, and keep a slice", "Bring the slices together, along dp"], `Bring the ${cut} together, along tp`,
     "Newton–Schulz, on the whole matrix", `Keep your ${cut}: nothing is sent`, "Keep your slice: nothing is sent", "New weights: gather the slices, along dp"][moment];
 }
 
-/** Frames for what each rank has, and the ruler of the buffer: all that stays while moment, row and column change. */
+/** Frames for what each rank has, and the buffer's ruler: these stay while moment, row and column change. */
 function film(stage, width) {
   const dp = +state.dp, tp = +state.tp, cell = Math.min((width - 2 - 14 * (tp - 1)) / tp, 200), [across, down] = frame(cell), pitch = down + 34;
   const left = (width - tp * cell - 14 * (tp - 1)) / 2, [rows, columns] = shape(), top = dp * pitch + 44;

@@ -2,7 +2,7 @@
 
 ``tcp_sent`` reads TCP's counter of each socket that the process holds: a rank's own bytes, without a
 privilege. ``interface_sent`` reads a network interface: all ranks' bytes with headers and acknowledgements,
-which is meaningful only if nothing else uses the interface, as in a separate network namespace.
+which says something only if nothing else uses the interface, as in a separate network namespace.
 """
 
 from __future__ import annotations

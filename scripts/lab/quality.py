@@ -26,7 +26,7 @@ LARGEST_VALUE = 1.45
 class Spectrum:
     """Singular values by their index k = 1 … n; None for a Gaussian matrix, which has its own.
 
-    ``held_to``: the limit of a drop-in's error: stock's, a constant, or none except for the largest value.
+    ``held_to``: what limits a drop-in's error: stock's, a constant, or only its largest singular value.
     """
 
     held_to: str

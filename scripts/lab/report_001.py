@@ -62,7 +62,7 @@ MS = 1e6  # nanoseconds
 
 @dataclass(frozen=True, slots=True)
 class PublishedFigure:
-    """A published figure, the same reproduced by the published method, and comparisons of like with like."""
+    """A published figure, reproduced by the published method, and comparisons of like with like."""
 
     claim: str
     published: str
@@ -245,7 +245,7 @@ def _held(what: str, one: float, other: float) -> Ratio:
 
 
 def as_markdown(figures: Sequence[PublishedFigure]) -> str:
-    """The figures as one table: a row for each as published and reproduced, and one for each comparison."""
+    """One table. A figure has a row, as published and as reproduced, and a row for each comparison."""
     lines = ["| figure | published | measured | from |", "|---|---|---|---|"]
     for figure in figures:
         found = figure.reproduced

@@ -29,9 +29,9 @@ from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
 class TorchCollectives(CountingMode):
     """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
-    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. It sees only the
-    thread that entered it. Requests are recorded under the current ``phase``. A request to a live world
-    counts once, whatever the world asks of the backend for it.
+    ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Only the thread that
+    entered it is seen. Requests are recorded under the current ``phase``. A request to a live world counts
+    once, whatever calls the world makes for it.
     """
 
     at: Coordinate
@@ -66,7 +66,7 @@ class TorchCollectives(CountingMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # let DTensor turn it into its ranks' operations, which are seen instead
+            return NotImplemented  # DTensor turns it into operations on local tensors, which are seen instead
         if func.namespace in _NAMESPACES and func._opname not in _QUIET and not self._is_worlds:
             if func._opname not in _READ:
                 raise RequestError(f"{func} moves data, but TorchCollectives cannot count it")

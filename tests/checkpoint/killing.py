@@ -31,7 +31,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
-    """Call ``act`` with the number of each point that is passed; yields the points: a call and its target."""
+    """Call ``act`` with the number of each point that is passed; yields a list of points: call and target."""
     passed: list[tuple[str, str]] = []
 
     def point(name: str, what: Any) -> None:
@@ -65,7 +65,7 @@ def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
 
 
 def passed_by(save: Callable[[], object]) -> list[str]:
-    """The points that a save passes: the names of the calls."""
+    """The names of the calls at the points that a save passes, in order."""
     with counted(lambda number: None) as passed:
         save()
     return [name for name, _ in passed]

@@ -39,8 +39,8 @@ WAYS = (*STRATEGIES, "process groups", "FSDP2", "DTensor")
 GRIDS = ((1, 1), (4, 1), (1, 4), (3, 2), (2, 2))
 """The grids (dp, tp) on which checkpoints are loaded."""
 DAILY = ((1, 4), (3, 2))
-"""Grids on which a usual run loads checkpoints of 2×2, every other way on each: without dp and twice the tp,
-and with uneven cuts."""
+"""Grids on which a usual run loads checkpoints of 2×2, half of the ways on each: one without dp and with
+twice the tp, and one with uneven cuts."""
 
 
 class Model(nn.Module):
@@ -53,7 +53,7 @@ class Model(nn.Module):
 
 
 def build(way: str, world: LiveWorld, case: Case, fresh: bool) -> tuple[Model, MuonWithAdamW]:
-    """One rank's model and optimizer; if ``fresh``, with other values than the case's, to be loaded over."""
+    """One rank's model and optimizer; if ``fresh``, with other values, which a load must replace."""
     params: Sequence[Tensor] = own_params(case, world.at)
     if way in ("FSDP2", "DTensor"):
         wholes = zip(whole_matrices(case), case.cuts, strict=True)
@@ -185,7 +185,7 @@ def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) 
 
 
 @pytest.mark.live
-@pytest.mark.exhaustive  # three uneven ranks save, and one loads it, in ``test_format``
+@pytest.mark.exhaustive  # in ``test_format``, three uneven ranks save and one loads
 @pytest.mark.parametrize("home", [(3, 2), (1, 1), (1, 4)], ids=str)
 def test_other_grids_can_be_the_first(tmp_path: Path, home: tuple[int, int]) -> None:
     pairs = [("zero1, all", "FSDP2"), ("FSDP2", "zero1, boundary")]

@@ -1,4 +1,4 @@
-"""Folders are moved into place whole: which may be replaced, and what killed savers leave behind."""
+"""Folders are moved into place whole: which ones may be replaced, and what a killed saver leaves behind."""
 
 from __future__ import annotations
 

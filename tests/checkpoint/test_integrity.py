@@ -76,7 +76,7 @@ def test_damage_is_found_anywhere(
 
 
 def test_files_of_another_save_are_found(saved: Path, pair: Pair, tmp_path: Path) -> None:
-    """The files have the same shapes and sizes, since a later save of the same training writes them."""
+    """The files come from a later save of the same training, so their shapes and sizes are the same."""
     save_checkpoint(tmp_path / "later", *trained(3), extra={"step": 3})
     for name in sorted(path.name for path in saved.iterdir()):
         shutil.copytree(saved, tmp_path / "mixed")

@@ -141,7 +141,7 @@ def kill_at_points(scene: Scene, root: Path, points: Callable[[list[str]], list[
 @pytest.mark.parametrize("kills", ["a few", left_out("at every call, and within some of the writes")])
 @pytest.mark.parametrize("name", SCENES)
 def test_a_kill_leaves_the_old_or_the_new(name: str, kills: str, tmp_path: Path) -> None:
-    """A sample, spread over the whole save; or every call, with some of its hundreds of writes."""
+    """Four points, drawn from the whole save; or every call, but only twenty of its hundreds of writes."""
     draw = random.Random(name)
 
     def points(passed: list[str]) -> list[int]:
@@ -201,7 +201,7 @@ def test_of_two_savers_one_wins_and_the_other_is_told(name: str, end: str, tmp_p
 
 
 def save_and_die(rank: int, folder: str, victim: int, share: float) -> None:
-    """Replace the checkpoint; one rank is killed after a share of the points that it passes."""
+    """Replace the checkpoint; one rank is killed after it has passed this share of its points."""
     calls = passed_by(lambda: save_checkpoint(Path(folder, "counted"), *NEW))
     point = max(1, round(share * len(calls)))
 

@@ -34,7 +34,7 @@ WRITE = saving.write_pieces
 
 
 def meetings(size: int, timeout: float = TIMEOUT) -> list[Meeting]:
-    """A meeting of threads, which to a store are the same as ranks."""
+    """Meetings of threads: a store cannot tell threads from ranks."""
     store = dist.HashStore()
     return [Meeting("id", "a test", rank, size, timeout, store) for rank in range(size)]
 
@@ -112,7 +112,7 @@ def test_an_error_of_this_package_is_raised_as_it_is_where_it_arose() -> None:
     ],
 )
 def test_a_decision_that_fails_is_told_to_all(error: Exception, says: str, guilty: int | None) -> None:
-    """The package's own errors concern all ranks; for other errors while rank 0 decides, rank 0 is blamed."""
+    """The package's own errors blame no rank; any other error while rank 0 decides is blamed on rank 0."""
 
     def decide(found: list[int]) -> list[int]:
         raise error
@@ -206,7 +206,7 @@ def stopping(*args: Any) -> Any:
 
 
 def faults(rank: int, root: str) -> dict[str, Any]:
-    """Each rank's errors as rank 1 has one fault after another; a good checkpoint is saved first."""
+    """Each rank's errors while rank 1 has one fault after another; a good checkpoint is saved first."""
     folder, pair = Path(root, "a"), trained(3)
     save_checkpoint(folder, *trained(2))
 

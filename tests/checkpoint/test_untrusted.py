@@ -29,7 +29,7 @@ Content = dict[str, Any]
 
 
 class Reduced:
-    """Pickles as a call of a function with arguments, and optionally a state for the result."""
+    """Its pickle calls a function with arguments, and may give the result a state."""
 
     def __init__(self, *reduction: Any) -> None:
         self.reduction = reduction
@@ -90,7 +90,7 @@ def box_of(content: Content, key: str = "model.one") -> Content:
 
 
 def put_in_place_of(folder: Path, key: str, data: bytes) -> None:
-    """Move the first box of a tensor to a separate file with this content."""
+    """Replace the first box of a tensor by a separate file with these bytes."""
     (folder / "evil.distcp").write_bytes(data)
     forge(folder, lambda content: box_of(content, key).update(file="evil.distcp", start=0, bytes=len(data)))
 
@@ -139,7 +139,7 @@ def test_nothing_is_executed(saved: Path, tmp_path: Path, place: str, name: str)
 
 
 def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
-    """If they were harmless, the tests here would show nothing."""
+    """If the gadgets were harmless, the tests here would show nothing."""
     for number, name in enumerate(GADGETS):
         with contextlib.suppress(TypeError, AttributeError):
             pickle.loads(pickle.dumps(gadgets(tmp_path / str(number))[name], protocol=2))

@@ -87,7 +87,7 @@ def learn(model: nn.Module, tokens: Tensor) -> None:
 
 
 def joined(group: dist.ProcessGroup, dims: Mapping[int, int]) -> Whole:
-    """Make tensors whole that are cut by hand over a group; ``dims``: the dimension by a parameter's id."""
+    """Make whole the tensors cut by hand over a group; ``dims`` maps a parameter's id to the dimension."""
 
     def whole(param: Tensor, held: Tensor) -> Tensor:
         found: list[Any] = [None] * dist.get_world_size(group)
@@ -119,7 +119,7 @@ def has(mesh: DeviceMesh, axis: str) -> bool:
 
 
 def place(mesh: DeviceMesh, *axes: str) -> int:
-    """This rank's number among ranks that differ in ``axes``; axes that the mesh lacks are ignored."""
+    """This rank's number along ``axes``, the last one fastest; axes that the mesh lacks are ignored."""
     number = 0
     for axis in axes:
         if has(mesh, axis):
@@ -144,7 +144,8 @@ def tp(mesh: DeviceMesh) -> Rig:
 
 
 def cut_by_hand(mesh: DeviceMesh) -> Rig:
-    """Uneven tensor parallelism by hand: rows of some matrices, columns of others; gradients likewise."""
+    """Uneven tensor parallelism by hand: cuts rows of some matrices, columns of others, and gradients
+    alike."""
     model = mlp()
     wholes = hidden(model)
     dims = {index: index % 2 for index in range(len(wholes))}
@@ -219,7 +220,7 @@ def pp(mesh: DeviceMesh) -> Rig:
 
 def tp_dp(mesh: DeviceMesh) -> Rig:
     """PyTorch's tensor parallelism on one dimension of the mesh; gradients are averaged by hand over the
-    other, which no placement shows."""
+    other, which appears in no placement."""
     model = tensor_parallel(mlp(), mesh["tp"])
 
     def backward(step: int) -> None:
@@ -266,7 +267,7 @@ SETUPS: dict[str, Setup] = {
     "pp+tp": Setup({"pp": 2, "tp": 2}, pp, ("pp", "tp"), dtensors=True),
     "pp+dp": Setup({"pp": 2, "dp": 2}, pp, ("pp", "dp")),
 }
-MATRICES = 4  # the number that the whole world steps, in every setup
+MATRICES = 4  # the number that all ranks together step, in every setup
 
 
 def from_groups(setup: Setup, tp_dim: TpDim, mesh: DeviceMesh) -> DistributedConfig:
@@ -294,6 +295,6 @@ def error_of(act: Callable[[], Any]) -> tuple[str, str]:
 
 
 def heard(act: Callable[[], Any]) -> str:
-    """The type and text of that error in one line."""
+    """The type and text of the named error that ``act`` raises, in one line."""
     kind, said = error_of(act)
     return f"{kind}: {said}" if said else kind

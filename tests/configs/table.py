@@ -1,4 +1,4 @@
-"""Every strategy on every grid, parallelism and cut, on real processes: one process's bits, or why not.
+"""Every strategy on every grid, parallelism and cut, on real processes: does it give one process's bits?
 
 ``python -m tests.configs.table`` prints the table; ``test_table`` makes it again and compares it with the
 file in this folder. A cell is ``bitwise``, ``refused`` (by a named error, which the notes quote) or says what
@@ -31,7 +31,7 @@ from muon_tutorial.worlds.live import LiveWorld, build_mesh
 STEPS = 2
 OPTIONS: dict[str, Any] = {"lr": 0.02, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
 
-# Rows and columns that every grid divides; that none does; fewer rows or columns than ranks.
+# Rows and columns that every grid divides, those that no grid divides, and fewer of them than ranks.
 SHAPES: dict[str, tuple[tuple[int, int], ...]] = {
     "divisible": ((24, 48), (48, 24), (24, 24)),
     "uneven": ((13, 11), (11, 13), (23, 17)),
@@ -170,7 +170,7 @@ def parameter(laid: Tensor) -> nn.Parameter:
 
 
 def outcomes_of(row: Row, column: str, world: LiveWorld) -> list[str]:
-    """The outcome for each cut on one rank. The matrices of each are a group of one optimizer."""
+    """The outcome for each cut on one rank. One optimizer has a group for the matrices of each cut."""
 
     def laid(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [row.lay(index, tensor, world.mesh) for index, tensor in enumerate(tensors)]
@@ -212,7 +212,7 @@ def outcomes(rank: int, cells: list[tuple[int, str]]) -> list[list[str]]:
 
 
 def make_table() -> dict[Case, str]:
-    """All cells. A cell says so if ranks disagree about it."""
+    """All cells. If ranks disagree about a cell, the cell says so."""
     table: dict[Case, str] = {}
     for world_size in sorted({row.world_size for row in ROWS}):
         rows = [number for number, row in enumerate(ROWS) if row.world_size == world_size]

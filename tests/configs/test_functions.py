@@ -60,7 +60,7 @@ def by_stock() -> list[Tensor]:
 
 
 def differences(made: DistributedConfig, cut: bool) -> list[int]:
-    """The parameters of which this rank's part differs from the single process's after the steps."""
+    """The parameters whose part on this rank differs from the single process's after the steps."""
     params = own_params(cut)
     muon = Muon(params, **OPTIONS, distributed_config=made)
     for step in range(1, 4):

@@ -39,7 +39,7 @@ def accumulate(model: nn.Module, step: int) -> None:
 
 
 def live(model: nn.Module, oracle: Oracle, muon: Muon) -> list[str]:
-    """Four steps: accumulated; one matrix without a gradient; another frozen; all again."""
+    """Four steps, all accumulated: in the second a matrix has no gradient, in the third another is frozen."""
     params = hidden(model)
     for step in range(4):
         muon.zero_grad()

@@ -151,7 +151,7 @@ CUTS = (
 
 
 def cut_of(kind: Kind, dim: int) -> Shard:
-    """Cut along ``dim``, or along the last dimension possible: a convolution's columns are one dimension."""
+    """Cut along ``dim``, or the last dimension if there are fewer; a convolution's columns count as one."""
     return Shard(min(dim, 1 if kind.parts == "flatten" else len(kind.shape) - 1))
 
 
@@ -167,7 +167,7 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 
 
 def cases() -> Iterator[Any]:
-    """Every strategy with every cut; with two of them in a usual run, in which ``test_step`` draws others."""
+    """Every strategy with every cut, or with two cuts in a usual run, in which ``test_step`` draws others."""
     for place, strategy in enumerate(VARIANTS):
         for number, cut in enumerate(CUTS):
             daily = (number - place) % len(CUTS) in (0, 3)
@@ -310,9 +310,9 @@ class ByHand:
 
 CUT_BY_HAND = (
     ByHand((8, 6), 0, (4, 4), ((2, 2), (2, 2))),
-    ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # cut as torch.chunk does
+    ByHand((9, 6), 0, (5, 4), ((3, 2), (2, 2))),  # as torch.chunk cuts
     ByHand((7, 9), 1, (5, 4), ((4, 3), (4, 3))),
-    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # cut as torch.chunk would not
+    ByHand((6, 9), 1, (8, 1), ((1, 5), (1, 5))),  # as torch.chunk would not cut
     ByHand((1, 5), 1, (3, 2), ((1, 0), (1, 0))),  # empty shards
     ByHand((3, 4), 0, (3, 0), ((2, 1), (0, 0))),
 )

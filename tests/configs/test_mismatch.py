@@ -150,7 +150,7 @@ def test_a_config_is_checked_when_it_is_made() -> None:
 
 
 def test_a_config_works_without_other_processes() -> None:
-    """One process, no process group: the debug run of a script."""
+    """A script's debug run: one process, without a process group."""
     whole = nn.Parameter(torch.eye(4))
     for config in (create_dtensor_config(), create_processgroup_config()):
         muon = Muon([whole], distributed_config=config)

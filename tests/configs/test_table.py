@@ -34,8 +34,7 @@ def test_the_table_has_every_cell_and_is_the_one_kept() -> None:
 
 
 def run_averages(rank: int) -> tuple[bool, float]:
-    """Whether zero1 on full fp32 gradients equals stock Muon on their all_reduce; and that sum's error over
-    its bound."""
+    """Whether zero1 equals stock Muon on the all-reduced gradients, and that mean's error over its bound."""
     mesh = build_mesh({"dp": RANKS})
     local = torch.randn(SHAPE, generator=torch.Generator().manual_seed(rank))
     whole = torch.randn(SHAPE, generator=torch.Generator().manual_seed(9))

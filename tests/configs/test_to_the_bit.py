@@ -1,4 +1,4 @@
-"""Configs and DTensors in unusual arrangements, compared with one process; and what they refuse."""
+"""Configs and DTensors in unusual arrangements give one process's bits, or a named error refuses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges of many matrices between pieces and owners: to whole matrices and back, boxes apart in memory."""
+"""Exchanges of many matrices: pieces reach their owners and come back, and no two boxes share memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_comes_back_is_right_and_no_two_boxes_share_memory(
 def test_what_a_rank_packs_for_each_is_what_that_one_expects(
     case: tuple[Grid, list[Matrix], list[int]],
 ) -> None:
-    """A rank packs no more than all parcels, each as long as its receiver expects, and none for itself."""
+    """A rank's parcels are as long as their receivers expect; it packs nothing more, and none for itself."""
     grid, matrices, owners = case
     (bucket,) = owner(matrices, grid, assign=owners).buckets
     (out,) = bucket.compute.hops

@@ -79,7 +79,7 @@ def test_the_in_process_world_names_each_ranks_request_where_the_order_differs(t
 @given(cases())
 @settings(max_examples=5, deadline=None)  # each with all strategies
 def test_ranks_whose_plans_travel_otherwise_have_other_fingerprints(case: Case) -> None:
-    """If two plans have equal fingerprints, ranks make the same requests; this also compares options."""
+    """If two plans have equal fingerprints, their requests are equal; some plans differ only in options."""
     told: dict[tuple[str, ...], tuple[str, list[str]]] = {}
     for name, builder in VARIANTS.items():
         plan = case.plan(builder)

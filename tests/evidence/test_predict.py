@@ -62,8 +62,8 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
 def zero1_by_rank(plan: Plan) -> list[int]:
     """Bytes that each rank sends for a ``zero1`` plan that gathers whole buckets, for all ranks at once.
 
-    Bytes that all ranks send equally are summed once, and the tensor-parallel gather of each matrix is added
-    to its workers as one range, so thousands of ranks cost no more than a few.
+    Bytes that all ranks send equally are summed once. A matrix's tensor-parallel gather is added at its first
+    worker and subtracted after its last (a difference array), so thousands of ranks cost no more than a few.
     """
     grid = plan.grid
     D, T = grid.size("dp"), grid.size("tp")
@@ -210,7 +210,7 @@ def test_zero1_equals_its_formula_on_every_rank_at_once(
 
 @pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
 def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> None:
-    """(1, 1.25] holds only if gradients and parameters both travel in four bytes."""
+    """The ratio is in (1, 1.25] only if gradients and parameters both travel in four bytes."""
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p], cuts=()) for m in EVEN]
     N, grid = sum(m.numel for m in EVEN), Grid.of(dp=4)
@@ -237,7 +237,7 @@ def fixed_work() -> float:
 
 
 def plan_for_thousands(rank: int) -> tuple[float, float, int]:
-    """Processor seconds of a fixed loop, those of bytes per rank on 16,384 ranks, and peak KiB."""
+    """Processor seconds of a fixed loop and of predicting 16,384 ranks' bytes, and peak memory (KiB)."""
     before = fixed_work()
     start = time.process_time()
     grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
@@ -339,7 +339,7 @@ def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Gri
 
 @every_grid
 def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid: Grid) -> None:
-    """2·Σ(elements of m − own piece) bytes, over the matrices m that straddle this rank's slice.
+    """A rank receives 2·Σ(elements of m − own piece) bytes, over the matrices m that straddle its slice.
 
     A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
     """
@@ -350,7 +350,7 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
-    """Over all ranks, in each direction: a matrix without the owner's own piece, and one copy per replica."""
+    """Over all ranks: each matrix goes out without its owner's piece; all other ranks' pieces come back."""
     plan, ranks = counted(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
@@ -386,7 +386,7 @@ def places(grid: Grid) -> list[Coordinate]:
         ("gather", (16, 0, 16)),
         ("scatter", (0, 32, 0)),
         ("all_to_all", (16, 16, 16)),
-        ("all_reduce", (21, 21, 21)),  # 4 · 4 bytes, almost twice: 2 · 2 / 3
+        ("all_reduce", (21, 21, 21)),  # 4 · 4 bytes times 2 · 2 / 3, rounded down
     ],
 )
 def test_bytes_of_one_collective_by_hand(kind: Any, sent: tuple[int, ...]) -> None:

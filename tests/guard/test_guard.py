@@ -56,7 +56,7 @@ def test_the_states_of_a_step(strategy: str | None) -> None:
 
 @pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"gram"}))
 def test_without_the_guard_the_bits_are_the_same(strategy: str) -> None:
-    """Every rank has the same gradients, so its assumptions about the others are right."""
+    """All ranks have the same gradients, so what each assumes of the others is right."""
     ranks = seated(Grid.of(dp=2, tp=2), strategy, guard="off")
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, ranks.world.grid)
@@ -301,7 +301,7 @@ def test_ranks_that_hold_other_lengths_are_told_so_and_none_aborts() -> None:
 
 
 def uncut_along_tp(rank: int) -> str:
-    """A pair over dp × tp whose norm's weight drifts apart along tp: its gradient was not summed there."""
+    """A pair over dp × tp; a norm's weight drifts apart along tp, since its gradient was not summed there."""
     mesh = build_mesh({"dp": 1, "tp": 2})
     torch.manual_seed(0)
     weight, norm = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.ones(4))

@@ -1,8 +1,8 @@
 """Checks of a recipe, by its optimizer's inputs and its final state.
 
-Several ranks sum in another order. Newton–Schulz rounds its input to bf16, so the last bit of a gradient can
-become a bf16 step of the update. That effect is measured, not guessed: the control is the plain loop with
-twice as many micro-batches of half the size, in which only the order of the sums changes.
+Several ranks sum in another order than one process. Newton–Schulz rounds its input to bf16, so the last bit
+of a gradient can become a bf16 step of the update. That effect is measured, not guessed: the control is the
+plain loop with twice as many micro-batches of half the size, in which only the order of the sums changes.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def check_equal(straight: list[Notes], reference: Reference) -> None:
 def check_placed(notes: list[Notes], sharded: bool) -> None:
     """If the host shards, every parameter is a DTensor that is cut; otherwise none is.
 
-    A host may silently fall back to another way, and then every other check would pass.
+    A host may silently fall back to DDP, for example, and then every other check would pass.
     """
     for one in notes:
         assert {"Shard" in placements for placements in one.placements.values()} == {sharded}
@@ -107,7 +107,7 @@ def check_accumulated(straight: list[Notes], reference: Reference) -> None:
 def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
     """Clipping changed the gradients at every step, and the optimizer got the clipped ones.
 
-    An optimizer that averages by itself clips ``inside``, unseen: ``check_equal`` checks that by its moments.
+    An optimizer that averages by itself clips ``inside``, unseen; then ``check_equal`` checks the moments.
     """
     for notes in straight:
         before = notes.series("norm_before_clipping")

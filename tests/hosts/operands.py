@@ -1,8 +1,7 @@
 """Finds which rows of a weight a model uses together, by watching the model; it knows no layouts.
 
 Attention multiplies queries by keys and weights by values, and a gated layer multiplies gate by up. Each
-operand of such a product depends on some rows of a fused weight and not on the others, which its derivative
-shows.
+operand of such a product depends on only some rows of a fused weight, and its derivative shows on which.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class Operands(TorchFunctionMode):
             made = [it for it in given if isinstance(it, Tensor) and it.grad_fn is not None]
             if len(made) > (name in PRODUCTS):
                 self.found += [it for it in made if all(it is not other for other in self.found)]
-        if name == "relu":  # a row whose values it all sets to zero would seem to be unused
+        if name == "relu":  # relu would make a row seem unused if it set all its values to zero
             return nn.functional.softplus(args[0])
-        if name == "maximum":  # likewise: of two rows it would drop one
+        if name == "maximum":  # likewise: maximum would drop one of two rows
             return torch.logaddexp(*args)
         return func(*args, **kwargs)
 

@@ -46,7 +46,7 @@ FABRIC = (
 class Recipe:
     """One file of ``scripts/recipes``: its launcher, its number of ranks, and the package it needs.
 
-    A launcher that would take a fixed port, which two simultaneous runs would share, gets a free one.
+    A launcher with a fixed port, which two simultaneous runs would share, gets a free one instead.
     ``alone`` is the recipe that does the same work in one process.
     ``sharded`` says that parameters must be DTensors. A usual run tries only the ``daily`` one, DDP under the
     Trainer of transformers. The others can break only with their host's version; ``tests/optimizer`` and
@@ -179,7 +179,7 @@ def alone(name: str, folder: Path, *arguments: str) -> Notes:
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
-    """The largest distance of a parameter from the reference's, over how far the reference's moved."""
+    """A parameter's distance from the reference's, over how far the reference's moved: the largest ratio."""
     return max(
         (
             float((notes.parameters[name] - there).norm() / (there - reference.start[name]).norm())
@@ -191,7 +191,7 @@ def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
 
 
 def state_distance(notes: Notes, reference: Notes) -> float:
-    """The same for momentum and moments over their own norm, if a rank notes all of them."""
+    """The same for momentum and moments, over the reference's norm; those noted in part are left out."""
     return max(
         float((notes.state[name][key] - there).norm() / there.norm())
         for name, entry in reference.state.items()
@@ -201,7 +201,7 @@ def state_distance(notes: Notes, reference: Notes) -> float:
 
 
 def differences(notes: Notes, reference: Notes) -> list[str]:
-    """Names of parameters and states that differ in any bit, and of quantities that differ at a step."""
+    """Names of parameters and states that differ in any bit, and the steps whose notes differ."""
     pairs = {
         f"{name}'s {key}": (notes.state[name].get(key), value)
         for name, entry in reference.state.items()

@@ -1,4 +1,4 @@
-"""Models of transformers, and for every parameter, by hand, its optimizer.
+"""Models of transformers, with the optimizer of every parameter written down by hand.
 
 Configs are tiny, on the meta device: nothing is downloaded, and no weights are made. Names and layouts are
 those of transformers 5; version 4 stores the experts of some models one by one. ``test_model_parts`` checks
@@ -29,7 +29,7 @@ ADAMW = (
     *("*.mlp.gate.weight", "*.router.weight"),
 )
 LEFT_OUT = ("model.encoder.embed_positions.weight",)
-"""Parameters that AdamW steps, and those that nobody does; all others are hidden matrices, for Muon."""
+"""Parameters that AdamW steps, and those that are not stepped; all others are hidden matrices, for Muon."""
 
 
 @dataclass(frozen=True, slots=True)

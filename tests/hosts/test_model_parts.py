@@ -105,7 +105,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
         "layer_types": ["mamba", "hybrid", "mamba", "hybrid"],
         "mamba_dt_rank": 2,
-        "n_mamba_heads": 1,  # it runs several in turn, which would look like heads apart
+        "n_mamba_heads": 1,  # zamba runs several in turn, which would look like heads apart
         "attention_hidden_size": 64,
         "head_dim": 16,
         "num_key_value_heads": 4,
@@ -182,7 +182,7 @@ def inputs_of(model: Any) -> dict[str, Tensor]:
 
 
 def own_parts(verdict: Verdict) -> list[set[frozenset[int]]]:
-    """The sets of lines of all parts, for each matrix of a stack."""
+    """For each matrix of a stack: the lines of each part, as sets."""
     shape = tuple(verdict.param.shape)
     lines = torch.arange(shape[_dim(verdict)])
     lines = lines[None, :] if verdict.transposed else lines[:, None]
@@ -203,7 +203,7 @@ def _dim(verdict: Verdict) -> int:
 
 
 def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
-    """The weights whose parts differ from those the model uses; by name, both."""
+    """By weight's name, its parts and those that the model uses, if they differ."""
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
@@ -247,7 +247,7 @@ def test_a_layout_that_is_not_the_models_is_seen() -> None:
 
 
 def learned(name: str) -> tuple[list[nn.Parameter], list[dict[str, Any]]]:
-    """A model with weights and gradients, the same at every call: its hidden matrices, and their groups."""
+    """The hidden matrices of a model with gradients, the same at every call, and their groups."""
     kind, sizes = VARIANTS[name]
     model: Any = build(kind, **sizes).float()
     for place, param in enumerate(model.parameters()):

@@ -187,7 +187,7 @@ def under_deepspeed(rank: int, stage: int) -> list[str]:
 
 
 def under_accelerate(rank: int, name: str) -> list[str]:
-    """FSDP1, Accelerate's default, which it uses on CPUs because a hook of the tests makes it."""
+    """FSDP1, Accelerate's default; on CPUs, Accelerate uses it only because a hook of the tests makes it."""
     accelerator = sharding_accelerator()
     accelerator.state.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device
     accelerator.state.fsdp_plugin.use_orig_params = "use_orig_params" in name
@@ -201,7 +201,7 @@ def under_accelerate(rank: int, name: str) -> list[str]:
 
 @cache
 def sharding_accelerator() -> Any:
-    """A process's only one."""
+    """The process's only accelerator."""
     os.environ.update(ACCELERATE_USE_FSDP="true", ACCELERATE_USE_CPU="true")
     sys.path.insert(0, str(Path(__file__).parent / "watch"))
     import watching

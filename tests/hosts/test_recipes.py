@@ -95,7 +95,7 @@ def test_the_table_kept_has_a_good_row_for_every_recipe() -> None:
 
 
 def noted(steps: int = EPOCHS * STEPS, norm: float = MAX_NORM, before: float = 1.0) -> Notes:
-    """Notes of a run that every check passes, except for what is asked for."""
+    """Notes of a run, which pass every check unless an argument is given."""
     taken = [{"norm_before_clipping": before, "norm": norm, "lrs": [0.1 * step]} for step in range(steps)]
     parameters, state = {"w": torch.ones(3)}, {"w": {"momentum_buffer": torch.ones(3)}}
     return Notes("MuonWithAdamW", 1, {"w": torch.zeros(3)}, taken[-steps:], parameters, state, {})
@@ -103,7 +103,7 @@ def noted(steps: int = EPOCHS * STEPS, norm: float = MAX_NORM, before: float = 1
 
 @pytest.mark.parametrize("changed", ["parameters", "state", "steps"])
 def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
-    """One element of a parameter, or of an optimizer's state; and a schedule that began anew."""
+    """It notices one element of a parameter or of an optimizer's state, and a schedule that began anew."""
     whole, half = noted(), noted()
     del half.steps[:STEPS]
     check_resumed([whole], [half])
@@ -116,7 +116,7 @@ def test_the_check_of_resuming_notices_one_element(changed: str) -> None:
 
 
 def test_the_checks_of_training_notice() -> None:
-    """Nothing clipped, nothing averaged (or micro-batches summed), and other parameters or momentum."""
+    """They notice gradients that were not clipped or not averaged, and other parameters or momentum."""
     right, reference = noted(), Reference(noted(), 1e-3, 1e-3, 1e-3)
     away = noted()
     away.parameters["w"][1], away.state["w"]["momentum_buffer"][1] = 1.1, 1.1

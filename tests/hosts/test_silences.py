@@ -1,4 +1,4 @@
-"""What once went wrong without a word, beside FSDP2 and FSDP1: two ranks take three steps and listen.
+"""What once went wrong without a word with FSDP2 and FSDP1: two ranks take three steps and note messages.
 
 ``tests/guard/test_guard.py`` has the silences of one process, ``test_other_hosts`` those of other packages.
 """
@@ -43,7 +43,7 @@ class WithExpert(nn.Module):
 
 
 def listen(model: Any, optimizer: Any, rank: int, parts: str = "own", steps: int = STEPS) -> list[str]:
-    """What each step says; with ``parts="same"``, all ranks learn from the same inputs."""
+    """Each step's warnings or error; with ``parts="same"``, all ranks learn from the same inputs."""
     heard = []
     for step in range(steps):
         optimizer.zero_grad()
@@ -67,7 +67,7 @@ def pair(model: nn.Module, **settings: Any) -> MuonWithAdamW:
 
 
 def layers_sharded(model: nn.Sequential) -> nn.Sequential:
-    """The model, of which FSDP2 has both linear layers, but not the norm."""
+    """The model, with both linear layers under FSDP2, and the norm outside."""
     fully_shard(model[0])
     fully_shard(model[2])
     return model
@@ -151,7 +151,7 @@ def fsdp1_unsharded(rank: int) -> list[str]:
 
 
 def fsdp1_before(rank: int, use_orig_params: bool) -> list[str]:
-    """From the model, from what it wraps, and from all parameters by hand."""
+    """The refusals of Muon made from the model, from what it wraps, and from all parameters by hand."""
     model = under_fsdp1(network(), use_orig_params)
     return [
         refusal(lambda: pair(model)),

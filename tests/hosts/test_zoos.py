@@ -50,7 +50,7 @@ class Layer:
 
 
 class Taking(nn.Module):
-    """A layer inside a model, with its arguments besides the input."""
+    """A layer inside a model, with the arguments that it takes besides the input."""
 
     def __init__(self, block: nn.Module, beside: tuple[Any, ...]) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ OTHERS: dict[str, Layer] = {
     "torch, GRU": Layer("torch.nn.GRU", (32, 16), {"bias": False, "batch_first": True}),
 }
 GATES = ("torch, LSTM", "torch, GRU")
-"""Layers whose matrices torch's documentation says, and whose kernels show no operands."""
+"""Layers whose kernels show no operands, so their matrices are taken from torch's documentation."""
 SEPARATE = {
     "nanochat": {"c_q": 32, "c_k": 16, "c_v": 16, "c_proj": 32, "c_fc": 128},
     "torchtitan": {"wq": 32, "wk": 16, "wv": 16, "wo": 32, "w1": 64, "w3": 64, "w2": 32},
@@ -207,7 +207,7 @@ def test_separate_weights_stay_whole(rows: dict[str, int]) -> None:
 
 
 def test_an_attention_whose_layout_its_name_does_not_decide_asks_for_it() -> None:
-    """litgpt's fused weight was called ``attn``, group by group and later one after the other."""
+    """litgpt's fused weight ``attn`` held its parts group by group, and later one after the other."""
     model = Taking(LitGPT(32, 4, "attn"), ())
     with pytest.warns(UserWarning, match=r"block\.attn\.weight \(64 × 32\) suggest several matrices"):
         split_parameters(model)
@@ -246,7 +246,7 @@ def table() -> str:
 
 
 def rows(layers: list[str]) -> dict[tuple[str, ...], list[str]]:
-    """The layers that have each fused weight, with what it holds, and its parts."""
+    """For each fused weight, by its name, what it holds, and its parts: the layers that have it."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name in layers:
         for it in hidden(name, LAYERS[name].build()):

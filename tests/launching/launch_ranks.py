@@ -42,7 +42,7 @@ def surroundings(rank: int) -> dict:
 
 
 def fork(rank: int) -> bool:
-    """Fork: return from the child, and then from this rank, with whether the child has ended."""
+    """Fork; the child returns first, and then this rank, which returns whether the child has ended."""
     child = os.fork()
     if child == 0:
         return False
@@ -101,7 +101,7 @@ def stop_the_last(rank: int) -> None:
 
 
 def return_early(rank: int) -> float:
-    """Do one all_reduce, and on all ranks except one a second."""
+    """Do one all_reduce and, on all ranks except one, a second one."""
     return total(rank) if rank == FAULTY else total(rank) + total(rank)
 
 
@@ -150,7 +150,7 @@ def hang(rank: int, stopped: int | None = None) -> None:
 
 
 def listeners(rank: int, open_one: bool = False) -> list[str]:
-    """Return the addresses on which this process listens with some groups in use, by the kernel's tables."""
+    """Return the addresses on which this process listens while it uses groups, by the kernel's tables."""
     import psutil
 
     dist.all_reduce(torch.ones(1), group=dist.new_group())
@@ -161,7 +161,7 @@ def listeners(rank: int, open_one: bool = False) -> list[str]:
 
 
 def timeouts(rank: int) -> tuple[dict[str, float], set[float]]:
-    """Return the timeouts of the default group, a subgroup and a mesh's, then of a mesh with its own."""
+    """Return the timeouts of the default group, a subgroup and a mesh, and those of a mesh with its own."""
     dist.new_group()
     init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     found = group_timeouts()

@@ -1,4 +1,4 @@
-"""Checks what a launch might leave behind: processes, descriptors, files; and what its starters share."""
+"""Checks what a launch might leave behind (processes, descriptors, files), and helpers of its tests."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def still_running(pids: Iterable[int], within: float) -> set[int]:
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """A port on which no process listens now."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
 def heed_interrupts() -> None:
-    """Make a child react to SIGINT, which a shell's background job ignores and passes on to children."""
+    """Make a child react to SIGINT: a shell's background job ignores it, and its children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

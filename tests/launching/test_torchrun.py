@@ -103,7 +103,7 @@ def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
         pids = pids_of(agent)
         said, _ = agent.communicate(timeout=100)
     assert "error: rank 0 of 2 got no answer from rank 1, which is stopped (SIGSTOP): " in said
-    assert "SIGKILL" not in said  # torchrun sends it after 30 seconds
+    assert "SIGKILL" not in said  # torchrun would send it after 30 seconds
     assert not still_running(pids, WITHIN)
 
 

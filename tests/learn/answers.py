@@ -1,4 +1,4 @@
-"""Helpers that assert that an exercise rejects an answer, with which message, and that a quiz is right."""
+"""Helpers that assert that an exercise rejects an answer with a certain message, and that a quiz is right."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def assert_wrong(exercise: Exercise, *answers_and_says: Any) -> None:
 
 
 PASSES = "passes"
-"""In a table of answers, in place of a message."""
+"""It stands in a table of answers, in place of a message."""
 
 
 def judged(*tables: tuple[Callable[[], Exercise], Iterable[Any]]) -> Callable[..., None]:
-    """A test with a case for each answer: it passes, or it does not and is told what is wrong with it.
+    """A test with a case for each answer, which must pass, or must be told what is wrong with it.
 
-    Each table has a function that makes an exercise, and rows of answers and a part of their message.
+    A table is a function that makes an exercise, and rows: answers, then a part of their message.
     """
     cases = [pytest.param(make, row, id=str(row[-1])) for make, rows in tables for row in rows]
 

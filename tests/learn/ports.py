@@ -24,7 +24,7 @@ def made_too_early(model: nn.Module, shard: Any) -> Any:
 
 
 def cut_then(make: Callable[[nn.Module], Any]) -> Any:
-    """A prepare that shards the model and then makes something of it."""
+    """A ``prepare`` that shards the model and returns what ``make`` makes from it."""
 
     def prepare(model: nn.Module, shard: Any) -> Any:
         shard(model)
@@ -66,7 +66,7 @@ def own_shard_clipped(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
 
 
 def updated(*acts: str, most: float = MAX_NORM) -> Any:
-    """An update of these acts, in this order."""
+    """An ``update`` that does these acts, in this order."""
 
     def update(model: nn.Module, optimizer: Any, scheduler: Any) -> None:
         known = {

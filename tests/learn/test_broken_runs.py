@@ -224,7 +224,7 @@ def test_suspects_are_awaited_and_wait_for_nobody(clinic: Any) -> None:
 
 
 def searched(order: Callable[[Any], Any], same: Callable[[Any, Any], bool]) -> Callable[[TrainingRun], Any]:
-    """A search through rungs in some order, with some comparison of two rungs."""
+    """A search through the rungs in this order, with this comparison of two rungs."""
 
     def first_wrong(run: TrainingRun) -> Any:
         places = [(*key, rank) for key in lesson.LADDER for rank in run.grid.ranks]

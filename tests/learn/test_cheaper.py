@@ -200,7 +200,7 @@ test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
 
 
 def late_timeline(ranks: int) -> Timeline:
-    """All ranks except 0 ask at once, and rank 0 asks at 60; rank 1 computes meanwhile."""
+    """Rank 0 computes until 60 and only then asks; the other ranks compute until 10, ask, and wait for it."""
     group = tuple(range(ranks))
     times = []
     for rank in group:

@@ -133,7 +133,7 @@ def test_an_entry_is_held_by_those_of_whom_the_plan_says_so(dp_tp: tuple[int, in
 
 
 def changed(change: Any) -> Any:
-    """A holder that is right but for a change."""
+    """A ``holder`` that is right except for one change."""
     return lambda *case: change(*lesson.who_holds(*case))
 
 

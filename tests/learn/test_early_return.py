@@ -71,7 +71,7 @@ def forgets_the_wait(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 
 def mixes_tickets_up(count: int, gather: Any, work: Any, window: int) -> Walk:
-    """Wrong: asks for the next before the first, with right times but exchanged matrices."""
+    """Wrong: asks for the next matrix before the first; times are right, but matrices are exchanged."""
     order = [i ^ 1 if (i ^ 1) < count else i for i in range(count)]
     yield from lesson.prefetch(count, lambda i: gather(order[i]), work, window)
 

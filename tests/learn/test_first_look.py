@@ -108,7 +108,7 @@ def test_the_quiz_knows_right_from_wrong(dp: int, tp: int) -> None:
 
 
 def pretended(dp: int, tp: int) -> tuple[Plan, list[first_look.WeightReport], Tensor]:
-    """Reports as real ranks would send them, and the weight that all of them have."""
+    """Reports as real ranks would send them, and the weight that all ranks have."""
     plan, alone = first_look.plan_of(dp, tp), first_look.weight(1)
     reports = [
         first_look.WeightReport(

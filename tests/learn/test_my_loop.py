@@ -164,7 +164,7 @@ test_a_wrong_clip_is_told_what_is_wrong_with_it = pytest.mark.live(
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two ranks of which one has been killed."""
+    """A run of two ranks, one of which has been killed."""
     folder = tmp_path_factory.mktemp("killed")
     assert lives.start(folder, (2, 1), replace(JOB, victim=1), Port(), False, "gloo", lives.PATIENCE)
     lives.keep_copy(folder)

@@ -1,4 +1,4 @@
-"""Lessons' source files: colours in one place, every name that a notebook uses, no drawing on ranks."""
+"""Lessons' source files: colours are in one place, names that notebooks use exist, and ranks never draw."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = "|".join([*matplotlib.colors.BASE_COLORS, r"[\d.]+"])
 COLOUR_WORDS = "c|colou?r|ec|edgecolors?|fc|facecolors?|fill"
 FILL_WORDS = {"fc", "facecolor", "facecolors", "fill"}
 COLOUR = re.compile(rf"{HEX.pattern}|'(?:{NAMED})'|\b(?:{COLOUR_WORDS})='(?:{SHORT})'")
-"""In hex, by name, or by a letter or grey level as a colour argument; Python's own quotes are single."""
+"""A colour in hex, by name, or by a letter or grey level as an argument; ``unparse`` quotes with ``'``."""
 SATURATED = 0.2
 """HSV saturation. Paler fills may mean anything; fills at least this saturated stand for ranks."""
 

@@ -25,7 +25,7 @@ def made(*lists: Any) -> Any:
 
 
 def with_dp_groups(dp_groups: Any) -> Any:
-    """An answer with the right tp groups, and dp groups made from the sizes and the right ones."""
+    """An answer with the right tp groups; ``dp_groups`` makes its dp groups, given the right ones."""
     return lambda dp, tp: (dp_groups(dp, tp, lesson.groups(dp, tp)[0]), lesson.groups(dp, tp)[1])
 
 
@@ -203,7 +203,7 @@ test_a_wrong_way_to_answer_is_told_who_left_out_what = pytest.mark.live(
     judged(
         (partial(lesson.answers_exercise, 2, 2, timeout=5.0), WAYS),
         (
-            partial(lesson.answers_exercise, 2, 2, timeout=2.0),  # here some wait until it is over
+            partial(lesson.answers_exercise, 2, 2, timeout=2.0),  # some ranks wait until it is over
             [(under_the_if, "Is yours under the if?")],
         ),
     )

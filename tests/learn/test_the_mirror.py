@@ -1,4 +1,4 @@
-"""Lesson 09: its checkers tell right from wrong, its step is the package's, its recording a real step's."""
+"""Lesson 09: checkers tell right from wrong, its step is the package's, its recording is of a real step."""
 
 from __future__ import annotations
 

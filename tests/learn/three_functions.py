@@ -26,13 +26,13 @@ def ranks_of(state: State) -> list[int]:
 
 
 def backwards(params: list[Tensor], state: State) -> Any:
-    """Right: in turn, from the last."""
+    """Right: ranks take turns, beginning with the last."""
     ranks = ranks_of(state)[::-1]
     return {index: ranks[index % len(ranks)] for index in range(len(params))}
 
 
 def in_turn(model: Any) -> dict[int, int]:
-    """Right: matrix ``i`` to the ``i``-th of its holders, and around again."""
+    """Right: matrix ``i`` goes to the ``i``-th of its holders, which take turns."""
     return {i: each.holders[i % len(each.holders)] for i, each in enumerate(model.matrices)}
 
 
@@ -73,7 +73,7 @@ def point_to_point(mine: Tensor, owner: int, state: State) -> Any:
 
 
 def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
-    """Right, unless the padding stays: every piece is padded to the longest."""
+    """Pads every piece to the longest; right if ``strip`` cuts the padding off again."""
     ranks = ranks_of(state)
     rows, columns = shape_of(state)
     longest = max(right.rows_of(rows, len(ranks)))
@@ -88,7 +88,7 @@ def padded(mine: Tensor, owner: int, state: State, strip: bool = True) -> Any:
 
 
 def gathered(change: Callable[[Any, Tensor], Any]) -> Callable:
-    """A gather that returns something else than the whole matrix (None where this is not the owner)."""
+    """A gather that returns what ``change`` makes of the whole matrix (None if this is not the owner)."""
     return lambda mine, owner, state: change(right.gather(mine, owner, state), mine)
 
 

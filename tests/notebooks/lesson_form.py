@@ -4,7 +4,8 @@ A lesson chooses this form by tagging its set-up cell ``hero``. Then its first c
 question, its second shows the picture, and all logistics follow, folded. Each stub has a header. A stub
 tagged ``predict`` asks for predictions; cells tagged ``answer`` answer them, and their outputs are folded.
 The lesson declares, for each predicted name, patterns that would give its answer away. A pattern that matches
-no cell tagged ``answer`` is refused, so that no declaration is empty. It reads notebooks, and runs nothing.
+no cell tagged ``answer`` is refused, so that no declaration is empty. This module reads notebooks, and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def form_problems(notebook: Mapping[str, Any], title: str, links: str) -> list[P
 
 
 def _without_header(notebook: Mapping[str, Any]) -> Iterator[Problem]:
-    """Stubs without a header at the end of their prose: difficulty, minutes, whether required, and par."""
+    """Stubs whose prose does not end with a header: difficulty, minutes, whether required, and par."""
     prose = ""
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and not has(cell, "solution"):

@@ -31,7 +31,7 @@ def parsed(page: Path) -> Any:
 
 
 def assert_keeps_to_itself(page: Path, tree: Any) -> None:
-    """Assert that a page without a script loads nothing, forbids that, and has no state of a widget."""
+    """Assert that a page has no script and no widget's state, loads nothing, and forbids loading."""
     assert tree.find_all(["script", "iframe", "object", "embed", "base", "audio", "video"]) == []
     asked = [tag[name] for tag in tree.find_all() for name in FETCHED & tag.attrs.keys()]
     asked += [tag["href"] for tag in tree.find_all(["link", "image", "use"])]

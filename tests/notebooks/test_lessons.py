@@ -1,4 +1,4 @@
-"""Every lesson has the common form, and its committed notebook equals its text; and the course as a whole."""
+"""Every lesson has the common form, its committed notebook equals its text, and the course is complete."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ TEXTS = {path.stem[:2]: read_text(path.read_text(encoding="utf-8")) for path in 
 
 
 def test_the_reader_writes_enough() -> None:
-    """The lines of the solutions that are not in the stubs."""
+    """It counts the lines of the solutions that are not in the stubs."""
     lines: dict[str, list[str]] = {"stub": [], "solution": []}
     for cell in (cell for text in TEXTS.values() for cell in text["cells"]):
         for kind in lines:

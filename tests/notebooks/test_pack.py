@@ -134,7 +134,7 @@ def test_a_second_run_of_the_cell_changes_nothing(source: str, tmp_path: Path) -
 
 
 def hosted(tmp_path: Path) -> Path:
-    """A host with pip, cloudpickle and its own torch, which consists only of a version."""
+    """A host with pip, cloudpickle, and a torch of its own that has nothing but a version."""
     python = bare.linked_venv(tmp_path / "venv", ("pip", "cloudpickle"))
     [site] = (tmp_path / "venv").glob("lib/python*/site-packages")
     for file, text in (

@@ -297,7 +297,7 @@ def test_pages_lead_to_hosts_and_copies_only_where_there_are_any(monkeypatch: py
 
 
 def film(moment: int) -> Picture:
-    """An empty picture at first, with one more word at each moment."""
+    """A picture that is empty at moment 0, and has ten more words at each later moment."""
     figure, axes = blank(60, 40)
     for word in range(10 * moment):
         axes.text(5, 2 * word, f"word {word}")
@@ -370,7 +370,7 @@ def open_page(driver: Any, page: Path) -> None:
 
 
 def assert_nothing_is_cut(driver: Any, page: Path, width: int) -> None:
-    """With all folds open, no code is cut, and what is too wide has a bar to scroll it."""
+    """With all folds open, no code is cut, and everything that is too wide has a scroll bar."""
     driver.execute_script(OPEN)
     cut, barless, wide = driver.execute_script(CLIPPED)
     assert (page.name, cut, barless) == (page.name, [], [])

@@ -1,9 +1,9 @@
 """Kernels that begin as forks of a process which has imported what all lessons and their ranks import.
 
-A kernel imports for three seconds of a core and its warm server for five, in each of seventeen lessons. Here
-one process without threads imports torch, the widgets and the kernel's own package, and none of this one's;
-each kernel is a fork of it, and the kernel's server another. ``test_pack``, ``test_jupyterlab`` and the tests
-of lesson 00 start kernels as readers do.
+Imports take a kernel three seconds of a core, and its warm server five, in each of seventeen lessons. Here
+one process without threads imports torch, the widgets and the kernel's package, and nothing of ours; each
+kernel is a fork of that process, and so is the kernel's server. ``test_pack``, ``test_jupyterlab`` and the
+tests of lesson 00 start kernels as readers do.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _be_kernel(command: Sequence[str], env: Mapping[str, str], cwd: str) -> NoRe
 
 
 def use_reserved_server() -> None:
-    """Have the first warm server of this kernel be the process that waits for it."""
+    """Let the process that waits for this role become the kernel's first warm server."""
     from muon_tutorial.launching import fork_server
 
     class Started(subprocess.Popen):

@@ -49,7 +49,7 @@ SAID = {
 
 EVERY = ["none", *SAID]
 TRAINERS = ("none", "on each micro-batch", "momentum lost")
-"""Those that a usual run tries under the Trainer: its wrapper and its accumulation could hide these."""
+"""The cases that a usual run tries under the Trainer, whose wrapper and accumulation could hide them."""
 
 
 class Fused(nn.Module):

@@ -128,7 +128,7 @@ def pair(strategy: str | None) -> tuple[torch.nn.Sequential, MuonWithAdamW]:
 
 @pytest.mark.parametrize("readied", [True, False])
 def test_a_scaled_step_that_overflowed_is_skipped_by_a_process_alone(readied: bool) -> None:
-    """Also by the model's ``zero_grad()``, if gradients were readied."""
+    """The model's ``zero_grad()`` resets the gradients, also after they were readied."""
     model, both = pair(None)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (math.inf, 1.0):

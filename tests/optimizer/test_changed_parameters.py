@@ -50,7 +50,7 @@ def assert_same(model: nn.Module, other: nn.Module) -> None:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("stepped", [0, 2])
 def test_moved_to_another_dtype(way: str | None, stepped: int) -> None:
-    """In bf16, as if the optimizer had been made over bf16 and its momentum loaded; and back in fp32."""
+    """In bf16 it steps as if it had been made over bf16 and had loaded its momentum; then back in fp32."""
     ours = layers()
     muon = muon_of(ours, way)
     train(ours, muon, stepped)

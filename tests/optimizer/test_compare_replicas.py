@@ -47,7 +47,7 @@ def network(changed: str = "nothing", by: Callable[[Tensor], None] | None = None
 
 
 def turn_one_sign(tensor: Tensor) -> None:
-    """Flip the highest bit of one element: its weight is 0 modulo every power of two below it."""
+    """Flip the sign, the highest bit, of one element: a sum modulo any smaller power of two would miss it."""
     tensor.view(-1)[-2:][0] *= -1
 
 
@@ -94,7 +94,7 @@ def other_length(rank: int) -> str:
 
 
 def drifted(rank: int, layout: str, what: str) -> list[str]:
-    """A rank's errors in five steps, of which the fourth leaves the last rank with one sign flipped."""
+    """A rank's errors in five steps; after the fourth, one sign is flipped on the last rank."""
     model = network()
     both, heard = pair_on(model, layout, compare_every=2), []
     for step in range(5):

@@ -37,7 +37,7 @@ LAYOUTS = {
 """The layouts by their number of ranks."""
 HOWS = ("nested", "flat", "full")
 EVERY_HOW = ("alone", "fsdp2")
-"""In a usual run the other layouts are saved flat, since torch's own code makes the other forms of it."""
+"""A usual run saves the other layouts flat, since torch's own code makes the other forms of a state."""
 
 
 def network() -> nn.Sequential:
@@ -133,7 +133,7 @@ def saved_and_loaded(
 
 
 def as_accelerate_does(optimizer: torch.optim.Optimizer) -> None:
-    """Its wrapper loads what it has just saved, before the first step."""
+    """Accelerate's wrapper loads what it has just saved, before the first step."""
     optimizer.load_state_dict(optimizer.state_dict())
 
 

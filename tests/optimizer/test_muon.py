@@ -221,7 +221,7 @@ def displaced(param: nn.Parameter, **options: Any) -> Tensor:
 @pytest.mark.parametrize("shape", [(3, 12), (12, 3), (5, 5), (20, 5), (5, 20)], ids=str)
 @pytest.mark.parametrize("adjust_lr_fn", ADJUSTMENTS)
 def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, int], adjust_lr_fn) -> None:
-    """Up to rounding: an error of 2**-8 in each of five iterations; each later one may multiply it by 3.4.
+    """Up to rounding: each of five iterations errs by 2**-8, which each later iteration may multiply by 3.4.
 
     A factor taken from the wrong side would be off by two.
     """
@@ -236,7 +236,7 @@ def test_a_weight_stored_in_out_steps_as_its_transpose_does(shape: tuple[int, in
     [("original", 2.0, 2.0), (None, 2.0, 2.0), ("match_rms_adamw", 1.0, 1.0)],
 )
 def test_the_factor_goes_by_outputs_over_inputs(adjust_lr_fn, more: float, less: float) -> None:
-    """Four times as many outputs as inputs give sqrt(4), to the bit; fewer give 1."""
+    """Four times as many outputs as inputs give a factor of sqrt(4), to the bit; fewer outputs give 1."""
     for parts, lead in ((None, ()), ("stack", (2,))):
         options: dict[str, Any] = {"adjust_lr_fn": adjust_lr_fn, "parts": parts}
         wide, tall = (nn.Parameter(normal((*lead, *sides), 2)) for sides in ((3, 12), (12, 3)))

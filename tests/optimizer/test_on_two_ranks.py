@@ -66,7 +66,7 @@ def step_each(both: MuonWithAdamW, _: nn.Module) -> None:
 
 
 def ready_all_of_the_model(both: MuonWithAdamW, model: nn.Module) -> None:
-    """Muon's own matrices are among the rest."""
+    """The model's parameters, passed as ``rest``, include Muon's own matrices."""
     both.muon.ready_gradients(0.5, rest=model.parameters())
     both.step()
 
@@ -210,7 +210,7 @@ def complex_norm(rank: int) -> list[Tensor]:
 
 
 def wide_gradients(rank: int) -> list[Tensor]:
-    """fp32 gradients of bf16 parameters; only one rank has AdamW's."""
+    """fp32 gradients of bf16 parameters; only one rank has gradients for AdamW."""
     weight, other = (nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for shape in ((4, 6), (3,)))
     weight.grad_dtype = other.grad_dtype = torch.float32
     muon = Muon([("weight", weight)], lr=0.1, strategy="zero1", mesh=build_mesh({"dp": 2}))

@@ -1,4 +1,4 @@
-"""Muon with ``orthogonalize=``: for a recipe, every strategy gives the same bits; the default is stock's."""
+"""Muon with ``orthogonalize=``: per recipe, every strategy gives the same bits; by default, stock Muon's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Momentum is loaded from other packages and back: two more steps are those that the package would take.
+"""Momentum is loaded from other packages, and back: two more steps are as if there had been no change.
 
 torch's, Keller Jordan's (PyPI ``muon-optimizer``) and DeepSpeed's optimizers make the states themselves, if
 installed. dion's and Megatron-LM's are not on PyPI: their states have the published formats, and
@@ -88,8 +88,8 @@ THEIRS: dict[Package, Callable[[Any], Any]] = {
 
 
 def near(package: str, mine: dict[str, nn.Parameter], theirs: dict[str, nn.Parameter]) -> bool:
-    """Whether parameters are equal to the bit. For dion, whose sum rounds differently from an average, and
-    for the order of multiplications in bf16 of Keller Jordan and DeepSpeed, it compares up to rounding."""
+    """Whether parameters are equal to the bit; or up to rounding for dion, whose sum rounds differently from
+    an average, and for Keller Jordan and DeepSpeed, which multiply in another order in bf16."""
     if package in ("torch", "megatron"):
         return all(torch.equal(mine[name], theirs[name]) for name in mine)
     start = build()

@@ -122,7 +122,7 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
 
 
 def flattened(model: nn.Linear) -> nn.Linear:
-    """Its weight as FSDP1 leaves it, with ``use_orig_params=True``."""
+    """The layer, with its weight as FSDP1 leaves it under ``use_orig_params=True``."""
     model.weight.data = model.weight.data.flatten()
     model.weight._fsdp_flattened = True  # type: ignore[attr-defined]
     return model
@@ -241,7 +241,7 @@ def within(path: str, module: nn.Module) -> nn.Module:
 
 
 def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
-    """A model with this parameter: in a module, bare with a shape, or a linear layer's with its rows."""
+    """A model with this parameter: ``what`` is its module, its shape, or a linear layer's number of rows."""
     path, _, own = name.rpartition(".")
     if isinstance(what, tuple):
         return within(path, bare(**{own: what})) if path else bare(**{own: what})
@@ -250,7 +250,7 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
     module: nn.Module = nn.Linear(4, what, bias=False)
     if not path.startswith("layers.0.mlp.") or "router" in path or "gate_proj" in path:
         return within(path, module)
-    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # a mixture: what lies beside them
+    experts = nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(4, 4)])})  # the layer lies beside them
     inner = path.removeprefix("layers.0.mlp.")
     if not inner.startswith("experts"):
         first, *rest = inner.split(".")

@@ -45,8 +45,8 @@ ALGORITHMS = [name for name in RECIPES if name not in ("polar_express", "cans")]
 
 
 def cases(shapes: list[Any], large: list[Any]) -> list[Any]:
-    """Each algorithm with each shape; in a usual run, bf16 without large ones, for which a CPU without bf16
-    units takes seconds each: ``test_named`` has them."""
+    """Each algorithm with each shape. A usual run leaves large shapes in bf16 to ``test_named``, because a
+    CPU without bf16 units takes seconds for each."""
     slow = [name for name in ALGORITHMS if RECIPES[name].dtype is torch.bfloat16]
     more = (left_out(*case) if case[0] in slow else case for case in product(ALGORITHMS, large))
     return [*product(ALGORITHMS, shapes), *more]
@@ -244,7 +244,8 @@ def test_the_gram_form_is_taken_where_it_needs_fewer_operations() -> None:
     assert not recipe.iterates_on_gram(768, 768, share)
     assert recipe.iterates_on_gram(3072, 768, share)
     assert not RECIPES["minimax_bf16"].iterates_on_gram(3072, 768, share)
-    # Five steps of degree 5, symmetric products halved exactly: 5 (2 + ½ + 4) against ½ (4 + 17) + 4.
+    # Over 2s³, with l = 4s and half of each symmetric product: five direct steps of XXᵀ 2, A² ½ and BX 4; on
+    # the Gram matrix, ½ (4 + 17) for XXᵀ and 17 square products, and 4 for the last.
     n = 2 * 768**3
     assert flops(RECIPES["gram"], 768, 3072, "direct", 0.5) == pytest.approx(5 * 6.5 * n)
     assert flops(RECIPES["gram"], 768, 3072, "gram", 0.5) == pytest.approx(14.5 * n)

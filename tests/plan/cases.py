@@ -109,7 +109,7 @@ def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[StoredShard]
 
 
 def span(bucket: Bucket) -> int:
-    """Elements of the virtual buffer."""
+    """The length of the virtual buffer, in elements."""
     return max((entry.offset + entry.size for entry in bucket.entries), default=0)
 
 

@@ -1,8 +1,8 @@
-"""How evenly plans share Newton–Schulz: between ranks over the step, and in each round, at which they meet.
+"""How evenly plans share Newton–Schulz between ranks: over the step, and in each round, where ranks meet.
 
 Work is operations of one iteration. With whole matrices on p positions, the busiest has at least the fair
-share, and at least the costliest matrix. Two of the p + 1 costliest share a position, so it also has at least
-the two smallest of those together, and likewise three of the 2p + 1 costliest, and so on.
+share, and at least the costliest matrix. Two of the p + 1 costliest share a position, so the busiest has at
+least the two smallest of those together; likewise the three smallest of the 2p + 1 costliest, and so on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXCEPTIONS = {
 
 
 def worked(plan: Plan) -> tuple[int, int]:
-    """The work of the busiest rank, and the sum over rounds of each round's busiest rank."""
+    """The work of the busiest rank, and the sum over rounds of the work of each round's busiest rank."""
     rounds = (
         Plan("", plan.grid, tuple(its), "local") for _, its in groupby(plan.buckets, lambda it: it.round)
     )
@@ -57,7 +57,7 @@ def least_work(plan: Plan) -> tuple[float, float]:
 @pytest.mark.parametrize("limit", [1, ROUND_BYTES])
 @pytest.mark.parametrize("ranks", [4, 8, 16])
 def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder: Builder) -> None:
-    """Also by ``zero1``, whose slices have equal length. 1.21: two halves that cannot share a round."""
+    """Also by ``zero1``, whose slices are equally long. The worst, 1.21: two halves cannot share a round."""
     for shapes in (UNEQUAL, EXPERTS):
         made = [Matrix(index, f"m{index}", shape) for index, shape in enumerate(shapes)]
         plan = builder(made, Grid.of(dp=ranks), round_bytes=limit)
@@ -73,7 +73,7 @@ def test_unequal_matrices_and_experts_are_shared(ranks: int, limit: int, builder
     ],
 )
 def test_public_models_are_shared_within_a_tenth_of_the_best(model: str, tp: int) -> None:
-    """With default options; each round counts as its busiest rank."""
+    """With default options; a round's cost is the work of its busiest rank."""
     shape = find_model(model)
     if (shape.heads or tp) % tp:
         with pytest.raises(GridError, match=f"tp={tp} does not divide the {shape.heads} heads"):

@@ -66,7 +66,7 @@ def test_local_ranges_are_the_master_plans_in_the_kept_slice_from_offsets_equal_
 
 
 def intersection(meta: DistMeta, kept: tuple[int, int]) -> tuple[int, int]:
-    """A range's part in the kept interval, relative to its start; empty if they do not intersect."""
+    """A range's part in the kept interval, relative to that interval's start; empty if there is none."""
     low, high = max(meta.global_range[0], kept[0]), min(meta.global_range[1], kept[1])
     return (low - kept[0], high - kept[0]) if low < high else (0, 0)
 

@@ -203,7 +203,7 @@ def test_a_parameter_cut_along_dp_is_refused_by_name_where_it_has_to_be_whole(bu
     loads=st.lists(st.integers(0, 6), min_size=1, max_size=12),
 )
 def test_the_least_busy_position_gets_the_costliest_job_left(costs: list[int], loads: list[int]) -> None:
-    """The result is that of this simple loop, which gives the costliest job left to the lightest position."""
+    """Jobs are shared as in this simple loop: the costliest job left goes to the least busy position."""
     owners, work = [0] * len(costs), [0] * len(loads)
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         owners[job] = min(range(len(loads)), key=lambda at: (work[at], loads[at], at))

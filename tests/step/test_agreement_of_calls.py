@@ -115,7 +115,7 @@ def test_the_odd_rank_is_named_on_all_and_nothing_changes(
 
 
 def alike_again(rank: int, strategy: str) -> list[str]:
-    """A rank's errors in steps before which rank 1's lr is changed, or set right again."""
+    """A rank's errors in four steps; rank 1 sets its lr to NaN before the third, and right again after it."""
     model = network()
     both = MuonWithAdamW.from_model(model, lr=0.1, strategy=strategy, mesh=build_mesh({"dp": 2}))
     heard = []

@@ -74,7 +74,7 @@ def alone(case: Case, **settings: Any) -> list[Tensor]:
 
 
 def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
-    """Assert that each matrix moved as in one process, up to a fraction of that and parameters' rounding."""
+    """Assert that each matrix moved as in one process, up to ``bound`` times that move and rounding."""
     starts = whole_matrices(ranks.case)
     for at, params in zip(ranks.places, ranks.params, strict=True):
         for param, whole, start, cut in zip(params, wholes, starts, ranks.case.cuts, strict=True):
@@ -96,7 +96,7 @@ def assert_close(ranks: Ranks, wholes: Sequence[Tensor], bound: float) -> None:
 def test_any_grid_is_within_the_bound_and_replicas_are_alike(
     name: str, sizes: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    """Uneven cuts, empty shards, cuts of the short side, several buckets in flight, a missing gradient."""
+    """With uneven cuts, empty shards, cut short sides, several buckets in flight, and a missing gradient."""
     case, grid = replace(UNEVEN, dtype=dtype), Grid.of(dp=sizes[0], tp=sizes[1])
     ranks = seated(grid, SMALL, case, orthogonalize=name, window=2)
     ranks.steps(whole_gradients(case))
@@ -107,7 +107,7 @@ def test_any_grid_is_within_the_bound_and_replicas_are_alike(
 
 
 def test_what_is_gathered_is_stock_to_the_bit_and_what_stays_cut_is_not() -> None:
-    """With a minimum aspect above all of them, everything is gathered."""
+    """With a minimum aspect above that of every matrix, everything is gathered."""
     ranks = seated(DP2_TP2, partial(SMALL, least_aspect=1000.0), UNEVEN)
     ranks.steps(whole_gradients(UNEVEN))
     assert_own_parts(ranks.params, single_process(UNEVEN), UNEVEN, DP2_TP2)
@@ -243,7 +243,7 @@ def test_odd_options_and_axes_are_refused() -> None:
 
 
 def run_live(rank: int, root: str) -> dict[str, list[Tensor]]:
-    """Two steps, a checkpoint, two more; the last two again from the checkpoint; and all under ``zero1``."""
+    """Two steps, a checkpoint, two more; then the last two from the checkpoint, also under ``zero1``."""
     case, world = replace(UNEVEN, steps=4), LiveWorld(build_mesh({"dp": 2, "tp": 2}))
     gradients = list(whole_gradients(case))
     found: dict[str, list[Tensor]] = {}

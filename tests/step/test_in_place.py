@@ -108,7 +108,7 @@ UNCUT = [Matrix(i, f"m{i}", (64, 128)) for i in range(8)]
 @pytest.mark.parametrize("strategy", ["replicated", "owner_per_replica", "owner"])
 @pytest.mark.parametrize("dp", [2, 4])
 def test_a_step_holds_a_bucket_on_the_wire_and_one_matrix(strategy: str, dp: int) -> None:
-    """In addition, one matrix's Newton–Schulz input in fp32."""
+    """It also holds one matrix's Newton–Schulz input, in fp32."""
     plan = STRATEGIES[strategy](UNCUT, Grid.of(dp=dp))
     one = newton_schulz_buffers(64, 128) + 4 * 64 * 128
     held = WIRE * ELEMENTS

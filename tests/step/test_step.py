@@ -534,7 +534,7 @@ def test_any_parameters_on_any_grid_step_as_the_single_process_does(
     nesterov: bool,
     adjust_lr_fn: str,
 ) -> None:
-    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand: the same bits.
+    """Fused lines, heads, stacks and convolutions, stored either way, cut evenly or by hand, give equal bits.
 
     This holds in any interleaving.
     """

@@ -50,7 +50,7 @@ def test_numbers_are_found_again_that_made_the_samples() -> None:
 
 
 def test_what_one_rank_moves_at_most_is_found_where_processors_are_not_the_limit() -> None:
-    """Half a gigabyte per second: two ranks on two cores wait for it; four share the cores and do not."""
+    """At about 0.6 GB per second, two ranks on two cores wait for bandwidth; four ranks wait for cores."""
     most = min(BANDWIDTHS, key=lambda one: abs(one - 0.6e9))
     samples = [sampled(ranks, data, messages, 2, most) for ranks in (2, 4) for data, messages in SIZES]
     assert astuple(fit_gloo(samples, 2)) == pytest.approx((BYTE, MESSAGE, LATENCY, TURN, most))

@@ -71,7 +71,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
 
 
 def test_a_round_costs_what_its_slowest_rank_takes() -> None:
-    """Owners of one matrix after the other wait for each other; in one round they work at once."""
+    """If matrices come one by one, owners wait for each other; in one round, they work at the same time."""
     given = [Matrix(i, f"m{i}", (2048, 2048), dtype=torch.bfloat16) for i in range(4)]
     plan, walks = owner(given, Grid.of(dp=4)), RankWalks(H100, 3)
     apart, at_once = (step_cost.estimate_plan("owner", it, walks, 1) for it in (one_by_one(plan), plan))

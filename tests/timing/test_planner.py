@@ -139,7 +139,7 @@ def test_adamw_sends_what_its_formula_says_and_pays_for_it_as_muon_does() -> Non
         assert found.seconds == pytest.approx(float(due) / 1e6, rel=0.01)
     assert plain.seconds_at(2.0) == pytest.approx(plain.seconds / 2, rel=0.01)
     by_gloo = estimate_adamw(lengths, Grid.of(dp=4), replace(LAPTOP, cores=None)).seconds
-    # Gloo's reduce_scatter: an all_reduce
+    # Gloo's reduce_scatter is an all_reduce.
     assert by_gloo > 4 * 10**6 * LAPTOP.byte * (2 * 0.75 * 4 + 0.75 * 2)
 
 
@@ -434,7 +434,7 @@ def test_the_advice_says_whether_it_holds_on_other_links_or_where_it_turns() -> 
     ahead, behind = sorted((crossing, within), key=lambda one: one.seconds)
 
     def slower(factor: float) -> float:
-        """The time of the winner with many more bytes: on slow links it falls behind."""
+        """The winner's time if it sent many more bytes, so that it falls behind on slow links."""
         return ahead.seconds + (behind.seconds - ahead.seconds) * 4 * (1 / factor - 1)
 
     bound = replace(ahead, at_factor=(slower,))

@@ -196,7 +196,7 @@ def test_a_ring_and_messages_share_what_a_rank_sends_and_a_link_may_carry_one_wa
 
 
 def test_an_exchange_is_done_for_a_rank_when_its_own_messages_are() -> None:
-    """Ranks 0 and 1 exchange their data while rank 2 computes, which sends and gets next to nothing."""
+    """Ranks 0 and 1 exchange their data while rank 2, which sends and gets next to nothing, computes."""
     sizes = ((0, 1000, 1), (1000, 0, 1), (1, 1, 0))
 
     def program(rank: int) -> Walk:

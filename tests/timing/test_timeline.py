@@ -59,7 +59,7 @@ SMALL = TimelineTask(dp=2, count=4, side=32, steps=1)
 
 
 def early(rank: int) -> Walk:
-    """Rank 1 asks two seconds later; both then compute for two seconds while it travels for one."""
+    """Rank 1 asks two seconds later; then both compute for two seconds while the data travel for one."""
     compute(rank)
     ticket = yield Start(asked())
     compute()
@@ -73,8 +73,8 @@ def early_timeline() -> StepTimeline:
 def test_a_predicted_flight_is_issued_begins_ends_and_is_answered() -> None:
     flights = {flight.rank: flight for flight in early_timeline().flights}
     times = {rank: (one.issued, one.begin, one.end, one.answered) for rank, one in flights.items()}
-    assert times[0] == pytest.approx((0, 2, 3, 3))  # it has nothing more to do, and waits
-    assert times[1] == pytest.approx((2, 2, 3, 4))  # it goes on computing
+    assert times[0] == pytest.approx((0, 2, 3, 3))  # rank 0 has nothing more to do, and waits
+    assert times[1] == pytest.approx((2, 2, 3, 4))  # rank 1 goes on computing
     assert {(one.kind, one.label, one.payload, one.ring) for one in flights.values()} == {
         ("all_reduce", "sum", 1000, 1000)
     }
@@ -98,7 +98,7 @@ def request(rank: int, asked_at: int, phase: str = "sum", **moments: int) -> Not
 
 
 def notes() -> list[RankNotes]:
-    """Two ranks, in nanoseconds: one request waited for at once, one in the background."""
+    """Two ranks' notes, in nanoseconds: one request is waited for at once, and one is in the background."""
     first = (
         request(0, 100, issued=300, done=300),
         request(0, 400, "share", issued=420, waiting=700, answered=900),

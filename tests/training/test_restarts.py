@@ -1,4 +1,4 @@
-"""Runs under ``torchrun --max-restarts`` whose ranks are killed end like undisturbed runs."""
+"""Under ``torchrun --max-restarts``, runs whose ranks are killed end like undisturbed runs."""
 
 from __future__ import annotations
 

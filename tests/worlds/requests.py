@@ -39,7 +39,7 @@ STARTS = {
 class Ask:
     """A request as a function of the position: the kind, the elements of a piece, and the dtype.
 
-    Splits are the elements that each position sends to each, and their offsets in its buffer.
+    ``splits``: the number of elements that each position sends to each; ``starts``: their offsets.
     """
 
     kind: Kind

@@ -1,4 +1,4 @@
-"""Real processes: exactly the same answers as the in-process world, and meshes whose groups time out."""
+"""Real processes give exactly the in-process world's answers, and the groups of their meshes time out."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_three_ranks_answer_every_kind_as_one_process_does_and_step_alike(
 
 
 def messages_of_ones_own(rank: int) -> tuple[float, list[float], list[float]]:
-    """A user's tagged message, sent while worlds on one mesh exchange; and both worlds' answers."""
+    """A user's tagged message, sent while two worlds on one mesh exchange, and both worlds' answers."""
     mesh = build_mesh({"dp": 2, "tp": 1})
     worlds, group = (LiveWorld(mesh), LiveWorld(mesh)), mesh.get_group("dp")
     own = torch.full((3,), -1.0)
@@ -172,7 +172,7 @@ def test_a_followed_exchange_tells_when_it_is_done_and_keeps_no_process_alive(
 
 
 def test_groups_over_axes_are_in_order_of_position_whatever_their_timeout() -> None:
-    """So are the timeouts, also for a group of the whole world, of one rank, or over two axes."""
+    """All have the mesh's timeout, also a group of the whole world, of one rank, or over two axes."""
     found = launch(on_one_of_four, 4, timeout=ASKED_OF_LAUNCH)
     for number, axes in enumerate(AXES):
         local = LocalWorld(DP2_TP2).run([one(gather_ranks(rank, axes)) for rank in DP2_TP2.ranks])

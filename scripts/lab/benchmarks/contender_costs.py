@@ -1,9 +1,9 @@
 """Measures what a contender's step costs on one rank: bytes, memory and seconds. All ranks must make the
 same calls.
 
-Bytes are counted from the requests, by the kernel's TCP counters of this process, and by the counter of a
-network interface if only the ranks use it. Seconds are measured for learning (forward and backward), for
-finishing (everything after it), and for the step's collectives, repeated without computation in between.
+Bytes are counted three times: from the requests, by the kernel's TCP counters of this process, and, if only
+the ranks use a network interface, by its counter. Seconds are measured for learning (forward and backward),
+for finishing (everything after it), and for the step's collectives, repeated without computation in between.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class InterfaceCount:
 
 
 def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) -> list[InterfaceCount]:
-    """Each contender's steps by the interface's counter; nothing else may use the interface meanwhile."""
+    """Count each contender's steps at the interface; nothing else may use the interface meanwhile."""
     found = []
     for name in names:
         contender = _warm(name, work)
@@ -106,7 +106,7 @@ def read_interface(rank: int, names: Sequence[str], work: Workload, steps: int) 
 
 
 def read_sizes(rank: int, sizes: Sequence[int], repeats: int) -> list[InterfaceCount]:
-    """All_reduces of these sizes, in elements, to which the interface's overhead is fitted."""
+    """Count all_reduces of these sizes (elements), to which the interface's overhead is fitted."""
     world = LiveWorld(build_mesh({"dp": dist.get_world_size()}))
     found = []
     for size in sizes:

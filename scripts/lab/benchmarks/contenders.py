@@ -146,7 +146,7 @@ def step_each(
     world: LiveWorld,
     averages: bool = False,
 ) -> Contender:
-    """A contender whose optimizers step gradients that are already reduced, or are DTensors.
+    """A contender whose optimizers get gradients that are already reduced, or DTensors.
 
     ``averages``: gradients are averaged over dp, in one buffer, after backward.
     """
@@ -200,7 +200,7 @@ CONTENDERS: dict[str, tuple[Build, dict[str, int], str]] = {
     "Muon owner, DP=4": (partial(our_muon, owner), DP, ADAMW_DP),
     "Muon owner, FSDP2, DP=4": (partial(step_each, fsdp2, owners), SHARDED, ADAMW_SHARDED),
 }
-"""By name: how to build it, its grid, and the AdamW that does the same work on the same grid.
+"""By a contender's name: how to build it, its grid, and the AdamW that does the same work on that grid.
 
 With g = p = 4, DDP sends as many bytes as ZeRO-1: ρN(g+p).
 """

@@ -44,7 +44,7 @@ WORKS: Mapping[str, tuple[tuple[int, int], int]] = {
 }
 RANKS = 4
 PATIENCE = 900.0
-"""Seconds after which a run of ranks that share busy cores is given up."""
+"""Seconds after which a run is given up; ranks may share busy cores."""
 ASPECTS = (1, 4, 16)
 SHORT = 1024
 
@@ -53,8 +53,9 @@ SHORT = 1024
 class Distance:
     """How far an update in shards is from the update of one process.
 
-    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, where Y is one process's update: by the same recipe's iteration
-    for ``gram``, by stock's for ``stock``. ``mine`` and ``stocks`` are the qualities of X and of stock's Y.
+    ``gram`` and ``stock`` are ‖X − Y‖/‖Y‖, where X is the update in shards and Y that of one process: the
+    same recipe's for ``gram``, stock's for ``stock``. ``mine`` and ``stocks`` are the qualities of X and of
+    stock's Y.
     """
 
     sides: tuple[int, int]
@@ -99,7 +100,7 @@ def update_in_shards(G: Tensor, tp: int, name: str) -> Tensor:
 
 
 def _zeros(plan: Plan, rank: int, piece: Tensor, name: str) -> PlanStep:
-    """A rank's step with lr 1 and no momentum over a parameter of zeros, which becomes minus the update."""
+    """A rank's step with lr 1 and no momentum over a parameter of zeros, so the parameter becomes −update."""
     param = nn.Parameter(torch.zeros_like(piece))
     param.grad = piece.clone()
     still = {"lr": 1.0, "weight_decay": 0.0, "momentum": 0.0, "nesterov": False}

@@ -70,7 +70,7 @@ def train_curve(settings: TrainSettings, way: Way) -> WayCurve:
 
 
 def curves_table(curves: Sequence[WayCurve], command: str) -> Table:
-    """A row per run: its losses at the end, and how far they are from stock's with the same seed."""
+    """A row per run: its final losses, and their differences from stock's with the same seed."""
     stock = {curve.seed: curve for curve in curves if curve.way == STOCK}
     rows: tuple[TableRow, ...] = tuple(
         {

@@ -1,4 +1,4 @@
-"""The tables measured on real ranks: the contenders' bytes, seconds, memory, and an interface's counts."""
+"""Tables measured on real ranks: the contenders' bytes, seconds and memory, and an interface's counts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
-    """The share of each round that follows backward, with each part taken from the rank slowest in it."""
+    """The share of each round that follows backward; each part is that of the rank that was slowest in it."""
     return [f / (f + x) for f, x in zip(_slowest(ranks, "finish"), _slowest(ranks, "learn"), strict=True)]
 
 
@@ -348,7 +348,7 @@ def _together(runs: Sequence[Sequence[InterfaceCount]]) -> list[InterfaceCount]:
 
 
 def counters_table(counters: InterfaceFit, command: str) -> Table:
-    """Predicted bytes on the interface against counted ones, with an overhead fitted elsewhere."""
+    """Bytes on the interface, predicted and counted; the overhead is fitted to other sizes."""
     a, b = overhead(counters)
     rows: tuple[TableRow, ...] = tuple(
         {

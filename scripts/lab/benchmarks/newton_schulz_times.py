@@ -1,7 +1,7 @@
 """Times Newton–Schulz: every recipe against ``torch.optim.Muon``'s function, in one process.
 
 Contenders take turns within each round, so that other load on the machine slows all of them alike. The
-highest rate of a plain matrix product, measured in the same rounds, gives the floor of each.
+highest rate of a plain matrix product, measured in the same rounds, gives each contender's floor.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ WORKS: Mapping[str, Sequence[tuple[int, int]]] = {
 TORCH = "torch.optim.Muon"
 PEAKS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 HALF = 0.5
-"""The share of a symmetric product's operations that is left if each element is computed once."""
+"""The share of a symmetric product's operations that remains if equal elements are computed once."""
 
 Contender = Callable[[list[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class WorkTimes:
-    """Seconds of each contender, one per round, and GFLOP/s of plain products, five of each kind per round.
+    """Seconds of each contender, one per round, and GFLOP/s of plain products, five per kind and round.
 
     ``chosen`` is the recipe that ``"auto"`` chose, by shape as text.
     """
@@ -94,7 +94,7 @@ def draw(shape: tuple[int, int], seed: int) -> Tensor:
 def contender(
     name: str, choices: Mapping[Shape, str] | None = None, workspace: Workspace | None = None
 ) -> Contender:
-    """Return a function that orthogonalizes a list of matrices: torch's, ours to its bits, or a recipe.
+    """Return a function that orthogonalizes a list of matrices: torch's, ours (same bits), or a recipe.
 
     ``"auto"`` takes the recipe in ``choices`` for each matrix's shape.
     """
@@ -130,7 +130,7 @@ def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
 def product(
     dtype: torch.dtype, side: int, device: torch.device | str = "cpu"
 ) -> tuple[Callable[[], object], float]:
-    """Return a function that repeats a square product into the same memory, and its operations."""
+    """Return a function that repeats a square product into the same memory, and its count of operations."""
     A, B = (draw((side, side), seed).to(device, dtype) for seed in range(2))
     out, times = torch.empty_like(A), min(100, max(1, (768 // side) ** 3))
 
@@ -143,7 +143,7 @@ def product(
 
 
 def operations_once(recipe: Recipe, shapes: Sequence[tuple[int, int]]) -> float:
-    """Return a recipe's operations on these shapes if symmetric products compute each element once."""
+    """Return a recipe's operations on these shapes if half of each symmetric product is computed."""
     return sum(flops(recipe, *sides, form_of(recipe, *sides), HALF) for sides in shapes)
 
 

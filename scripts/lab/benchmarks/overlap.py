@@ -1,7 +1,7 @@
-"""How much of a gradient reduction hides behind backward, on real ranks: ``overlap_grad_reduce``.
+"""How much of a gradient reduction hides behind backward with ``overlap_grad_reduce``, on real ranks.
 
 Three kinds of rounds take turns in one run: backward alone, backward and then the reduction, and backward
-with the reduction in it. The exposed time is how much longer the last takes than the first.
+with the reduction in it. The exposed time is how much longer the last kind takes than the first.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The Muons of other packages, each configured to do ``torch.optim.Muon``'s work as closely as it allows.
 
-A package's row says what it does differently: seconds can only be compared with that in mind. A package is
+A package's row says what its Muon does differently: compare seconds only with that in mind. A package is
 imported when its contender is made. One that is not installed, or that fails here, is left out, and a note
 says why.
 """
@@ -38,7 +38,7 @@ class StepContender:
 
     ``source`` is the package and its version. ``coefficients`` and ``steps`` are those of its Newton–Schulz.
     ``batching`` says how it treats equal shapes, ``remark`` what else differs. ``compiles``: its first steps
-    compile, and run before anything is counted.
+    compile, so they run before anything is counted.
     """
 
     name: str
@@ -88,9 +88,9 @@ def first_line(error: BaseException) -> str:
 def import_alone(dotted: str) -> ModuleType:
     """Import one module of a package without running the ``__init__`` of the packages it lies in.
 
-    It works for a module whose own imports within the package are relative and only of its siblings. ``timm``
-    as a whole needs a torchvision built for the installed torch; its optimizer needs neither. The module gets
-    another name in ``sys.modules``, so that importing the package itself still loads all of it.
+    It works for a module that imports nothing from its package except siblings, and those relatively.
+    ``timm`` as a whole needs a torchvision built for the installed torch; its optimizer needs neither. The
+    module gets another name in ``sys.modules``, so that importing the package itself still loads all of it.
 
     Raises:
         ModuleNotFoundError: there is no such package or module.

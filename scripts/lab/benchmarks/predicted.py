@@ -31,7 +31,7 @@ DTYPE_PAIRS = ((4, 4), (4, 2), (2, 2))
 
 
 def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
-    """Bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo: least and most over ranks."""
+    """The least and the most bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo."""
     rows, each = list[TableRow](), 840 * 1024
     for kind, parts in product(KINDS, sizes):
         grid, whole = Grid.of(dp=parts), each * parts * 4
@@ -74,7 +74,7 @@ def sample_request(
 
 
 def strategies_table(command: str, D: int = 4) -> Table:
-    """Every strategy in the table of formulas: its bytes by the formula, and by the plan's ledger."""
+    """Every strategy with its formula: its bytes by the formula, and by the plan's ledger."""
     rows = tuple(_strategy_rows(D))
     notes = (
         f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "

@@ -1,7 +1,7 @@
-"""Whether owners work at the same time: steps of real ranks, with Newton–Schulz or with sleep in its place.
+"""Do owners work at the same time? Steps of real ranks, with Newton–Schulz or with sleep in its place.
 
-Sleeping ranks need no core, so one machine shows how long the plan takes on as many machines as ranks, and
-the messages are real. Steps with real work are compared with ranks that share it and exchange nothing.
+Sleeping ranks need no core, so one machine shows how long the plan would take with a machine per rank. The
+messages are real. Steps with real work are compared with ranks that share it and exchange nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class SleepCase:
-    """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest one, a rank sleeps ``seconds``.
+    """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest matrix, a rank sleeps ``seconds``.
 
     ``limit`` is the strategies' own limit of a round, in bytes; None leaves the default.
     """
@@ -83,9 +83,10 @@ class SleepCase:
 
     @property
     def best(self) -> float:
-        """The least seconds possible if ranks take whole matrices: the fair share or the costliest matrix.
+        """The least seconds if ranks take whole matrices: the fair share or, if it is more, the costliest
+        matrix.
 
-        For equal matrices: the time of as many as the busiest rank must have.
+        For equal matrices: the time of the ⌈matrices / ranks⌉ that some rank must take.
         """
         sleeps = self.sleeps()
         if len(set(sleeps)) == 1:

@@ -1,8 +1,8 @@
-"""Seconds and memory of whole optimizer steps: this Muon by every name, ``torch.optim``'s, other packages'.
+"""Seconds and memory of whole steps: this Muon with each ``orthogonalize=``, torch's, and other packages'.
 
 All step the same parameters with the same gradients, in turns within one process, so that other load on the
-machine slows all of them alike. Each has a momentum of its own. The first step of each is not timed, but
-watched: its memory, the products it computes, and how close its update is to torch's.
+machine slows all of them alike. Each has a momentum of its own. The first step of each is not timed. Instead
+it is watched: its memory, the products it computes, and how close its update is to torch's.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class ContenderSteps:
 
 @dataclass(frozen=True, slots=True)
 class StepRun:
-    """All contenders of one run, torch's first; GFLOP/s of plain products by dtype; who was left out."""
+    """All contenders of one run, torch's first; GFLOP/s of plain products by dtype; what was left out."""
 
     work: StepSet
     steps: Sequence[ContenderSteps]

@@ -31,7 +31,7 @@ from .turns import slowest, take_turns
 
 TITLE = "Seconds of a step, predicted and measured"
 TELLING = 0.10
-"""Two steps whose measured seconds differ by more than this must be told apart."""
+"""If two steps' measured seconds differ by more than this fraction, the prediction must tell them apart."""
 
 BUILDERS: dict[str, Builder] = {
     **{name: STRATEGIES[name] for name in ("replicated", "round_robin", "zero1", "layerwise", "owner")},
@@ -85,7 +85,7 @@ def link_text(mbit: int | None) -> str:
 
 GRIDS = ((("dp", 2),), (("dp", 4),), (("dp", 2), ("tp", 2)), (("dp", 8),))
 SIZES: Mapping[int | None, tuple[int, int]] = {None: (256, 2), 1000: (256, 1), 200: (128, 2), 50: (128, 1)}
-"""Width and layers on each link: slow ones get small models, so that a step stays below some seconds."""
+"""Width and layers on each link: slow links get small models, so that a step takes only some seconds."""
 
 
 def cases(mbit: int | None) -> list[StepCase]:
@@ -199,7 +199,7 @@ def windows_table(found: Sequence[Measured], said: Sequence[float], command: str
 
 
 def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """The predictions' errors, by link and over all, and how often they name the faster of two cases."""
+    """The errors of predictions, by link and over all, and how often they name the faster of two cases."""
     rows = []
     for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
         both = zip(found, said, strict=True)
@@ -210,7 +210,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error, and the share of clearly different pairs ordered right."""
+    """Median, 90th percentile and largest error, and how many clearly different pairs are ordered right."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right

@@ -30,7 +30,8 @@ SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double"
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """``peak``: the most bytes that were allocated at once beyond those at the beginning. ``left``: how many
-    still are at the end. ``operations``: floating-point operations of matrix products, by dtype."""
+    of these are still allocated at the end. ``operations``: floating-point operations of matrix products, by
+    dtype."""
 
     peak: int
     left: int
@@ -89,7 +90,7 @@ def watch_first_step(make: Callable[[], Made], device: torch.device) -> tuple[Ma
 
 
 def _operations(shapes: Sequence[Sequence[int]], first: int) -> float:
-    """Floating-point operations of a product of two matrices, or stacks of them, from the arguments' shapes.
+    """Floating-point operations of a product of two matrices, or of two stacks, from the arguments' shapes.
 
     >>> _operations([[2, 3], [3, 4]], 0)
     48.0

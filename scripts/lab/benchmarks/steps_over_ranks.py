@@ -1,8 +1,8 @@
 """Seconds and memory of whole steps on 1, 2, 4 and 8 real ranks, which take turns in one launch.
 
 Every rank holds all parameters and the same averaged gradients, as under DDP. While some ranks step, the
-others wait for the next turn. The strategies are compared with the best that two ranks could do: each steps
-the half of the matrices that ``owner`` gives it, as a separate process that sends nothing.
+others wait for the next turn. The strategies are compared with the best that two ranks could do: each is a
+process of its own that sends nothing, and steps the half of the matrices that ``owner`` gives it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .step_work import state_bytes, watch_first_step
 from .turns import in_milliseconds, ratios_by_round, slowest, timed
 
 PATIENCE = 600.0
-"""Seconds that ranks wait for the others' turns."""
+"""Seconds that ranks wait while other ranks have their turns."""
 
 APART = "two halves, no communication"
 OWNER = "owner"
@@ -93,7 +93,7 @@ def measure_over_ranks(
 def time_cases(
     rank: int, work: StepSet, chosen: Sequence[RankCase], rounds: int, device_type: str, orthogonalize: str
 ) -> Mapping[RankCase, RankSteps]:
-    """One rank's part in every case in which it takes part. All ranks must call."""
+    """One rank's measurements in the cases in which it takes part. All ranks must call."""
     torch.set_num_threads(1)
     device = torch.device("cuda", rank) if device_type == "cuda" else torch.device(device_type)
     params, gradients = work.parameters(device), work.gradients(device)
@@ -125,8 +125,8 @@ def time_cases(
 def _maker(
     case: RankCase, params: Params, mesh: DeviceMesh, rank: int, orthogonalize: str
 ) -> Callable[[], Muon]:
-    """Makes a rank's optimizer: over all parameters, or over the half that ``owner`` gives the rank. All
-    ranks of the case must call this."""
+    """Return a function that makes a rank's optimizer: over all parameters, or the half that ``owner`` gives
+    the rank. All ranks of the case must call this."""
     settings = {"orthogonalize": orthogonalize, **SETTINGS}
     if case.strategy != APART:
         return partial(Muon, params, mesh=mesh, **STRATEGIES[case.strategy], **_UNCOMPARED, **settings)

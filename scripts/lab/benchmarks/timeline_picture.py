@@ -1,4 +1,4 @@
-"""Draws steps as predicted and as recorded, one above the other for each rank, on one time axis.
+"""Draws steps as predicted and as recorded, for each rank one above the other, on one time axis.
 
 The same timelines give the same bytes. Each band shows a rank's processor, and its transfers below.
 """
@@ -32,7 +32,7 @@ WORDS: dict[Doing, str] = {
 }
 BAND = 26
 THINNEST = 1500
-"""Bars shorter than a step over this number are not drawn: they would be too thin to see."""
+"""Bars shorter than the step's duration divided by this are not drawn: they would be too thin to see."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[K
 
 
 def timed(run: Callable[[], object], device: torch.device | None = None) -> float:
-    """Seconds of a call, until a GPU has finished its work, too."""
+    """Seconds of a call; on a GPU, until the GPU has finished its work."""
     on_gpu = device is not None and device.type == "cuda"
     if on_gpu:
         torch.cuda.synchronize(device)

@@ -30,7 +30,7 @@ from .judge import blame, judge
 from .processes import children, left_behind, mark, server, since_struck, wait_until
 
 Show = Callable[[Outcome], None]
-_ALIKE = 60  # two ranks' errors are the same if this many first characters are
+_ALIKE = 60  # two ranks' errors count as the same if so many first characters are
 _KILLED = re.compile(r"rank (\d+)(?: of \d+)?:? was killed by (SIG\w+)")
 _OWN_DEATHS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 
@@ -118,7 +118,7 @@ class Campaign:
 
 
 def warm_up() -> None:
-    """Wait until the server that forks ranks has finished its imports, so no case is charged for them."""
+    """Wait until the server that forks ranks has finished its imports, so that they delay no case."""
 
     def has_imports(rank: int) -> bool:
         return {"torch._dynamo", "torch.distributed.fsdp"} <= sys.modules.keys()
@@ -167,7 +167,7 @@ def launched(case: Case, folder: Path, fn: Callable[..., Any], *args: Any) -> Se
 
 
 def _struck(case: Case, folder: Path) -> Seen:
-    """A launch in which one rank is struck: by itself or, during its start, from outside."""
+    """A launch in which one rank strikes itself or, during its start, is struck from outside."""
     gift = strikes.Gift(case, str(folder))
     if case.phase != strikes.STARTING:
         return launched(case, folder, strikes.suffer, case, gift, str(folder))

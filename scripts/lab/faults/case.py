@@ -1,4 +1,4 @@
-"""Plain records of a fault, the observations of it, and how it ended."""
+"""Plain records: a fault, what was observed of it, and how it ended."""
 
 from __future__ import annotations
 
@@ -71,10 +71,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """One rank's record of a case. ``error`` is "" if there was none; ``named``: it is the package's own.
+    """One rank's record of a case. ``error`` is "" if there was none; ``named``: the error is one of the
+    package's own.
 
     ``unchanged``: its tensors were the same after the error as before. ``equal``: at the end they equalled
-    the oracle's. Either is None if it was not checked. Times are in seconds.
+    the oracle's. ``unchanged`` and ``equal`` are None if they were not checked. Times are in seconds.
     """
 
     rank: int

@@ -1,6 +1,6 @@
 """Faults in data, not in processes: wrong gradients, settings, values and orders, on one rank or on all.
 
-Each changes what a rank builds, or its tensors just before one step. It does not know how that is detected.
+Each changes what a rank builds, or its tensors just before one step. None knows how it is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .job import Blueprint, Rig
 HUGE = 2e38  # finite in float32 and bfloat16, but the sum of two is not
 OVERFLOW = "finite gradients whose sum overflows"
 NO_GRADIENT = ("gradient None", "a parameter frozen in mid run")
-"""Faults that leave a rank without a gradient: if the step averages, it counts as zero."""
+"""Faults that leave a rank without a gradient: if the step averages, the missing gradient counts as zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _set_back(rig: Rig) -> None:
 
 
 def _other_values(plan: Blueprint, dice: Random) -> Blueprint:
-    """Draw a matrix that other ranks hold too with another seed."""
+    """With another seed, draw a matrix that other ranks hold, too."""
     made = torch.Generator().manual_seed(dice.randrange(1 << 30))
     return _with(plan, job.WHOLE, torch.randn(plan.wholes[job.WHOLE].shape, generator=made))
 
@@ -193,17 +193,17 @@ def _planned(strategy: str, dp: int, tp: int) -> bool:
 
 
 def _hand_cut(strategy: str, dp: int, tp: int) -> bool:
-    """Whether the package knows which ranks keep copies: not for own functions; and FSDP2 keeps none."""
+    """Whether the package knows which ranks keep copies: own functions hide it, and FSDP2 keeps none."""
     return dp * tp > 1 and strategy not in (job.FSDP2, job.OWN_FUNCTIONS)
 
 
 def _kept_alike(strategy: str, dp: int, tp: int) -> bool:
-    """Whether copies can differ. Under zero1, the one rank that steps an entry sends its error to all dp."""
+    """Whether copies can differ. Under zero1 one rank steps an entry, and its error reaches all of dp."""
     return _hand_cut(strategy, dp, tp) and (dp == 1 or not strategy.startswith("zero1"))
 
 
 def _copied_over_dp(strategy: str, dp: int, tp: int) -> bool:
-    """Whether every piece has a copy to compare it with; without dp, pieces that tp cuts have none."""
+    """Whether every piece has a copy to compare it with. Without dp, pieces that tp cuts have no copy."""
     return _hand_cut(strategy, dp, tp) and dp > 1
 
 
@@ -294,7 +294,7 @@ FAULTS: Mapping[str, DataFault] = {
 """By name. ``nothing`` is the control: it must always survive."""
 
 COMPARED = {"other first values", "first values off by one bit"}
-"""Faults for which Muon must compare: by default it gives all ranks the first one's values, as DDP does."""
+"""Faults for which Muon must compare values: by default, all ranks get the first rank's, as with DDP."""
 
 NAMELESS = {"equal shapes swapped, without names"}
 """Faults for which no rank passes names of parameters."""

@@ -27,7 +27,8 @@ SHARES: Mapping[str, float] = {
 
 
 def draw(seed: int, size: int, only: str = "") -> list[Case]:
-    """The cases of a seed and size, always the same. A longer campaign does not begin with a shorter one.
+    """The cases of a seed and size, always the same. A longer campaign does not begin with the cases of a
+    shorter one.
 
     ``only``: only cases of kinds with these words in their name.
     """
@@ -97,7 +98,7 @@ def _saving(seed: int, dice: Random, only: str) -> Iterator[Case]:
         rank = None if kind == broken_saves.TWO_SAVERS else dice.randrange(2)
         strategy = dice.choice(["zero1 all", "owner", "replicated", job.FSDP2])
         if kind == broken_saves.OTHER_VALUES and strategy == job.FSDP2:
-            strategy = "owner"  # under FSDP2, no two ranks hold the same
+            strategy = "owner"  # under FSDP2, no two ranks hold copies
         yield Case(seed, 0, kind, "saving", rank, strategy, 2, 1, "launch", dice.getrandbits(32))
 
 

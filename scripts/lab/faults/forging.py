@@ -1,5 +1,5 @@
-"""Forged checkpoints: objects that run code when unpickled, and names that lead out of the folder; the
-hashes in a manifest are corrected to match.
+"""Forged checkpoints: objects that run code when unpickled, and names that lead out of the folder. The
+manifest's hashes are corrected to match.
 
 Knows two formats: the pickled ``.metadata`` of ``torch.distributed.checkpoint``, and a sealed JSON manifest
 that lists files with their hashes and the boxes of the tensors in them.
@@ -42,14 +42,14 @@ def files(folder: Path) -> list[Path]:
 
 
 def pickle_in_place(folder: Path, other: Path, dice: Random) -> None:
-    """Replace a file of the checkpoint by a pickle, bare or as ``torch.save`` writes one."""
+    """Replace a file of the checkpoint by a pickle, either bare or as ``torch.save`` would write it."""
     path, evil = dice.choice(files(folder)), Evil(folder)
     path.write_bytes(pickle.dumps(evil) if dice.random() < 0.5 else _saved(evil))
     _seal_again(folder, lambda content: None)
 
 
 def pickle_in_metadata(folder: Path, other: Path, dice: Random) -> None:
-    """Add a forged object to the metadata, and change nothing else in them."""
+    """Add a forged object to the metadata, and change nothing else there."""
     path, evil = folder / ".metadata", Evil(folder)
     if not path.is_file():
         path.write_bytes(pickle.dumps(evil))

@@ -49,7 +49,7 @@ def play(rank: int, case: Case, folder: str) -> RankRecord:
         record = _refused(case, world.at, error, begun)
         if rig is None:
             return record
-        if not fault.needs_guard:  # what needs the guard has changed data already
+        if not fault.needs_guard:  # a fault that needs the guard has already changed data
             record = replace(record, unchanged=rig.digest() == before)
         return _go_on(case, fault, rig, step, record)
     equal = equals_oracle(case, rig, _given(case, rig))
@@ -76,7 +76,7 @@ def equals_oracle(case: Case, rig: Rig, given: Given | None = None) -> bool:
 
 
 def _given(case: Case, rig: Rig) -> Given | None:
-    """How a fault that was not refused changes the mean gradients; None if it does not."""
+    """How a fault that was not refused changes the mean gradients; None if they stay the same."""
     if case.kind == OVERFLOW:
         return lambda step, index, grad: torch.full_like(grad, HUGE)
     if case.kind not in NO_GRADIENT or not rig.blueprint.averages or case.rank is None:

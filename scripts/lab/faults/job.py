@@ -56,7 +56,7 @@ STRATEGIES = (*PLANNED, FSDP2, OWN_FUNCTIONS)
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a rank must build; a fault gives one rank a different one. ``order`` lists the matrices."""
+    """What a rank must build; a fault gives one rank another blueprint. ``order`` lists the matrices."""
 
     strategy: str
     wholes: tuple[Tensor, ...]
@@ -135,7 +135,7 @@ def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:
     """The whole gradient of one matrix at a dp position."""
     mean, spread = _grains(step, index, tuple(plan.wholes[index].shape))
     places = at.size("dp")
-    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # adds up to zero over dp
+    off = 2 * at["dp"] - (places - 1) if plan.averages else 0  # these add up to zero over dp
     return (mean + off * spread) * 2.0**-6
 
 
@@ -178,7 +178,7 @@ def _stepped(
 
 
 def without_share(rig: Rig, missing: int, at: Coordinate) -> Given:
-    """The mean gradient if the rank at ``at`` has none for one matrix: its part counts as zero."""
+    """The mean gradient if the rank at ``at`` has no gradient of one matrix: its part counts as zero."""
     whole = gradient(rig.blueprint, at, FAULT_AT, missing)
     box = shard_box(tuple(whole.shape), rig.blueprint.cuts[missing], at["tp"], at.size("tp"))
 
@@ -262,5 +262,5 @@ def _like(param: nn.Parameter, part: Tensor, whole: Tensor) -> Tensor:
 
 
 def raw_bytes(tensor: Tensor) -> bytes:
-    """A tensor's bytes, which compare its bits even for NaN."""
+    """A tensor's bytes: comparing them compares its bits, even those of NaN."""
     return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

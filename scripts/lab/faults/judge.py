@@ -13,7 +13,7 @@ from .case import Case, Seen, Verdict
 _NUMBER = r"\d+\b(?!\.\d)"
 _RANKS = re.compile(rf"\branks? ({_NUMBER}(?:(?:, and|,| and|–| to) ?{_NUMBER})*)")
 _TWO = re.compile(r"\branks (\d+) and (\d+) differ\b")  # no other rank holds the same part
-_NOBODY = "no rank failed by itself"  # a launch's text if every rank only waited
+_NOBODY = "no rank failed by itself"  # a launch's text begins so if every rank only waited
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-])")
 _LONGEST = 300  # characters of detail
 
@@ -78,7 +78,7 @@ def blame(text: str, guilty: int, blamed: int | None = None, ranks: int = 0) -> 
     """Whether a message blames the guilty rank; ``blamed`` is the rank that a launch's error carries.
 
     A rank is blamed if it is listed alone: "rank 2: …" next to "rank 0, 1, 3: …". If every rank is listed
-    alone, the first one is blamed. If two ranks differ, both are blamed, which may be all of ``ranks``.
+    alone, the first one is blamed. If two ranks differ, both are blamed, even if ``ranks`` is two.
     """
     if blamed is not None:
         return "named" if blamed == guilty else "wrong rank"

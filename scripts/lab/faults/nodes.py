@@ -1,4 +1,4 @@
-"""Two nodes on one machine that lose their connection: two network namespaces with a link, an agent in each.
+"""Two nodes on one machine that lose their connection: two linked network namespaces, each with an agent.
 
 python -m scripts.lab.faults.nodes --seed 0 --jobs 4 --losses 5
 """
@@ -27,7 +27,7 @@ OURS = "muon_tutorial torchrun"
 PATIENCE = 300.0
 """Seconds for a job to take its next step on a busy machine."""
 BOUND = 1e-3
-"""How far losses may differ from the undisturbed ones, since sums over fewer ranks round differently."""
+"""How far losses may differ from the undisturbed run's: sums over fewer ranks round differently."""
 
 
 class NoNamespacesError(Exception):
@@ -189,7 +189,7 @@ class Job:
 def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
-    """Whether a job that repeatedly loses a node or link ends like an undisturbed one; seconds to resume."""
+    """Whether a job that keeps losing a node or link ends like an undisturbed one, and seconds to resume."""
     whole = alone(folder, steps)
     with two_nodes() as nodes:
         job = Job(nodes, folder, steps, least, [], [])
@@ -212,7 +212,7 @@ def disturbed(
 
 
 def main() -> int:
-    """Disturb jobs, every fourth of which may go on with one node, and show each; returns 1 if one failed."""
+    """Disturb jobs and show each; every fourth may go on with one node. Returns 1 if a job failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=4)

@@ -84,8 +84,8 @@ def preempt(
 ) -> Trial:
     """Start a run, and send a signal ``moment`` seconds after its folder holds the file ``begun``.
 
-    An empty ``begun`` means at once, and "." as soon as the folder is there. A SIGUSR1 ends nothing, so a
-    SIGTERM follows ``later`` seconds after it.
+    If ``begun`` is empty, the seconds count from the start; if it is ".", from when the folder is there. A
+    SIGUSR1 ends nothing, so a SIGTERM follows ``later`` seconds after it.
     """
     job = [*TRAIN[3:], "--dp", str(ranks), "--timeout", "30", *options, "--out", "run"]  # it may be busy
     starter = ["-m", "muon_tutorial", "torchrun", "--standalone", f"--nproc-per-node={ranks}", str(SCRIPT)]
@@ -126,7 +126,7 @@ def _send(started: Started, name: str, whom: str) -> None:
 
 
 def main() -> int:
-    """Run trials under both starters, on 2 and 4 ranks in turn, and show each; 1 if one ended badly."""
+    """Run trials under both starters, on 2 and 4 ranks in turn; show each. Returns 1 if one ended badly."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)

@@ -63,7 +63,7 @@ def server() -> int | None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process: thread by thread, and each thread's in the order in which it started them.
+    """The children of a process, thread by thread; those of a thread are in the order in which they started.
 
     Sorting by pid would not give that order, because pids wrap around.
     """

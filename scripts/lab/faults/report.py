@@ -1,4 +1,4 @@
-"""Writes the campaign's table, kinds against verdicts, in Markdown and as data."""
+"""Writes the campaign's table of kinds by verdicts, in Markdown and as data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
 
 
 def share_named(outcomes: Sequence[Outcome]) -> float:
-    """The fraction of refusals of one rank's fault that name the rank."""
+    """Of the refusals of a fault on one rank, the fraction that name the rank."""
     one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
     return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
 

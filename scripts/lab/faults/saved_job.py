@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 def build(strategy: str, world: LiveWorld | None) -> tuple[Model, MuonWithAdamW]:
-    """A rank's model and optimizers over dp, or those of one process if ``world`` is None."""
+    """A rank's model and optimizers over dp, or one process's if ``world`` is None."""
     model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
     how: dict[str, Any] = {} if world is None else job.distribution(strategy, world)
     if strategy == job.FSDP2 and world is not None:
@@ -117,7 +117,7 @@ def parameters_equal(model: Model, steps: int) -> bool:
 
 
 def digest(model: Model, both: MuonWithAdamW) -> list[bytes]:
-    """The bytes of everything that a load may change."""
+    """The bytes of everything that a load may change: tensors, and the groups' settings."""
     found = [job.raw_bytes(local_part(p.detach())) for p in model.parameters()]
     for part in (both.muon, both.adamw):
         for entry in part.state.values():

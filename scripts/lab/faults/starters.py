@@ -1,4 +1,4 @@
-"""Faults in runs of other starters: ``torchrun`` and the command line, each in a process of its own."""
+"""Faults in runs that ``torchrun`` or the command line starts, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .processes import MARK, children, left_behind, since_struck, wait_until
 
 LIMIT = TIMEOUT + PATIENCE
 STARTING, LATE = 90.0, 4.0
-"""Seconds that a starter may take to start on a busy machine, and that it is watched beyond the limit."""
+"""Seconds that a starter may take to start on a busy machine, and seconds of watching beyond the limit."""
 TORCHRUN = ("SIGKILL", "exception", "SIGSTOP", "sys.exit(3)", "SIGABRT", "the agent is killed", "stuck")
 AGENT = "the agent is killed"
 _NAMED_BY_A_RANK = re.compile(r"got no answer from rank (\d+)")
-"""A rank's own message. torchrun itself blames the rank that ended first, which a stopped rank never is."""
+"""A rank's own message. torchrun itself blames the rank that ended first, so never a stopped rank."""
 
 _ROOT_CAUSE = re.compile(r"Root Cause.*?\brank\s*:\s*(\d+)", re.DOTALL)
 TRAIN = (
@@ -92,7 +92,7 @@ def _heed_signals() -> None:
 def under_torchrun(case: Case, folder: Path) -> Seen:
     """Run one case on two ranks that torchrun starts."""
     kills_agent = case.kind == AGENT
-    # A rank only stalls, so that the others are waiting for it when the agent is killed.
+    # The rank only stalls: the others must be waiting for it when the agent is killed.
     stalled = {"kind": "stuck", "phase": "between steps", "rank": 0} if kills_agent else {}
     told = json.dumps({**asdict(case), **stalled})
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(case.world_size))
@@ -124,7 +124,8 @@ def under_torchrun(case: Case, folder: Path) -> Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """A ``train`` that a shell starts, and the disturbance: how it is started, and what is done to it.
+    """A ``train`` that a shell starts, and how it is disturbed: by how it is started, or by what is done to
+    it.
 
     ``codes``: the exit codes that are allowed. ``moment``: the longest delay of the disturbance in seconds.
     """
@@ -204,7 +205,7 @@ def by_command_line(case: Case, folder: Path) -> Seen:
     started = start(case.number, folder, shell.words)
 
     def has_begun() -> bool:
-        """Python has begun to import the package: before that, only the interpreter could react."""
+        """Whether Python has begun to import the package: before that, only the interpreter could react."""
         with contextlib.suppress(OSError):
             return "/torch/" in Path(f"/proc/{started.process.pid}/maps").read_text()
         return True  # the process has already ended

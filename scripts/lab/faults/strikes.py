@@ -1,7 +1,7 @@
 """Ends, stops or stalls a rank at a chosen moment: before it joins, in a step, or while it saves.
 
-A step is struck at one of its requests, which an observer of the world sees. A save or a load is struck at
-a file that it opens, renames or removes, which Python's audit events report.
+A step is struck at one of its requests, which an observer of the world sees. A save or a load is struck when
+it opens, renames or removes a file, which Python's audit events report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from . import job
 from .case import STRUCK, TIMEOUT, Case, RankRecord
 from .job import Rig
 
-STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the others must give up long before
+STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the other ranks must give up long before
 
 
 class PlantedError(Exception):
@@ -75,7 +75,7 @@ PHASES = (*BEFORE, *IN_A_STEP, "between steps", "returning")
 
 
 def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
-    """One rank of a run in which one is struck. ``gift`` strikes on arrival if that is the phase."""
+    """One rank of a run in which one rank is struck, by ``gift`` if the phase is the arguments' arrival."""
     hit = Trigger(case, rank, folder)
     hit.at("before the mesh")
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
@@ -94,7 +94,7 @@ def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
 
 
 class Trigger:
-    """Strikes its rank once, when its phase comes, and writes down the time."""
+    """Strikes its rank once, when the case's phase comes, and writes down the time."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ def _zero_a_block(folder: Path, other: Path, dice: Random) -> None:
 
 
 def _take_from_the_other(folder: Path, other: Path, dice: Random) -> None:
-    """Replace a file by the file of the same name from the other save."""
+    """Replace a file by the file of that name in the other save."""
     path = dice.choice(files(folder))
     newer = other / path.relative_to(folder)
     shutil.copy(newer if newer.exists() else dice.choice(files(other)), path)
@@ -102,8 +102,8 @@ TAMPERINGS: Mapping[str, Callable[[Path, Path, Random], None] | None] = {
     "files named outside the folder": forging.climb_out,
     "the disk is full while saving": None,
 }
-"""Changes to a checkpoint of four ranks before one process loads it. Those without a function happen while
-it is saved."""
+"""Changes to a checkpoint of four ranks before one process loads it. If no function is given, the change
+happens while it is saved."""
 
 
 def tampered(case: Case, saves: Path, folder: Path) -> Seen:
@@ -128,7 +128,7 @@ def tampered(case: Case, saves: Path, folder: Path) -> Seen:
 
 
 def _loaded(folder: Path, begun: float) -> Seen:
-    """Load; compare with the state before if that was refused, and with the oracle if not."""
+    """Load; if the load is refused, compare with the state before it, otherwise with the oracle."""
     sentinel = folder.parent / SENTINEL
     model, both = saved_job.build("", None)
     model.fill(OTHER)

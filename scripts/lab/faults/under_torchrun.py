@@ -1,4 +1,4 @@
-"""The program of ranks that ``torchrun`` starts, one of which is struck; takes a case and a folder."""
+"""The program of ranks that ``torchrun`` starts; one rank is struck. It takes a case and a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reader of foreign traces: it separates forms, counts each collective once, and avoids misreadings."""
+"""The reader of foreign traces: it tells forms apart, counts each collective once, and avoids misreadings."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Watch:
         torch.save(notes, self.folder / f"rank-{rank}.pt")
 
     def noting_norm(self, clip: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a function that clips gradients and returns their norm before."""
+        """Wrap a function that clips gradients and returns their norm before clipping."""
 
         def noting(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)

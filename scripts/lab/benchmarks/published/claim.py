@@ -33,7 +33,7 @@ class Claim:
     ``said`` then holds. ``given`` says whether everything that decides the figure was published (shapes; for
     seconds also the hardware) or only ``some`` of it; ``assumed`` says what we filled in. ``ours`` computes
     our side. ``why`` explains a difference, and is a function if the explanation contains figures. If the
-    figure also states a direction, it does so by lying ``above`` or ``below`` a number.
+    figure also states a direction, it lies ``above`` or ``below`` that number.
 
     Raises:
         UsageError: the published number does not lie on the side that the claim names.

@@ -1,7 +1,7 @@
 """Machines for hardware that has no file of its own: the A100's file, scaled by datasheets.
 
-Every rate is the same fraction of the peak as in the A100's file for a product or copy of that size. So
-nothing is fitted to the figures that such a machine is compared with.
+A rate is the same fraction of the device's peak as in the A100's file, for a product or copy of that size. So
+nothing is fitted to the published figures.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ A100_PEAK, A100_MEMORY = 312e12, 2.039e12
 def machine_of(name: str) -> Machine:
     """One node of the devices with this name in ``datasheets.json``.
 
-    A datasheet has dense bf16 operations per second (``peak``), bytes per second of memory, and bytes per
-    second in each direction on the link to the other devices.
+    A datasheet gives dense bf16 operations per second (``peak``), the memory's bytes per second, and the
+    bytes per second in each direction on the link to the other devices.
     """
     sheet = json.loads(Path(__file__).with_name("datasheets.json").read_text(encoding="utf-8"))[name]
     base = find_machine("a100-infiniband")
@@ -40,7 +40,7 @@ def machine_of(name: str) -> Machine:
 
 
 def a800s() -> Machine:
-    """The A100's file with an A800's links inside a node, by its datasheet 200 GB/s in each direction."""
+    """The A100's file with an A800's links inside a node: 200 GB/s in each direction, by its datasheet."""
     base = find_machine("a100-infiniband")
     return replace(base, name="A800", inside=Link(REACHED * 200e9, base.inside.latency))
 

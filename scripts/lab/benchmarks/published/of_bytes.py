@@ -54,7 +54,7 @@ def upper_bound() -> float:
 
 
 def lower_bound() -> float:
-    """The same if one list is cut, and only matrices that straddle a cut are gathered; mean over ranks."""
+    """The same, if one list is cut and only matrices that straddle a cut are gathered; a mean over ranks."""
     plan = in_one(BOUNDARY, moonlight(), Grid.of(dp=DP))
     entries = [entry for bucket in plan.buckets for entry in bucket.entries]
     shared = [(len(entry.workers) * entry.size, entry.size) for entry in entries]  # over all holders
@@ -63,9 +63,9 @@ def lower_bound() -> float:
 
 
 def straddling(bucket: int = ONE_LIST) -> float:
-    """The fraction of the matrices that lie on several ranks, and so must be gathered.
+    """The fraction of the matrices that must be gathered, because they lie on several ranks.
 
-    ``bucket``: bytes of gradients that are cut over dp together. Megatron-LM's default is
+    ``bucket``: the bytes of gradients in a list that dp cuts as a whole. Megatron-LM's default is
     ``max(40_000_000, 1_000_000 * DP)`` elements, here in fp32 (its ``distributed_data_parallel.py``).
     """
     ends = accumulate(4 * matrix.numel for matrix in moonlight())
@@ -87,14 +87,14 @@ def requests(plan: Plan) -> int:
 
 @cache
 def megatron_domain() -> tuple[tuple[Matrix, ...], tuple[Matrix, ...]]:
-    """19 layers of Qwen3-235B-A22B for 16 ranks, and the experts of one of 8 positions, for 2 ranks."""
+    """19 layers of Qwen3-235B-A22B, for 16 ranks, and an eighth of their experts, for 2 ranks."""
     dense, experts = stage_matrices(find_model("qwen3-235b-a22b"), tp=16, ep=8, pp=5)
     cut = tuple(replace(matrix, cuts=(("tp", Shard(0)),)) for matrix in experts)
     return tuple(dense), cut
 
 
 def fewer_collectives() -> float:
-    """Collectives of gather-and-repeat over those with one home rank per matrix, of both domains together."""
+    """In both domains together: gather-and-repeat's collectives over those with one home rank per matrix."""
     dense, experts = megatron_domain()
     repeated = requests(in_one(replicated, dense, Grid.of(dp=1, tp=16)))
     homes = [(dense, Grid.of(tp=16)), (experts[:48], Grid.of(tp=2))]  # one exchange carries any number
@@ -102,7 +102,7 @@ def fewer_collectives() -> float:
 
 
 def step_moves_nothing() -> float:
-    """Bytes that ``layerwise`` moves besides gradients and parameters, over those of gathering everything."""
+    """Bytes that ``layerwise`` moves besides gradients and parameters, over those to gather every matrix."""
     own = [Matrix(i, f"layer {i}", (256, 256)) for i in range(64)]
     gathered = _sent(zero1(own, Grid.of(dp=8)), 0)["dp gather"]
     moved = _sent(layerwise(own, Grid.of(dp=8)), 0)
@@ -130,6 +130,6 @@ def megabytes_to_an_owner(D: int) -> float:
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB of Qwen2.5-3B's state that each of 8 ranks saves under ZeRO, against AdamW's 8 bytes an element."""
+    """GiB that each of 8 ranks saves of Qwen2.5-3B's state under ZeRO; AdamW keeps 8 bytes per element."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30

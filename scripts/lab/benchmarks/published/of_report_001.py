@@ -63,7 +63,7 @@ def communicating_over_adamw() -> float:
 
 
 def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
-    """One step's collectives: over all ranks, or each gather over an axis of its own, first dp's."""
+    """One step's collectives: over all ranks, or with each gather over its own axis, dp's first."""
     for row, axis in zip(rows, ("dp", "tp", "", "", ""), strict=False):
         axes = ("dp", "tp") if row.group == at.grid.world_size else (axis,)
         dtype = DTYPES[row.dtype]
@@ -72,7 +72,7 @@ def _collectives(rows: Sequence[CollectiveSum], at: Coordinate) -> Walk:
 
 
 def overlapped() -> float:
-    """Seconds of a step with a window of three over one with a window of one: the report's largest matrix.
+    """Seconds of a step with a window of three over those with a window of one, for the largest matrix.
 
     That matrix is 92 % of the model, so there is one bucket.
     """

@@ -31,7 +31,7 @@ from .of_work import operations
 
 @cache
 def once_against_repeated() -> float:
-    """Seconds of gather-and-repeat over those with one home rank per matrix: dense matrices, then experts."""
+    """Seconds of gather-and-repeat over those with one home rank per matrix, for dense ones plus experts."""
     machine = find_machine("b200-infiniband")
     dense, experts = megatron_domain()
     layers = len(experts) // 48  # equal layers, so one is walked for all
@@ -73,7 +73,7 @@ def adds(model: str, grid: str, machine: Machine) -> float:
 
 
 def added_on_a800s() -> float:
-    """The same in milliseconds for Llama-3.1-8B on 128 A800s."""
+    """Milliseconds that ``layerwise`` takes longer than ZeRO-1 AdamW: Llama-3.1-8B on 128 A800s."""
     return adds("llama-3.1-8b", "dp=128", a800s()) * 1e3
 
 
@@ -128,7 +128,7 @@ def grug(nodes: int, steps: int, homes: int = 1) -> float:
 
 
 def awaited_at_the_end() -> float:
-    """Seconds of a step that awaits its all_gathers one by one, over one that awaits them last: eight A100s.
+    """On eight A100s: seconds of a step that awaits all_gathers one by one, over one that awaits all last.
 
     As in KellerJordan/Muon, parameters are sorted by size; each rank steps one of every eight, and those
     eight are gathered.

@@ -1,4 +1,4 @@
-"""Published figures of the update itself: its error if other matrices than the right ones are orthogonalized.
+"""Published figures of the update itself: its error if the wrong matrices are orthogonalized.
 
 Ours are computed on Gaussian matrices from a fixed seed, in float64, so that all machines agree.
 """
@@ -40,7 +40,7 @@ def sharded_off() -> float:
 
 
 def gate_and_up(scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Updates of gate above up, (688 + 688) × 256: as one matrix, and each alone. Gate's is scaled."""
+    """Updates of gate above up, (688 + 688) × 256, as one matrix and each alone; gate's G is scaled."""
     G = gaussian(1376, 256)
     G[:688] *= scale
     return orthogonalized(G), orthogonalized(G, 2)

@@ -29,7 +29,7 @@ def operations(shape: ModelShape) -> int:
 
 
 def overhead(model: str, tokens: int) -> float:
-    """Newton–Schulz's operations over those of forward and backward, published as 6 per token and element."""
+    """Newton–Schulz's operations over forward's and backward's, which are 6 per token and element."""
     shape = find_model(model)
     return operations(shape) / (6 * shape.hidden * tokens)
 
@@ -37,7 +37,7 @@ def overhead(model: str, tokens: int) -> float:
 def of_products(tokens: float) -> float:
     """The fraction of a step's operations that Newton–Schulz takes, for DeepSeek-V4-Pro's experts.
 
-    A layer has 384 of them and a shared one, of three matrices each; a token passes through 7.
+    A layer has 384 experts and a shared one, of three matrices each; a token passes through 7 of them.
     """
     expert = (3072, 7168)
     newton_schulz = DEFAULT_STEPS * newton_schulz_cost(expert) * 3 * 385
@@ -45,7 +45,7 @@ def of_products(tokens: float) -> float:
 
 
 def assumed_of_experts() -> str:
-    """What was assumed of the experts' share of all products, with our figure for shorter sequences."""
+    """What we assumed for the experts' share of all products, with our figure for shorter sequences."""
     return (
         "The experts' products, with DeepSeek-V4-Pro's sizes as Primus configures them, and sequences of "
         f"4,096 tokens. Of 512: {of_products(8 * 512):.0%}."
@@ -67,7 +67,7 @@ def by_symmetry(rows: int, columns: int) -> float:
 
 
 def by_local_products(ranks: int) -> float:
-    """Square products of gather-and-repeat, over a rank's own if ranks share all products except A²."""
+    """Gather-and-repeat's square products over those of a rank if ranks share all products except A²."""
     return 3 / (1 / ranks + 1 + 1 / ranks)
 
 
@@ -95,7 +95,7 @@ def batched() -> float:
 
 
 def _seconds(G: torch.Tensor) -> float:
-    """Seconds of five steps in bf16, batched if ``G`` is; our own default takes matrices one by one."""
+    """Seconds of five steps in bf16, batched if ``G`` is a batch; our default takes matrices one by one."""
     with Work(find_machine("a100-infiniband")) as work:
         quintic(G.bfloat16())
     return sum(work.take())

@@ -26,7 +26,7 @@ OPENING = (
 
 
 def compare_all() -> tuple[Comparison, ...]:
-    """Every claim with our side computed, grouped by kind; takes some twenty seconds."""
+    """Every claim with our computed figure, grouped by kind; takes some twenty seconds."""
     claims = read_claims()
     return tuple(Comparison(claim, claim.ours()) for kind in KINDS for claim in claims if claim.kind == kind)
 
