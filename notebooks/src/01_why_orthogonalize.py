@@ -201,7 +201,7 @@ svd.check(svd_update)
 # </details>
 
 # %% [markdown]
-# What each optimizer makes of this gradient (Muon "as it runs" takes the fast approximation of lesson 02):
+# What each optimizer makes of this gradient (Muon "as it runs" approximates, as in lesson 02):
 
 # %% tags=["volatile"]
 orthogonalize = lesson.without_momentum(svd.accepted_or(lesson.svd_update))
@@ -426,7 +426,7 @@ print(lesson.say_cost(G))
 #
 # </details>
 #
-# **Quiz.** A line of code each; 1% off is near enough.
+# **Quiz.** 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 

@@ -167,14 +167,12 @@ write.check(step)
 # </details>
 
 # %% [markdown]
-# (So the title counts *steps*: five steps of three products make fifteen.)
-#
 # ## Write all of it
 #
-# From here on you build an optimizer. If your answer passes, and two steps of an optimizer with it end with the bits
-# of `torch.optim.Muon`, it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real
-# processes. Torch's Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch
-# rounds: write both lines of `step` with `torch.addmm`.
+# From here on you build an optimizer. If your answer passes, and gives an optimizer the bits of `torch.optim.Muon`,
+# it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real processes. Torch's
+# Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write both
+# lines of `step` with `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -377,7 +375,7 @@ print(lesson.say_published())
 #
 # </details>
 #
-# **Quiz.** A line of code each; 1% off is near enough.
+# **Quiz.** 1% off is near enough.
 #
 # *Easy · 3 minutes · required*
 

@@ -72,7 +72,7 @@ formulas, timed, quiz = lesson.check_formula(), lesson.check_seconds(), lesson.q
 #
 # ## Predict
 #
-# Now take more ranks and a larger tensor:
+# Take more ranks and a larger tensor:
 
 # %%
 print(f"{many} ranks; a tensor of {many * 1024:,} float32 entries in {many} pieces; 4 bytes an entry")
@@ -300,7 +300,7 @@ def same_as_torchs(rank):
 print("the same bits on every rank:", all(launch(same_as_torchs, ranks, backend=backend)))
 
 # %% [markdown]
-# In the first half sums fill up, and in the second they are passed on:
+# Sums fill up, and are then passed on:
 
 # %% tags=["ranks"]
 total = lesson.run_sum(all_reduce, ranks, backend)
@@ -491,7 +491,7 @@ for many_ranks in (2, 16, 128, 1024):
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

@@ -111,7 +111,7 @@ compare({"owner_of_last": owner_of_last, "zeros": zeros}, found, lesson.draw_run
 # %% [markdown]
 # ## All of it, in one cell
 #
-# This is the early code in our words, without momentum and weight decay:
+# The early code in our words, without momentum and weight decay:
 
 # %%
 def early_share(parameters, rank, ranks):
@@ -174,8 +174,8 @@ compare({"wrong": wrong}, {"wrong": torn.wrong()}, lesson.draw_run(torn, "first_
 print(lesson.say_outcome(torn))
 
 # %% [markdown]
-# No error, and all ranks agree to the last bit, because all have added up the same buffers. Only a comparison with
-# *one process* finds the mistake.
+# No error, and all ranks agree, because all have added up the same buffers. Only a comparison with *one process*
+# finds the mistake.
 #
 # ## Be the saboteur
 #
@@ -432,7 +432,7 @@ print("the same bits on every rank:", all(all(map(torch.equal, each, single)) fo
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 3 minutes · required*
 

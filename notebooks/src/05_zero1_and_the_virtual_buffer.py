@@ -225,7 +225,7 @@ print("whole again:", torch.equal(torch.cat(collected[0]), lesson.whole_matrix(p
 # orthogonalizes it, and uses its own part of the update. The work is repeated, but no update has to be sent.
 #
 # The first published version gathers *every* bucket, padding included. The thrifty way sends only parts of matrices
-# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. Back at `dp` ranks,
+# that straddle, to the ranks that keep the other parts. An entry travels as bfloat16, 2 bytes. At `dp` ranks again,
 # how many bytes does rank 0 *send* in each way?
 #
 # <details><summary>Hint</summary>
@@ -374,7 +374,7 @@ planned.check(all_ranges)
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 4 minutes · required*
 

@@ -98,7 +98,7 @@ guess.check(dp_group, tp_group)
 # %% [markdown]
 # ## All groups of any grid
 #
-# Now write a function that lists all groups of any grid.
+# Write a function that lists all groups of any grid.
 #
 # <details><summary>Hint</summary>
 #
@@ -352,8 +352,6 @@ except RankFailedError as error:
     print(type(error.original).__name__, error.original, sep="\n")
 
 # %% [markdown]
-# The package's optimizer does this with its whole plan before the first step.
-#
 # ## More axes
 #
 # Big runs have more axes, such as pp, which cuts a model into stages of layers, and some calls go along several at
@@ -419,7 +417,7 @@ print("the mesh says the same:", all(ranks in groups_along(sizes, ["pp"]) for ra
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 2 minutes · required*
 

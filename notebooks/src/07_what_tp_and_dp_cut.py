@@ -279,7 +279,7 @@ kept = launch(train, dp * tp, backend=backend)
 lesson.picture_of_kept(dp, tp, kept)
 
 # %% [markdown]
-# Along dp the weights are equal to the bit, although the data were different. Ask your function about one entry:
+# Along dp the weights are equal to the bit, although the data were different. Ask your function about an entry:
 
 # %%
 who_holds = holders.accepted_or(lesson.who_holds)
@@ -425,7 +425,7 @@ print("whole again, to the bit, on every rank:", all(torch.equal(W, joined) for 
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 2 minutes · required*
 

@@ -457,7 +457,7 @@ surviving.check(surviving_update)
 #
 # </details>
 #
-# **Quiz.** A line of code each.
+# **Quiz.**
 #
 # *Easy · 2 minutes · required*
 

@@ -141,8 +141,8 @@ by_hand.check(bill)
 # </details>
 
 # %% [markdown]
-# Real ranks take a step with each strategy, and a **ledger** notes every request. Here is what rank 0 sent, and then
-# your bill:
+# Real ranks take a step with each strategy, and a **ledger** notes every request. What rank 0 sent, and then your
+# bill:
 
 # %%
 counted = launch(lesson.count, dp * tp, args=(dp, tp, seed), backend=backend)

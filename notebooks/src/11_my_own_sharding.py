@@ -126,7 +126,7 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Now each dp group has its own matrices, cut by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
+# Each dp group now has its own matrices, cut by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
 # a place in the group). As long as there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
@@ -212,7 +212,7 @@ gathered.check(gather)
 # </details>
 
 # %% [markdown]
-# Now write the way back. An update is bfloat16. The check hands your three functions to `Muon`.
+# Write the way back. An update is bfloat16. The check hands your three functions to `Muon`.
 #
 # <details><summary>Hint</summary>
 #

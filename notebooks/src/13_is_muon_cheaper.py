@@ -492,4 +492,4 @@ quiz.check(answers)
 # </details>
 
 # %% [markdown]
-# All this was for a few ranks. The next lesson asks what changes with thousands.
+# What changes with thousands of ranks? The next lesson asks.

@@ -106,7 +106,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 #
 # ## If it hangs: compare the calls
 #
-# This is the picture's run, on your machine:
+# The picture's run, on your machine:
 
 # %% tags=["volatile"]
 print(lesson.say_outcome(hang))
@@ -293,7 +293,7 @@ print(lesson.say_numbers(lie, 2, "share"))
 # %% [markdown]
 # A forgotten factor changes an update's size (its norm over the oracle's), but not the cosine. Other data, another
 # seed, or weights after a wrong step change both. If both are 1 and the difference is near 10⁻⁷, entries were added
-# in another order: *no bug*. Now the file:
+# in another order: *no bug*. The file:
 
 # %%
 print(clinic.read("lie", "share"))

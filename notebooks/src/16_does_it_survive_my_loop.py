@@ -420,7 +420,7 @@ finale = my_muon.train_it(steps, seed)
 print(my_muon.say_bits(finale))
 
 # %% [markdown]
-# This is what a step cost one rank:
+# What a step cost one rank:
 
 # %% tags=["volatile"]
 print(my_muon.scorecard(finale))
