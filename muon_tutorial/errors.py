@@ -17,7 +17,7 @@
     │   ├── MismatchError       members of one group asked, or would step, differently
     │   │   └── PlanMismatchError   ranks made different plans
     │   ├── DeadlockError       no group can proceed
-    │   └── OneWayError         the inverse of a move that has none was requested
+    │   └── OneWayError         an inverse was requested of a move that has none
     └── LaunchError             a launch of ranks that did not succeed
         ├── RankFailedError     a rank raised, exited or was killed; the earliest first
         └── LaunchTimeoutError  the wall-clock limit of a launch passed
@@ -105,7 +105,7 @@ class DeadlockError(RequestError):
 
 
 class OneWayError(RequestError):
-    """The inverse of a move that has none was requested."""
+    """An inverse was requested of a move that has none."""
 
 
 class LaunchError(TutorialError, RuntimeError):

@@ -19,7 +19,7 @@ _WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
 
 
 def begin_command() -> None:
-    """Handle signals while torch is imported, and exit with a one-line error if the import would fail.
+    """Handle signals while torch is imported; without a working directory, exit with a one-line error.
 
     SIGTERM ends the process even if it is the first process of a container. SIGUSR1 and SIGUSR2, with which
     schedulers ask a job to save, do not end it.

@@ -221,9 +221,10 @@ class Muon(torch.optim.Optimizer):
         return self.guard.ready(self, max_norm, rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let ``backward()`` add to gradients without sending them, like DDP's: wrap all except the last one.
+        """Let ``backward()`` add to gradients without sending them, like DDP's ``no_sync``.
 
-        It matters only with ``overlap_grad_reduce``. If the last one is wrapped, too, ``step()`` sends them.
+        Wrap every ``backward()`` of a step except the last; if you wrap that, too, ``step()`` sends them. It
+        matters only with ``overlap_grad_reduce``.
         """
         return self.guard.hooks.pause()
 

@@ -97,9 +97,9 @@ def momentum_update(
 class MomentumShard:
     """The part of one parameter's momentum that one rank stores.
 
-    ``flat``: storage is sliced, so the part is a run of elements, all matrices of the parameter one after the
-    other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is one,
-    because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
+    ``flat``: storage is sliced, so the part is a run of elements, in which the parameter's matrices lie one
+    after the other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is
+    one, because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
     """
 
     parameter: ParameterState

@@ -82,7 +82,7 @@ def apply_update(
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
     """Send the stepped parameters that this rank stores to all ranks that need them in their model.
 
-    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, they are in the model already.
+    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, the model has them already.
     All ranks of the grid must run it.
     """
     if stepped is None:

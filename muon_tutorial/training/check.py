@@ -185,7 +185,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
-    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first rank's count."""
+    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first counts."""
     full: dict[int, Tensor] = {}
     for bucket in the_plan_step(muon.steps).plan.buckets:
         for held in bucket.stored_shards(world.at):

@@ -117,7 +117,7 @@ class RankRecorder:
 
     def _mark(self, name: str) -> Any:
         """Open a label, and note the time on the machine's clock, because the profiler has another clock.
-        Names are made ASCII, because the profiler calls others unknown."""
+        Names are made ASCII, because the profiler calls all others unknown."""
         name = name.replace("→", "->").replace("×", "x").encode("ascii", "replace").decode()
         mark = record_function(name)
         self._stamps[name] = perf_counter_ns()
