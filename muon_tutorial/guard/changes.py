@@ -114,7 +114,7 @@ def drop_replaced(
 ) -> None:
     """Drop the state of parameters that were replaced.
 
-    The new ones start without momentum, which is right before the first step and wrong after it.
+    Their replacements start without momentum, which is right before the first step and wrong after it.
 
     Raises:
         UsageError: momentum would be lost.
@@ -134,7 +134,7 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop those all zero.
+    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop zero momentum.
 
     ``before`` describes the same parameters, in order, when steps were last made.
 

@@ -88,7 +88,7 @@ def compare_replicas(
     Muon's. If a plan expects averaged gradients, they are compared as well, and the result is that of
     ``compare_gradients``. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
     DTensors are compared as well, with their gradients, and a warning names one that differs: FSDP2 does not
-    average it, which is right only if each rank has its own. All ranks must call.
+    average its gradient, which is right only if each rank has its own parameter. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: copies differ.
@@ -276,7 +276,7 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
-    """The parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
+    """The parameters on this mesh that no plan steps, and their state; plain parameters only if ``plain``.
 
     A group holds named parameters, their state, and whether the names are the user's. Plain ones among
     DTensors, along ``assumed`` axes, come with their gradient instead of their state.

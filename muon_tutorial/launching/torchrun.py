@@ -75,7 +75,7 @@ class TorchrunEnvironment:
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return a line that says which rank noticed, which is lost, torch's words, and where this was."""
+        """Return a line: the rank that noticed, the rank that is lost, torch's words, and where this was."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others

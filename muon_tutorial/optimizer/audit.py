@@ -61,7 +61,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class AuditReport:
     """The findings of all ranks. ``calls``: all ranks' Newton–Schulz calls, made and planned, by rows and
-    columns; None if the optimizer's calls are not counted. ``by_rank`` are those that each rank made.
+    columns; None if the optimizer's calls are not counted. ``by_rank``: the calls that each rank made.
     ``left_out`` matrices were not looked at, or were due no update."""
 
     findings: tuple[Finding, ...]

@@ -264,7 +264,7 @@ class Muon(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed.
 
-        Ranks that step together must skip together: one that left its step out would hang the rest. For
+        Ranks that step together must skip together: a rank that skipped alone would hang the rest. For
         DTensors the scaler asks all ranks itself, and Lightning refuses to clip for an optimizer that skips.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))

@@ -26,7 +26,7 @@ from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768
-"""Larger matrices are timed as smaller ones of the same ratio: from here on, products take all the time."""
+"""Larger matrices are timed as smaller ones of the same ratio; from this side on, products take all time."""
 
 STACKED = 8
 """Small matrices are timed as a stack of this many."""

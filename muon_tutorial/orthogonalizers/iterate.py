@@ -20,7 +20,7 @@ from .workspace import ALIGNMENT, Workspace
 CPU = torch.device("cpu")
 
 LEAST_STACKED = 8
-"""Matrices with a smaller side below this are iterated one by one."""
+"""Matrices whose smaller side is below this are not stacked."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
 """A stack is iterated in runs. A run's buffers fit into ``RUN_BYTES``, a core's cache. Some kernels change

@@ -42,8 +42,8 @@ def update_momentum(
 
     ``gradient`` is this rank's stored part of the bucket, flat, or None if gradients stay in the model; then
     they are read there and multiplied by ``scale``. The inputs are flat as well, or ``Pieces`` if they travel
-    one by one. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
-    the inputs of the others are zero.
+    separately. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
+    the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)

@@ -40,7 +40,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_empty(0)  # no buffer while the others work
-    yield ABREAST  # wait until the round's other owners have theirs
+    yield ABREAST  # wait until the round's other owners have their matrices
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
 
@@ -66,7 +66,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         del whole
         keep_box(update, boxes, matrix)
         del update  # only ``boxes`` keeps it alive
-    yield ABREAST  # wait until they have computed, as the way back needs all of them
+    yield ABREAST  # wait until all owners have computed, as the way back needs all updates
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]

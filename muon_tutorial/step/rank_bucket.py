@@ -66,7 +66,7 @@ class RankBucket:
 
     @cached_property
     def is_owned(self) -> bool:
-        """Whether one dp position stores all of it, receives its gradients and broadcasts its parameters."""
+        """Whether one dp position stores the whole bucket, gets the gradients and sends the parameters."""
         storage = self.plan.storage_layout
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
 

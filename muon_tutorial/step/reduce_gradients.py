@@ -18,7 +18,7 @@ from .unreduced_gradient import UnreducedGradient
 
 
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
-    """Average this rank's gradients with the others'; returns the part that it stores, flat.
+    """Average the ranks' gradients; returns the part that this rank stores, flat.
 
     For ``zero1`` the bucket's route is a reduce_scatter over dp. If gradients are already averaged, the route
     is empty: they stay in the model, and the result is None. ``flat``: the gradients, if ``pack_gradients``

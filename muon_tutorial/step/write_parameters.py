@@ -25,7 +25,7 @@ def update_parameters(
     """Decay and step the elements that this rank stores; returns them, flat, for ``publish_parameters``.
 
     If the parameter route is empty, parameters are stepped in place, and the result is None. ``present`` are
-    the parameters that have a gradient; the others stay as they are.
+    the parameters that have a gradient; all others stay as they are.
     """
     if bucket.plan.parameter.hops:
         assert isinstance(updates, Tensor)

@@ -277,7 +277,7 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds of an operation apart from its data: a step over one small matrix, divided by its operations.
+    """Seconds of an operation apart from its data: a small step's seconds, divided by its operations.
 
     Before each step other data sweeps the caches, as large products do in a real step. Operations that run
     back to back, with data and code in the caches, start several times faster.

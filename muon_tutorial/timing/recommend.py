@@ -41,7 +41,7 @@ SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
-"""The most ranks that a grid may have: half a minute of planning for a small model."""
+"""The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
 MOST_PLACED = 10**8
 """The largest product of matrices and ranks in a plan, which keeps some numbers for each pair."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
@@ -51,7 +51,7 @@ PREDICTED = (
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """What a search tries: multiples of the given round's bytes, and numbers of rounds in flight."""
-SEARCHED = 3  # strategies that are searched, the most promising ones
+SEARCHED = 3  # how many strategies are searched: the most promising ones
 CLOSE = 1.02  # steps of up to this many times the fastest's seconds count as equally fast
 
 

@@ -3,7 +3,7 @@
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
 rank. Then ``torch.optim.Muon`` and ``torch.optim.AdamW`` take the same step in a single process, and every
 rank compares its parameters with theirs, bit by bit: no strategy may change the numbers. The exception is
-``gram``: matrices that it leaves cut must be within its stated bound of the Gram form in one process.
+``gram``: matrices that stay cut must be within its stated bound of the Gram form in one process.
 
 The reduction adds the ranks' gradients in its own order, so it is compared with a bound instead. A mean of D
 numbers takes D−1 additions and one division, in any order; each has a relative rounding error of at most u

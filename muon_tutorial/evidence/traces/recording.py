@@ -198,7 +198,7 @@ def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: An
 
 
 def _without_profiler(rank: int, line: str) -> None:
-    """Show a rank's line, unless it is the profiler's notice that it starts or stops."""
+    """Show a rank's line, except the profiler's notices that it starts or stops."""
     if not line.startswith("USDT:"):
         print_line(rank, line)
 
