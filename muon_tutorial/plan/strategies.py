@@ -826,7 +826,7 @@ def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...
 
 
 def _summed_gram(matrix: Matrix, least_aspect: float) -> SummedGram | None:
-    """The Gram matrix of a matrix that tp cuts along rows or columns, if that side is long enough."""
+    """The Gram matrix of a matrix whose rows or columns tp cuts; None for other cuts or too short a side."""
     cut, sides = matrix.cut("tp"), matrix.sides
     assert cut is not None
     dim = cut.dim - leading(matrix)

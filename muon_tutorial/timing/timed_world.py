@@ -57,8 +57,8 @@ class TimedFlight:
     the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``,
     both together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a
     ring; ``answered``, when it went on with the answer. These and ``issued`` are keyed by the ranks that are
-    walked: all members, or only one. ``link`` is the link that they use, and ``latency`` the seconds that do
-    not depend on its bandwidth.
+    walked: all members, or only one. ``link``: the link that they use; ``latency``: the seconds that do not
+    depend on its bandwidth.
     """
 
     group: tuple[int, ...]

@@ -29,7 +29,7 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 class Work(CountingMode):
     """Adds up the seconds of the operations that run while it is entered.
 
-    ``product`` holds those of matrix products, ``copy`` those of everything else. Checks that look at values
+    ``product``: those of matrix products; ``copy``: those of everything else. Checks that look at values
     do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors.
     """
 
