@@ -36,7 +36,7 @@ def begin_command() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Let Ctrl-C end this process at once, with one line, until ``raise_on_interrupt``.
+    """Let Ctrl-C end this process immediately, with one line, until ``raise_on_interrupt``.
 
     For a command that has nothing to lose yet, or nothing any more. If SIGINT is ignored (a background job of
     a shell) or has another handler, nothing changes.

@@ -1,7 +1,7 @@
 """One rank of a launch, from inside: joins the group, runs the function, reports its outcome.
 
 A second thread listens to the launching process. When that process ends or closes the socket, the rank exits
-at once, whatever its main thread is doing.
+immediately, whatever its main thread is doing.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error at once if the agent does not listen; a store's client would try until its timeout."""
+    """Raise an error now if the agent does not listen; a store's client would try until its timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, and need not do so yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -338,12 +338,11 @@ def estimate_adamw(
     beside: int = 0,
     sharded: bool = True,
 ) -> StepEstimate:
-    """The cost of AdamW's step over buckets of which a rank holds ``lengths`` elements, as ``estimate`` gives
-    it for Muon.
+    """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    It is ZeRO-1's step, or DDP's if not ``sharded``. On a grid with ``dp_shard`` it is FSDP2's. As for Muon,
-    the parameters that FSDP2 gathers in forward and backward are not counted.
-    ``momentum`` holds both moments, always in fp32.
+    A rank holds ``lengths`` elements of its buckets. The step is ZeRO-1's, or DDP's if not ``sharded``.
+    On a grid with ``dp_shard`` it is FSDP2's. As for Muon, the parameters that FSDP2 gathers in forward and
+    backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1
