@@ -102,7 +102,7 @@ def keep_freed_memory() -> None:
 
 
 def _take_over_surroundings(spec: LaunchSpec) -> None:
-    """Give this rank the launching process's environment, folder, paths, and the sources only it has."""
+    """Take over the launching process's environment, folder and paths, and the sources that only it has."""
     os.environ.clear()
     os.environ.update(spec.environ)
     with contextlib.suppress(FileNotFoundError):

@@ -35,7 +35,7 @@ HOPELESS = 1.6
 """A candidate is not timed if its operations would take more than this many times the best one's seconds."""
 
 LEAST_OWN = 0.02
-"""From this many seconds on, the length of the ticks in which processor time is counted does not matter."""
+"""Processor time is counted in ticks; from this many seconds on, the length of a tick does not matter."""
 
 ROUNDS = 5
 

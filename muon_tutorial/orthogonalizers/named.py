@@ -99,7 +99,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on all."""
+    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
 
     gaussian: float
     power_law: float

@@ -21,7 +21,7 @@ LARGEST = 1.45
 """No recipe may make a singular value larger than this."""
 
 MARGIN = 1.01
-"""Rounding to bf16 may leave a largest singular value of up to this: polynomials are checked up to here."""
+"""Rounding to bf16 may leave singular values of up to this, so polynomials are checked up to here."""
 
 
 @dataclass(frozen=True, slots=True)
