@@ -99,7 +99,7 @@ class PeakMemory(CountingMode):
         return result
 
     def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Count the storages that an operation has made: its result's, except those of its arguments."""
+        """Count the storages that an operation has made: those of its result, but not of its arguments."""
         known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)

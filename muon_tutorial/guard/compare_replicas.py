@@ -124,7 +124,7 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
     Plain matrices among DTensors are in doubt, because each may be a rank's own. Returns whether to call it
-    again at the next step, because one of them had no gradient except zero. All ranks must call.
+    again at the next step, because one of them has had only zero gradients. All ranks must call.
 
     Raises:
         GradientError: on all ranks: they differ.

@@ -50,7 +50,7 @@ def _onednn_keeps_float32() -> bool:
 def full_float32() -> Iterator[None]:
     """Compute fp32 products in fp32, whatever ``torch.set_float32_matmul_precision`` was set to.
 
-    In TF32 or bf16 an iteration on a Gram matrix explodes: from spectra k^−2 it made values of 3 to 30,000.
+    In TF32 or bf16 an iteration on a Gram matrix explodes: inputs of σₖ = k^−2 ended with σ₁ 3 to 30,000.
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]

@@ -416,8 +416,8 @@ def plan_imbalance(plan: Plan) -> float:
 def work_by_position(plan: Plan) -> list[int]:
     """Newton–Schulz work of one iteration at each position of the buckets' group, in operations.
 
-    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. Work is added at
-    the first worker and subtracted after the last, and then summed, so thousands cost no more than one.
+    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. Work is added at the
+    first worker and subtracted after the last, and then summed, so a thousand workers cost no more than one.
     """
     positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
     change = [0] * (positions + 1)

@@ -443,7 +443,7 @@ class _Clockwork:
             splits = requests[other].sends or (), requests[other].receives or ()
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                # Its partners have asked, so its messages' own cost begins; their bytes are charged in _send.
+                # Its partners have asked, so the work per message begins; bytes are charged in _send.
                 count = flight.busy[other].messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
