@@ -17,7 +17,7 @@
     │   ├── MismatchError       members of one group asked, or would step, differently
     │   │   └── PlanMismatchError   ranks made different plans
     │   ├── DeadlockError       no group can proceed
-    │   └── OneWayError         the inverse of a move that has none was requested
+    │   └── OneWayError         an inverse was requested of a move that has none
     └── LaunchError             a launch of ranks that did not succeed
         ├── RankFailedError     a rank raised, exited or was killed; the earliest first
         └── LaunchTimeoutError  the wall-clock limit of a launch passed
@@ -105,7 +105,7 @@ class DeadlockError(RequestError):
 
 
 class OneWayError(RequestError):
-    """The inverse of a move that has none was requested."""
+    """An inverse was requested of a move that has none."""
 
 
 class LaunchError(TutorialError, RuntimeError):
@@ -115,8 +115,8 @@ class LaunchError(TutorialError, RuntimeError):
 class RankFailedError(LaunchError):
     """A rank raised, exited or was killed. The earliest failure is named first.
 
-    ``rank`` is the rank that failed first, and ``original`` the exception that it raised, if there was one
-    and it can be sent between processes.
+    ``rank``: the rank that failed first. ``original``: the exception that it raised, or None if it raised
+    none, or one that cannot be sent between processes.
     """
 
     def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:

@@ -64,8 +64,8 @@ def zeropower_via_newtonschulz(
 ) -> Tensor:
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
-    It tracks no gradients. ``G`` is a matrix, or a batch of matrices (3-D), whose results are the same as one
-    by one. The shape is kept; a tall matrix is transposed for the iteration, which is cheaper.
+    It tracks no gradients. ``G`` is a matrix, or a batch of matrices (3-D), each of which gets the result
+    that it gets alone. The shape is kept; a tall matrix is transposed for the iteration, which is cheaper.
     ``coefficients`` is one triple for all steps, or a sequence with one triple per step. ``eps`` is the
     smallest norm that a matrix is divided by. With one triple the result is bitwise ``torch.optim.Muon``'s.
 

@@ -84,7 +84,7 @@ class CallbackStep:
         return len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
 
     def fill_state(self) -> None:
-        """Give every parameter that has none a momentum of its own kind and shape.
+        """Give every parameter without a momentum one of its own kind and shape.
 
         Raises:
             UsageError: a loaded momentum has another shape.
@@ -237,7 +237,7 @@ class CallbackStep:
         return answer.clone() if type(its) is Tensor else answer
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
-        """The first time, tell all ranks about a wrong answer, and the full matrix's shape."""
+        """The first time, tell all ranks about a wrong answer and about the full matrix's shape."""
         if index not in self.settled:
             label = Label(f"check of {name}", self.names[index])
             return Call(partial(self._share, index, full, wrong), label)

@@ -59,7 +59,7 @@ class BareWork:
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """The complaint about an answer of ``gather_fn``; empty if it is right. ``where`` says whose it is."""
+    """The complaint about an answer of ``gather_fn``; empty if it is right. ``where`` names its origin."""
     if isinstance(answer, BareWork):
         return f"{where} {answer.complaint}"
     if global_rank() != owner:

@@ -24,14 +24,14 @@ from ..worlds.local import LocalMesh
 class HelperFunctions:
     """The three functions of a helper, and ``on_meshes``, with which the optimizer plans instead.
 
-    What it finds out about the parameters is kept in the ``state`` that it gets, under ``"on_meshes"``.
+    It keeps what it finds out about the parameters in the ``state`` that it gets, under ``"on_meshes"``.
     """
 
     def __init__(self, read: ReadParameters) -> None:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return which mesh each parameter lies on and how it is cut there; read once per list of them."""
+        """Return which mesh each parameter lies on and how it is cut there; read once for each list."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))
@@ -40,8 +40,8 @@ class HelperFunctions:
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
         """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first.
 
-        The work that ranks have from an earlier mesh counts only if all ranks of this mesh are on that one:
-        other ranks do not know of it, and all must compute the same owners.
+        The work that ranks have from an earlier mesh counts only if all ranks of this mesh are on that one,
+        because other ranks do not know of that work, and all must compute the same owners.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}

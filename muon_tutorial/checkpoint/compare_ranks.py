@@ -69,7 +69,7 @@ def check_alike(summaries: Sequence[SaveSummary]) -> None:
 
 
 def _check_buffers(summaries: Sequence[SaveSummary]) -> None:
-    """Refuse buffers of one name on ranks without a common parameter, because their models are different.
+    """Refuse buffers of the same name on ranks that share no parameter, because their models are different.
 
     Buffers of data-parallel ranks may differ (running means); the first rank's are saved.
     """

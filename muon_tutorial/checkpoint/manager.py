@@ -80,7 +80,7 @@ class CheckpointManager:
         Args:
             step: the number of steps taken so far. ``extra`` and ``rename`` are ``save_checkpoint``'s.
             wait: True to return only after the save. Otherwise everything is copied to CPU memory, so that
-                training may go on at once, and a thread saves the copy. At most one such save is in progress:
+                training may go on, and a thread saves the copy. At most one such save is in progress:
                 the next one waits for it, and uses the same memory for its copy. Call ``wait()`` before the
                 process group, or a function given to ``launch()``, ends.
 

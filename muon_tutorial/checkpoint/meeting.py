@@ -1,4 +1,4 @@
-"""Ranks decide something together: each rank brings its part, rank 0 decides once, and all get its decision.
+"""Ranks decide something together: each rank brings its part, rank 0 decides once, and all get the decision.
 
 They communicate through the store of the default process group (the one that ``init_process_group`` was
 given), not through collectives. So a meeting may run in a thread during training, an error names a rank that
@@ -184,7 +184,7 @@ def call_meeting(what: str) -> Meeting:
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line: an OSError's cause and file, else its text, after its class if it is not ours."""
+    """An error in one line: an OSError's cause and file, else the text, after the class unless it is ours."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror + (f": {error.filename}" if error.filename else "")
     text = " ".join(str(error).split())

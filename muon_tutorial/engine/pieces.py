@@ -1,4 +1,4 @@
-"""A bucket's matrices one by one, for routes that need no flat buffer.
+"""A bucket's boxes, matrix by matrix, for routes that need no flat buffer.
 
 Outgoing parts are packed directly from the matrices, received parts are used where they arrived, and parts
 that stay are not moved: no buffer holds the whole bucket in between.

@@ -28,9 +28,9 @@ class Held:
 
     The first three stay between steps. The others exist while a bucket is processed, and are given for the
     largest bucket. ``flat_gradient``: the packed gradient before it is averaged (0 if gradients stay as the
-    model holds them). ``gathered``: the buffer that receives the momentum. ``whole``: what this rank receives
-    over tp at once, which is its largest matrix, or all the bucket's matrices that it works on if tp gathers
-    by the bucket, or the sum of the bucket's Gram matrices.
+    model holds them). ``gathered``: the buffer that receives the momentum. ``whole``: the most that this rank
+    receives over tp at once: one matrix; or, if tp gathers by the bucket, all the bucket's matrices that it
+    works on; or the sum of the bucket's Gram matrices.
     """
 
     parameters: int
@@ -99,7 +99,7 @@ class PeakMemory(CountingMode):
         return result
 
     def add_new(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Count the storages that an operation has made: those of its result, except its arguments' own."""
+        """Count the storages that an operation has made: those of its result, but not of its arguments."""
         known = [_storage(tensor) for tensor in tensors_in(args, kwargs)]
         for tensor in tensors_in(result):
             storage = _storage(tensor)

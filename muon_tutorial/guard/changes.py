@@ -114,7 +114,7 @@ def drop_replaced(
 ) -> None:
     """Drop the state of parameters that were replaced.
 
-    The new ones start without momentum, which is right before the first step and wrong after it.
+    Their replacements start without momentum, which is right before the first step and wrong after it.
 
     Raises:
         UsageError: momentum would be lost.
@@ -134,7 +134,7 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop one of zeros.
+    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop zero momentum.
 
     ``before`` describes the same parameters, in order, when steps were last made.
 
@@ -143,7 +143,7 @@ def follow_changes(
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
-        is_cut = param.numel() != math.prod(was[2])  # which may happen before the first step
+        is_cut = param.numel() != math.prod(was[2])  # a host may cut it before the first step
         if was[2] != tuple(param.shape) and (not is_cut or has_moved(entry)):
             raise UsageError(
                 f"{name} had shape {was[2]} when its momentum began, and has {tuple(param.shape)} now: "
@@ -161,8 +161,8 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse a parameter that had another number of dimensions when the optimizer was made, if it is the same
-    tensor still, or a vector now.
+    """Refuse a parameter that had another number of dimensions when the optimizer was made, if it is still
+    the same tensor, or is a vector now.
 
     Raises:
         UsageError: it names one, and the libraries that flatten parameters.
@@ -176,7 +176,7 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
 
 
 def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Refuse a loaded momentum whose shape is not its parameter's, in a process that keeps whole ones.
+    """Refuse a loaded momentum whose shape is not its parameter's, in a process that keeps momentum whole.
 
     Raises:
         UsageError: it names the parameter.
@@ -284,14 +284,14 @@ class SeenGradients:
         )
 
     def were_dropped(self) -> bool:
-        """Whether all of them are gone; another ``backward()`` may have produced new ones."""
+        """Whether all gradients are gone; another ``backward()`` may have produced new ones."""
         pairs = list(zip(self.params, self.tensors, strict=True))
         if any(tensor is not None and _stands(param, tensor) for param, tensor in pairs):
             return False
         return any(tensor is not None or param.grad is not None for param, tensor in pairs)
 
     def have_changed(self) -> bool:
-        """Whether any of them was replaced or written to; False if changes do not count."""
+        """Whether any gradient was replaced or written to; False if changes do not count."""
         if not self.changes_count:
             return False
         if not all(map(_stands, self.params, self.tensors)):

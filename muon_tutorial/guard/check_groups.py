@@ -120,7 +120,7 @@ def _all_finite(values: Any) -> bool:
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse the group unless all its parameters are dense real matrices; the error names the others."""
+    """Refuse the group unless all its parameters are dense real matrices; the error names any other."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)

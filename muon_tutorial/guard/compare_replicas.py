@@ -83,12 +83,12 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, including those Muon does not step.
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
-    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped`` are named
-    parameters that no optimizer steps, ``rest`` parameters whose gradients are averaged with Muon's, named by
-    their position. If a plan expects averaged gradients, they are compared as well, and the result is that of
+    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped``: parameters,
+    by name, that no optimizer steps. ``rest``: parameters, by position, whose gradients are averaged with
+    Muon's. If a plan expects averaged gradients, they are compared as well, and the result is that of
     ``compare_gradients``. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
     DTensors are compared as well, with their gradients, and a warning names one that differs: FSDP2 does not
-    average it, which is right only if each rank has its own. All ranks must call.
+    average its gradient, which is right only if each rank has its own parameter. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: copies differ.
@@ -123,8 +123,8 @@ def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
     """Compare gradients that plans expect to be averaged, over all axes except tp; ``again``: those in doubt.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    In doubt are plain matrices among DTensors, each of which may be a rank's own. Returns whether to call it
-    again at the next step, because one of them has had no gradient but zero. All ranks must call.
+    Plain matrices among DTensors are in doubt, because each may be a rank's own. Returns whether to call it
+    again at the next step, because one of them has had only zero gradients. All ranks must call.
 
     Raises:
         GradientError: on all ranks: they differ.
@@ -276,7 +276,7 @@ def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
-    """The parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
+    """The parameters on this mesh that no plan steps, and their state; plain parameters only if ``plain``.
 
     A group holds named parameters, their state, and whether the names are the user's. Plain ones among
     DTensors, along ``assumed`` axes, come with their gradient instead of their state.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class GradientHooks:
     """The hooks on the parameters of an optimizer and its companions; they are removed with this object.
 
-    ``overlap``: gradients are sent during ``backward()``. ``reduction`` tracks those of the current step,
-    ``apart`` holds their world, made once ranks have agreed on the plan.
+    ``overlap``: gradients are sent during ``backward()``. ``reduction`` tracks those of the current step.
+    ``apart`` holds the world that sends them, which is made once ranks have agreed on the plan.
     """
 
     overlap: bool = False
@@ -43,7 +43,7 @@ class GradientHooks:
         """Hook the gradients for these steps: of ``params``, and of ``beside``, which other optimizers step.
 
         Raises:
-            StrategyError: with ``overlap``, but this strategy has nothing to send early.
+            StrategyError: ``overlap`` is set, but this strategy has nothing to send early.
         """
         averages = any(mesh.step.averages for mesh in made)
         marked = [*params, *beside] if averages else []

@@ -63,11 +63,11 @@ class State(Enum):
 class Guard:
     """Checks an optimizer before and after each of its steps; ``world`` connects its ranks.
 
-    ``companions`` are the optimizers that step with this one, ``unstepped`` named parameters that none steps,
-    and ``beside`` the other parameters whose gradients were last averaged with the matrices'. It
-    ``broadcasts`` the first rank's values when the optimizer is made. ``number`` tells a mesh's Muons apart.
-    ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said`` are the
-    groups' settings at the last check, and ``described`` the texts to compare, made from them. It
+    ``companions``: the optimizers that step with this one. ``unstepped``: names and parameters that no
+    optimizer steps. ``beside``: the other parameters whose gradients were last averaged with the matrices'.
+    It ``broadcasts`` the first rank's values when the optimizer is made. ``number`` tells a mesh's Muons
+    apart. ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said``: the
+    groups' settings at the last check. ``described``: the texts to compare, made from these settings. It
     ``compares_gradients`` at every step until each matrix that may be a rank's own has had a gradient.
     """
 
@@ -284,10 +284,10 @@ class Guard:
         return steps
 
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
-        """The current steps, after something has changed since they were made.
+        """Rebuild the current steps, because something has changed since they were made; returns them.
 
-        If the parameters have changed on this rank, they must have changed on all ranks. This is
-        compared over the old steps, because making new ones needs exchanges of its own.
+        If the parameters have changed on this rank, they must have changed on all ranks. Ranks compare
+        this over the old steps, because making new ones needs exchanges of its own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:

@@ -21,7 +21,7 @@ _FINGERPRINT = re.compile(
 def first_failure(ranks: Sequence[WatchedRank]) -> WatchedRank:
     """Return the rank to name first: one that failed by itself, else one that kept the others waiting.
 
-    If the ranks' requests did not match, it is one with the rarest request. Of several, it is the earliest.
+    If the ranks' requests did not match, it is one with the rarest request; of several, the first to fail.
     """
     odd = _odd_ones_out(ranks)
     own = [rank for rank in ranks if rank.failed_itself]

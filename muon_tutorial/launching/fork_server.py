@@ -124,7 +124,7 @@ class ForkServer:
         self._child.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """End the server and all its ranks at once, even if it was stopped."""
+        """End the server and all its ranks immediately, even if the server was stopped."""
         self._control.close()
         self.wake()  # SIGCONT makes it look at the control socket, whatever it is doing
         try:

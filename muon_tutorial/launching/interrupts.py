@@ -19,7 +19,7 @@ _WORDS = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
 
 
 def begin_command() -> None:
-    """Handle signals while torch is imported, and exit with a one-line error if the import would fail.
+    """Handle signals while torch is imported; without a working directory, exit with a one-line error.
 
     SIGTERM ends the process even if it is the first process of a container. SIGUSR1 and SIGUSR2, with which
     schedulers ask a job to save, do not end it.
@@ -36,7 +36,7 @@ def begin_command() -> None:
 
 
 def end_on_interrupt() -> None:
-    """Let Ctrl-C end this process at once, with one line, until ``raise_on_interrupt``.
+    """Let Ctrl-C end this process immediately, with one line, until ``raise_on_interrupt``.
 
     For a command that has nothing to lose yet, or nothing any more. If SIGINT is ignored (a background job of
     a shell) or has another handler, nothing changes.

@@ -62,13 +62,13 @@ def launch(
         limit: seconds for the whole run, or None.
         output: where the ranks' lines go. ``"stream"`` prints them with their rank, ``"quiet"`` drops them,
             and a function gets (rank, line).
-        max_lines: if a rank prints more lines, only these first ones and the last few are shown.
+        max_lines: if a rank prints more lines, only this many, and then its last few, are shown.
         method: ``"fork"`` from a warm server (Linux), or ``"spawn"`` fresh interpreters.
 
     Raises:
         RankFailedError: a rank raised, exited, was killed or was stopped; the earliest is named first.
         LaunchTimeoutError: `limit` passed.
-        UsageError: the call cannot work, or `fn` uses what cannot be sent to a rank.
+        UsageError: the call cannot work, or `fn` uses something that cannot be sent to a rank.
     """
     _check(fn, world_size, backend, timeout, limit)
     _check_options(args, kwargs, threads, max_lines, method)

@@ -44,7 +44,7 @@ class LaunchSpec:
 class RankRaised:
     """The function, or the preparation for it, raised an error.
 
-    If it returns instead, the rank sends no record but bytes: the pickled value.
+    If it returns instead, the rank sends the bytes of the pickled value, and no record.
 
     ``when`` is the machine's monotonic clock, in seconds. ``is_about_lost_rank``: the error only says that
     another rank was lost, or kept it waiting.

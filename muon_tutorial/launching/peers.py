@@ -36,7 +36,7 @@ class Peers:
     pids: Mapping[int, int]
 
     def missing(self) -> dict[int, State]:
-        """Return the ranks that have ended or are stopped; waits a moment until there is one."""
+        """Return the ranks that have ended or are stopped; if there is none, wait a moment for one."""
         deadline = time.monotonic() + _PATIENCE
         while not (found := self._missing_now()) and time.monotonic() < deadline:
             time.sleep(_TICK)

@@ -1,4 +1,4 @@
-"""Notes what a rank is about to do, to be read even after it was killed, and finds the line it is at.
+"""Notes what a rank is about to do, readable even after it was killed, and finds the line that it is at.
 
 Every rank of a launch has a slot in shared memory. It writes a short label there before a request, and the
 launching process reads the slots if something fails. A rank that torchrun started has a slot of its own.

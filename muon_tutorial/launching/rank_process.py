@@ -1,7 +1,7 @@
 """One rank of a launch, from inside: joins the group, runs the function, reports its outcome.
 
 A second thread listens to the launching process. When that process ends or closes the socket, the rank exits
-at once, whatever its main thread is doing.
+immediately, whatever its main thread is doing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def keep_freed_memory() -> None:
 
 
 def _take_over_surroundings(spec: LaunchSpec) -> None:
-    """Give this rank the launching process's environment, folder, paths, and the sources only it has."""
+    """Take over the launching process's environment, folder and paths, and the sources that only it has."""
     os.environ.clear()
     os.environ.update(spec.environ)
     with contextlib.suppress(FileNotFoundError):

@@ -25,7 +25,7 @@ IGNORING = (
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """Block these signals in processes that are started inside, because they would end a new interpreter."""
+    """Block these signals in processes started inside, because a signal would end a new interpreter."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SENT)
     try:
         yield
@@ -40,7 +40,7 @@ def ignore_only(numbers: Iterable[int]) -> None:
 
 
 def exit_by(number: int) -> NoReturn:
-    """Exit at once with the exit code of a signal, even if other ranks keep this one waiting."""
+    """Exit immediately with the exit code of a signal, even if other ranks keep this one waiting."""
     os._exit(128 + number)
 
 

@@ -2,8 +2,8 @@
 
 Knows torchrun's command line, and nothing about the script. ``run_agent`` is ``python -m muon_tutorial
 torchrun``, which can also restart ranks on several machines. torchrun itself can do so only if an environment
-variable is set before it starts. When a signal ends its job, it prints a traceback and exits with 1, and
-SIGUSR1 kills it.
+variable is set before it starts. When a signal ends its job, torchrun prints a traceback and exits with
+1; SIGUSR1 kills it.
 """
 
 from __future__ import annotations

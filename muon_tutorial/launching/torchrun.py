@@ -75,7 +75,7 @@ class TorchrunEnvironment:
         return True
 
     def _describe(self, error: BaseException) -> str:
-        """Return a line that says which rank noticed, which is lost, torch's words, and where this was."""
+        """Return a line: the rank that noticed, the rank that is lost, torch's words, and where this was."""
         missing = self.peers.missing()
         others = f"rank {1 - self.rank}" if self.world_size == 2 else "the others"
         who = " and ".join(f"rank {rank}, which {state}" for rank, state in missing.items()) or others
@@ -232,7 +232,7 @@ def _store_of_attempt(patience: timedelta) -> dist.Store:
 
 
 def _check_agent_listens() -> None:
-    """Raise an error at once if the agent does not listen; a store's client would try until its timeout."""
+    """Raise an error now if the agent does not listen; a store's client would try until its timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
         return  # rank 0 will listen, and need not do so yet
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

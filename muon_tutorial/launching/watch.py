@@ -124,7 +124,7 @@ class WatchedRank:
 
 @dataclass(slots=True)
 class RankWatcher:
-    """Watches a launch. ``phases``: path of the ranks' phases; ``timeout``: that of groups, in seconds."""
+    """Watches a launch. ``phases``: path of the ranks' phases; ``timeout``: the groups', in seconds."""
 
     ranks: list[WatchedRank]
     processes: ForkedRanks | SpawnedRanks

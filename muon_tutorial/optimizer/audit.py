@@ -41,7 +41,7 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""Most elements to look at, besides one parameter of each kind: on a slow CPU, more take over a second."""
+"""The most elements to look at, besides one parameter of each kind; on a slow CPU, more take over 1 s."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -60,8 +60,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The findings of all ranks. ``calls`` are the Newton–Schulz calls of all ranks by rows and columns, made
-    and planned; None if the optimizer's calls are not counted. ``by_rank`` are those that each rank made.
+    """The findings of all ranks. ``calls``: all ranks' Newton–Schulz calls, made and planned, by rows and
+    columns; None if the optimizer's calls are not counted. ``by_rank``: the calls that each rank made.
     ``left_out`` matrices were not looked at, or were due no update."""
 
     findings: tuple[Finding, ...]
@@ -416,7 +416,7 @@ def _on_all_ranks(mine: Any) -> list[Any]:
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:
-    """The finding for one parameter, from all ranks' parts; this rank's is first if it holds the whole."""
+    """The finding for one parameter, from all ranks' parts; if this rank's part is whole, it is first."""
     first = held[0]
     by_box: dict[tuple[Box, ...], list[_Held]] = {}
     for it in held[first.is_whole :]:
@@ -447,7 +447,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """Put a whole tensor together, fp32, on the CPU. Where pieces overlap, the last counts, or their mean."""
+    """Put a whole tensor together, fp32, on the CPU. Where pieces overlap, the last counts, or the mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

@@ -153,7 +153,7 @@ def _agreed_choices(
     if dist.get_rank(group) == 0:
         try:
             mine = choose(shapes, source, device)
-        except Exception as error:  # the others wait for an answer
+        except Exception as error:  # the other ranks wait for an answer
             said = f'orthogonalize="auto" could not choose: {type(error).__name__}: {error}'
             mine = error if isinstance(error, TutorialError) else UsageError(said)
     found = gather_objects(mine, group)[0]

@@ -142,7 +142,7 @@ def _query_key_value(it: FusedWeight) -> Fused | None:
 
 
 def _gate_and_up(it: FusedWeight) -> Fused | None:
-    """Two halves, if a sibling layer takes half of this one's outputs as inputs, and none takes all."""
+    """Two halves, if a sibling layer takes half of this one's outputs as inputs, and no sibling takes all."""
     if it.name not in (*GATED, *PAIRS) or it.lines % 2:
         return None
     if it.name in PAIRS and it.lines == 2 * it.size(*GROUPS, *HEADS) * it.head_dim:

@@ -221,9 +221,10 @@ class Muon(torch.optim.Optimizer):
         return self.guard.ready(self, max_norm, rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Let ``backward()`` add to gradients without sending them, like DDP's: wrap all except the last one.
+        """Let ``backward()`` add to gradients without sending them, like DDP's ``no_sync``.
 
-        It matters only with ``overlap_grad_reduce``. If the last one is wrapped, too, ``step()`` sends them.
+        Wrap every ``backward()`` of a step except the last; if you wrap that, too, ``step()`` sends them. It
+        matters only with ``overlap_grad_reduce``.
         """
         return self.guard.hooks.pause()
 
@@ -263,7 +264,7 @@ class Muon(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed.
 
-        Ranks that step together must skip together: one that left its step out would hang the rest. For
+        Ranks that step together must skip together: a rank that skipped alone would hang the rest. For
         DTensors the scaler asks all ranks itself, and Lightning refuses to clip for an optimizer that skips.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))

@@ -182,7 +182,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give each its groups (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
+        """Give both their groups (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
         self.order = [_owner_of(group) for group in groups]
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
@@ -191,7 +191,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def state(self) -> PairState:
         """The state of both, keyed by parameter; writing to it writes to theirs.
 
-        It looks empty while AdamW has none and all momentum is zero, even if such a state was loaded.
+        It looks empty while AdamW has no state and all momentum is zero, even if such a state was loaded.
         """
         return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
 
@@ -295,7 +295,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return params_of(self.adamw)
 
     def _follow(self, model: nn.Module, split: ParameterSplit, decay_vectors: bool) -> None:
-        """Keep what decides on groups and parameters that come later: the model, its split, their decay."""
+        """Keep what later groups and parameters are judged by: the model, its split, and their decay."""
         self._model, self.decay_vectors = weakref.ref(model), decay_vectors
         self.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         self._look_at_groups()
@@ -319,8 +319,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once per parameter, of those that train now, but were frozen when the pair was made, or came
-        into the model later. It looks for new ones at the first step, and at steps without gradients.
+        """Warn, once each, of parameters that train now, but were frozen when the pair was made, or came into
+        the model later. It looks for new ones at the first step, and at steps without gradients.
 
         Raises:
             UsageError: a flat parameter of FSDP1's trains in place of one that this optimizer steps.

@@ -49,7 +49,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """The names of the matrices whose momentum was loaded, of the parameters whose AdamW moments were, and of
+    """Names: of matrices whose momentum was loaded, of parameters whose AdamW moments were loaded, and of
     those missing from the file, which start from zero."""
 
     package: str

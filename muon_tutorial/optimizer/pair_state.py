@@ -16,7 +16,7 @@ class PairState(MutableMapping[Any, Any]):
 
     ``is_new`` returns whether nothing has been stepped or loaded. Then the state looks empty, though each
     entry can be read. ``torch.distributed.checkpoint`` makes an optimizer's state before it loads, but only
-    if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
+    if that state looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ def split_parameters(
 
     ``hidden`` are groups for ``Muon``, ``rest`` is a list for ``torch.optim.AdamW``; both with names.
 
-    Every trainable parameter is in exactly one of them, in the model's order; a tied one under its first
+    Every trainable parameter is in exactly one of them, in the model's order; a tied one has its first
     name. Frozen ones are in neither. Names lose the parts that wrappers (``torch.compile``, checkpointing,
     FSDP, DDP) insert. A parameter goes to the rest if any of its names or modules requires it;
     ``print(split_parameters(model))`` shows each with the reason. A head that its name does not reveal, as in
@@ -159,8 +159,8 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter in a module: its full name, its name without wrappers, the module with those around it,
-    innermost first, and whether the caller says that it is stored (in, out)."""
+    """A parameter in a module, and its name with and without wrappers. ``modules`` hold it, innermost first.
+    ``said_transposed``: the caller says that it is stored as (in, out)."""
 
     module: nn.Module
     full_name: str

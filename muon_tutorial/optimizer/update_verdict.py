@@ -53,7 +53,7 @@ STILL = "none: the parameter has not moved"
 class SeenUpdate:
     """One whole parameter before and after a step, with its group, gradient and momentum.
 
-    ``micro`` are the gradients of the step's micro-batches, rank by rank, ``shards`` the boxes that ranks
+    ``micro``: the gradients of the step's micro-batches, rank by rank. ``shards``: the boxes that ranks
     hold. ``dropped``: this step began with another momentum than the previous step left.
     """
 
@@ -102,7 +102,7 @@ class Verdict:
     """An update's size relative to the correct one, its singular values (mean, spread), and what is wrong.
 
     ``rules``: names of the scales with which the size is correct; empty if the group has its own. Without
-    ``is_due`` nothing can be said: the learning rate was zero, or the momentum and the gradient were.
+    ``is_due`` nothing can be said: the learning rate was zero, or both momentum and gradient were.
     """
 
     size: float

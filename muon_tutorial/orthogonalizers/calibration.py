@@ -26,7 +26,7 @@ from .recipe import Form, Recipe, flops
 from .workspace import Workspace
 
 LARGEST_SIDE = 768
-"""Larger matrices are timed as smaller ones of the same ratio: from here on, products take all the time."""
+"""Larger matrices are timed as smaller ones of the same ratio; from this side on, products take all time."""
 
 STACKED = 8
 """Small matrices are timed as a stack of this many."""
@@ -35,14 +35,14 @@ HOPELESS = 1.6
 """A candidate is not timed if its operations would take more than this many times the best one's seconds."""
 
 LEAST_OWN = 0.02
-"""From this many seconds on, the length of the ticks in which processor time is counted does not matter."""
+"""Processor time is counted in ticks; from this many seconds on, the length of a tick does not matter."""
 
 ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeTimes:
-    """Seconds that each candidate took for a matrix of ``rows`` by ``columns``, without those not timed."""
+    """Seconds that each timed candidate took for a matrix of ``rows`` by ``columns``."""
 
     rows: int
     columns: int
@@ -114,7 +114,7 @@ def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = R
     """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
     rows_timed, columns_timed = matrices.shape[-2:]
-    workspace = Workspace()  # one for all, as in a step: the place in memory makes a few per cent
+    workspace = Workspace()  # one for all, as in a step: its place in memory shifts times by a few per cent
     runs = {name: _run(name, matrices, workspace) for name in _hopeful(rows_timed, columns_timed, device)}
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(rounds + 1):
@@ -142,7 +142,7 @@ def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _hopeful(rows: int, columns: int, device: torch.device) -> list[str]:
-    """The candidates that may be the fastest, by operations and the rate of a plain product in each dtype."""
+    """The candidates that may be fastest, judged by operations and a plain product's rate in each dtype."""
     n = min(rows, columns)
     rates = {dtype: _rate(n, dtype, device) for dtype in (torch.bfloat16, torch.float32)}
     guesses = {name: _guess(name, rows, columns, rates) for name in CANDIDATES}

@@ -86,7 +86,7 @@ def check_orthogonalize(group: Mapping[str, Any]) -> None:
     """Refuse an unknown name, and coefficients or steps given with a recipe that brings its own.
 
     Raises:
-        UsageError: says which.
+        UsageError: the group has one of these; the error says which.
     """
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:

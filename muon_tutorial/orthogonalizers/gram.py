@@ -132,7 +132,7 @@ def orthogonalize_shard(
 ) -> Tensor:
     """Return this shard of the whole matrix's orthogonal factor, bf16.
 
-    ``packed`` is the whole matrix's Gram matrix, and ``eps`` the least norm that it is divided by.
+    ``packed``: the whole matrix's Gram matrix. ``eps``: the least norm that the matrix is divided by.
     """
     n = shard.size(1 - cut)
     shapes = [tuple(shard.shape)] * 2 + [(n, n)] * 4

@@ -20,14 +20,14 @@ from .workspace import ALIGNMENT, Workspace
 CPU = torch.device("cpu")
 
 LEAST_STACKED = 8
-"""Matrices with a smaller side below this are iterated one by one."""
+"""Matrices whose smaller side is below this are not stacked."""
 
 RUN_BYTES, MOST_STACKED = 2 * 1024**2, 16
-"""A stack is iterated in runs. The buffers of a run fit into ``RUN_BYTES``, a core's cache, and a run has at
-most ``MOST_STACKED`` matrices, so that every length can be tried out: some kernels change with it."""
+"""A stack is iterated in runs. A run's buffers fit into ``RUN_BYTES``, a core's cache. Some kernels change
+with a run's length, so every length is tried out, and a run has at most ``MOST_STACKED`` matrices."""
 
 TRIED = 2**18
-"""Elements of results that are compared, each after a dozen products. Kernels that differ give a few
+"""How many elements of results are compared; a dozen products lead to each. Kernels that differ give a few
 different elements in every 100,000 of a bf16 product."""
 
 
@@ -41,7 +41,7 @@ def orthogonalize(
     """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
 
     ``G`` is a matrix [rows, columns], or a stack of equal shapes [matrices, rows, columns], whose members
-    get the same bits as they would one by one. The result has the shape of ``G`` and is row-major, however
+    get the same bits as each would alone. The result has the shape of ``G`` and is row-major, however
     ``G`` lies in memory. ``eps`` is the least norm that a matrix is divided by. With a ``workspace`` that has
     seen the shape before, only the result is newly allocated; with ``out``, nothing is.
 
@@ -113,8 +113,8 @@ def runs_of_equals(keys: Sequence[Key], most: Callable[[Key], int]) -> list[list
 
 
 def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = CPU) -> int:
-    """Return how many matrices of this shape are iterated as one stack, with the bits that they have one by
-    one: 1 if they do not stack.
+    """Return how many matrices of this shape can be iterated as one stack with the bits that each gets alone;
+    1 if they do not stack.
 
     Large matrices gain nothing. In a stack of odd sizes some members would lie unaligned, and kernels differ
     there. Whether this CPU's kernels give stacked matrices the same bits is tried out once per shape, recipe
@@ -188,7 +188,7 @@ def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
 def _orthogonalize(
     out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
 ) -> None:
-    """Write the orthogonal factors of equal matrices, one [rows, columns] or a stack, into ``out``.
+    """Write the orthogonal factors of one matrix [rows, columns], or of a stack of them, into ``out``.
 
     A tall matrix is iterated as a wide one. In bf16 it is copied into row-major order, because products on a
     transpose are slower than this copy; in fp32 it is used as a transposed view.
@@ -264,7 +264,7 @@ def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spa
 def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
     """The n × n matrix Q for which ``QX`` is the iteration's result; ``square[0]`` holds ``R = XXᵀ``.
 
-    A step multiplies X from the left by ``P = a + bR + cR² + …``. This multiplies Q by P once, and R by P
+    A step multiplies X from the left by ``P = a + bR + cR² + …``. So Q is multiplied by P once, and R by P
     twice. All of them are polynomials in the first R, so they are symmetric and commute. Without steps, Q is
     the identity.
     """

@@ -67,9 +67,9 @@ THREE_STEPS: tuple[Polynomial, ...] = (
         -1.9756128757, ((1.0, 0.0, -0.80427011), (0.3344981379, -0.1620771999, 0.6129238252))
     ).polynomial(),
 )
-"""Degrees 5, 17 and 9, each made only of squarings: 12 products on a square matrix, and the five stock steps
-take 15. The 15 numbers were fitted by a sequence of linear programs, for matrices of 16 to 4096 rows, so that
-the error is above stock's on no spectrum of ``quality``."""
+"""Degrees 5, 17 and 9, each made only of squarings. They take 12 products on a square matrix; the five stock
+steps take 15. The 15 numbers were fitted by a sequence of linear programs, for matrices of 16 to 4096 rows,
+so that the error is above stock's on no spectrum of ``quality``."""
 
 KELLER_JORDAN_FIVE = (KELLER_JORDAN,) * DEFAULT_STEPS
 _KELLER_JORDAN_SOURCE = "https://github.com/KellerJordan/Muon, muon.py"
@@ -99,7 +99,7 @@ RECIPES: Mapping[str, Recipe] = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on all."""
+    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
 
     gaussian: float
     power_law: float

@@ -50,7 +50,7 @@ def _onednn_keeps_float32() -> bool:
 def full_float32() -> Iterator[None]:
     """Compute fp32 products in fp32, whatever ``torch.set_float32_matmul_precision`` was set to.
 
-    In TF32 or bf16 an iteration on a Gram matrix explodes: largest singular values were 3 to 30,000 on k^−2.
+    In TF32 or bf16 an iteration on a Gram matrix explodes: inputs of σₖ = k^−2 ended with σ₁ 3 to 30,000.
     """
     backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
@@ -67,7 +67,7 @@ def full_float32() -> Iterator[None]:
 def multiply(out: Tensor, A: Tensor, B: Tensor, alpha: float = 1.0, beta: float = 0.0) -> None:
     """Replace ``out`` by ``alpha·A·B + beta·out``; it must not share memory with ``A`` or ``B``.
 
-    If ``beta`` is 0, the old contents of ``out`` do not matter, not even NaN.
+    If ``beta`` is 0, the old contents of ``out`` do not matter, even if they are NaN.
     """
     if alpha == 1.0 and beta == 0.0:
         torch.matmul(A, B, out=out)
@@ -101,7 +101,7 @@ def _mirror(block: Tensor, spare: Tensor) -> None:
     """Copy the part of a block above its diagonal to below it; ``spare`` is scratch of the same shape.
 
     A product of two matrices that only nearly commute is only nearly symmetric, and iterations on a Gram
-    matrix double the asymmetry: on k^−2 the largest singular value grew to 1.35 instead of 1.14.
+    matrix double the asymmetry: of singular values k^−2, the largest grew to 1.35 instead of 1.14.
     """
     spare.copy_(block.mT).tril_(-1)
     block.triu_().add_(spare)

@@ -21,7 +21,7 @@ LARGEST = 1.45
 """No recipe may make a singular value larger than this."""
 
 MARGIN = 1.01
-"""Rounding to bf16 may leave a largest singular value of up to this: polynomials are checked up to here."""
+"""Rounding to bf16 may leave singular values of up to this, so polynomials are checked up to here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Recipe:
         return 2 * max((len(polynomial) for polynomial in self.coefficients), default=1) - 1
 
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
-        """Whether this shape is iterated on its Gram matrix: if the form allows it and it saves operations.
+        """Whether this shape is iterated on its Gram matrix: if the form allows that and it saves operations.
 
         ``share`` is the fraction of its operations that a symmetric product computes.
         """

@@ -77,7 +77,7 @@ def check_polynomial(polynomial: Coefficients) -> None:
     """Refuse a polynomial that ``evaluate`` cannot evaluate.
 
     Raises:
-        UsageError: without zeros at its end, it has degree 3, 5, 6 or 7, or is no chain of squares.
+        UsageError: its degree, apart from zeros at its end, is 3, 5, 6 or 7, or it is no chain of squares.
     """
     kept = _without_zeros(polynomial)
     if len(kept) > 2:

@@ -58,7 +58,7 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
     """The parameters of an optimizer's group with their names, or with their positions if they have none.
 
     Raises:
-        UsageError: there are more or fewer names than parameters, because a host has replaced these.
+        UsageError: there are more or fewer names than parameters, because a host has replaced parameters.
     """
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
     if len(names) != len(group["params"]):

@@ -84,7 +84,7 @@ class ParametersOnMeshes:
 
 @dataclass(frozen=True, slots=True)
 class ParameterReading:
-    """One rank's view of one parameter. For plain ones it has the dimensions that tp and fsdp cut; their
+    """One rank's view of one parameter. For a plain one it has the dimensions that tp and fsdp cut; its
     matrix is made when all ranks' shapes are known."""
 
     index: int

@@ -62,10 +62,10 @@ class DistMeta:
 class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``model_layout`` says how the model holds gradients and parameters, ``storage_layout`` what each rank
-    stores between steps, ``compute_layout`` where matrices are orthogonalized. The route ``gradient`` leads
-    from the model's layout to storage, ``compute`` from storage to the compute layout, ``parameter`` from
-    storage back to the model's layout. An entry's workers are positions in the group over ``axes``.
+    ``model_layout``: how the model holds gradients and parameters. ``storage_layout``: what each rank stores
+    between steps. ``compute_layout``: where matrices are orthogonalized. Routes: ``gradient`` from the
+    model's layout to storage, ``compute`` from storage to the compute layout and back, ``parameter`` from
+    storage to the model's layout. An entry's workers are positions in the group over ``axes``.
     ``summands`` is the number of local gradients that the gradient route sums. Buckets of one ``round`` run
     abreast, so their owners work at the same time. ``phases`` name the compute route, and its way back.
     ``tp_gather``: matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per

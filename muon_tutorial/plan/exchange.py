@@ -137,7 +137,7 @@ class InLine:
 
 @dataclass(frozen=True, slots=True)
 class LocalShards(InLine):
-    """Every rank holds its own pieces of the matrices, as the parameters are cut, one after the other."""
+    """Every rank holds its own pieces, cut like the parameters, one after the other."""
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
         """Whether this rank sends. If several ranks have the piece, the one that sends has the receiver's
@@ -347,7 +347,7 @@ class _Part:
 def _packed_once(
     parts: Mapping[int, Sequence[_Part]],
 ) -> tuple[Cargo, dict[int, int], dict[tuple[int, Box], int]]:
-    """The parts to pack, equal parcels only once; where each position's parcel and each part begin."""
+    """The parts to pack, with equal parcels only once; where each position's parcel and each part begin."""
     cargo: list[_Part] = []
     starts: dict[int, int] = {}
     begins: dict[tuple[int, Box], int] = {}

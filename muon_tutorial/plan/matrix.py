@@ -60,7 +60,7 @@ def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
 
 
 Index = tuple[slice | Tensor, ...]
-"""A box as an index into a tensor: slices, and the numbers of lines that alternate with others in runs."""
+"""A box as an index into a tensor: slices, or the lines' numbers if they alternate with other lines."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A matrix: its number in the list of all, its bytes, its operations, its workers' positions."""
+    """A matrix: its number among all matrices, its bytes, its operations, and its workers' positions."""
 
     number: int
     weight: int

@@ -416,8 +416,8 @@ def plan_imbalance(plan: Plan) -> float:
 def work_by_position(plan: Plan) -> list[int]:
     """Newton–Schulz work of one iteration at each position of the buckets' group, in operations.
 
-    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. The work is added at the
-    first worker and subtracted after the last, so thousands of workers take no longer than one.
+    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. Work is added at the
+    first worker and subtracted after the last, and then summed, so a thousand workers cost no more than one.
     """
     positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
     change = [0] * (positions + 1)
@@ -826,7 +826,7 @@ def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...
 
 
 def _summed_gram(matrix: Matrix, least_aspect: float) -> SummedGram | None:
-    """The Gram matrix of a matrix that tp cuts along rows or columns, if that side is long enough."""
+    """The Gram matrix of a matrix whose rows or columns tp cuts; None for other cuts or too short a side."""
     cut, sides = matrix.cut("tp"), matrix.sides
     assert cut is not None
     dim = cut.dim - leading(matrix)

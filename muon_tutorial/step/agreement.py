@@ -47,7 +47,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
 class Fingerprint:
     """Texts that must be the same on all ranks in a step, such as hyperparameters. Ranks have the same keys.
 
-    An ``error`` keeps this rank from stepping, and so all of them: it is raised once all ranks know of it.
+    An ``error`` keeps this rank, and so all ranks, from stepping: it is raised once all of them know of it.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
@@ -85,7 +85,7 @@ _ERROR = "what keeps this rank from stepping"
 def agree_on_gradients(
     own: OwnGradients, ranks: Ranks, fingerprint: Fingerprint = NOTHING_TO_COMPARE
 ) -> Walk:
-    """Find out which gradients exist on any rank, [gradients]; the same on every rank. All ranks must run it.
+    """Find out which gradients exist on any rank, [gradients]. All ranks must run it, and all agree.
 
     Each rank sends hashes of its fingerprint and of which gradients it has, and how much of its limit the
     largest element takes up: infinity if an element is not finite. The meta device has no values, so there

@@ -2,7 +2,7 @@
 
 Buckets are sent strictly in the plan's reverse order, as backward goes through a model, and over a process
 group of their own. So all ranks issue the same collectives in the same order, whatever order their gradients
-appear in and whatever else they communicate. Nothing is waited for during backward. Knows hooks and buckets;
+appear in and whatever else they communicate. Backward waits for no collective. Knows hooks and buckets;
 ``step.py`` uses the result.
 """
 

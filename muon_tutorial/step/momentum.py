@@ -42,8 +42,8 @@ def update_momentum(
 
     ``gradient`` is this rank's stored part of the bucket, flat, or None if gradients stay in the model; then
     they are read there and multiplied by ``scale``. The inputs are flat as well, or ``Pieces`` if they travel
-    one by one. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
-    the inputs of the others are zero.
+    separately. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
+    the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)
@@ -97,9 +97,9 @@ def momentum_update(
 class MomentumShard:
     """The part of one parameter's momentum that one rank stores.
 
-    ``flat``: storage is sliced, so the part is a run of elements, all matrices of the parameter one after the
-    other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is one,
-    because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
+    ``flat``: storage is sliced, so the part is a run of elements, in which the parameter's matrices lie one
+    after the other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is
+    one, because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
     """
 
     parameter: ParameterState

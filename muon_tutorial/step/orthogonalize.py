@@ -26,8 +26,8 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""Called instead of Newton–Schulz, with the matrix, its group, and the function that iterates: an audit
-counts calls, and a planner iterates each shape once."""
+"""Called instead of Newton–Schulz, with the matrix, its group, and the function that iterates. With it, an
+audit counts calls, and a planner iterates each shape only once."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -40,7 +40,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_empty(0)  # no buffer while the others work
-    yield ABREAST  # wait until the round's other owners have theirs
+    yield ABREAST  # wait until the round's other owners have their matrices
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
 
@@ -66,7 +66,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         del whole
         keep_box(update, boxes, matrix)
         del update  # only ``boxes`` keeps it alive
-    yield ABREAST  # wait until they have computed, as the way back needs all of them
+    yield ABREAST  # wait until all owners have computed, as the way back needs all updates
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
     # 6: [worked on] → [stored]
@@ -74,7 +74,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
-    """Orthogonalize small matrices of equal shape together, if the bits are the same as one by one.
+    """Orthogonalize small matrices of equal shape together, if each gets the bits that it gets alone.
 
     It takes only matrices that are already whole on this rank. Returns their indices.
     """
@@ -103,7 +103,7 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 
 
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Phase 3 for all matrices that this rank works on together: one all_gather over tp.
+    """Phase 3 in one all_gather over tp, for all matrices that this rank works on.
 
     Ranks along tp work on the same matrices. If none of theirs is cut, but others in the bucket are, they
     yield an empty turn. All ranks of the grid must run it. Returns functions that put each matrix together.
@@ -139,9 +139,9 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """How many equal matrices [rows, columns] a group's recipe can stack without changing their bits.
+    """How many matrices [rows, columns] a group's recipe can stack without changing the results' bits.
 
-    1 if it takes them only one by one.
+    It is 1 if they cannot be stacked.
     """
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:

@@ -108,7 +108,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def placed_as(local: Tensor, param: Tensor) -> Tensor:
-    """Wrap this rank's part of a tensor shaped like ``param`` as a DTensor, if ``param`` is one."""
+    """If ``param`` is a DTensor, wrap this rank's part of a tensor of its shape as one, too."""
     if not isinstance(param, DTensor):
         return local
     where = param.device_mesh, param.placements

@@ -21,7 +21,7 @@ from .parameter_state import MomentumIndex, ParameterState
 class RankMatrix:
     """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
-    ``place`` is the index of this rank's piece within its part of the parameter, ``held`` the same piece in a
+    ``place``: the index of this rank's piece within its part of the parameter. ``held``: the same piece in a
     flat buffer with the model's layout. The ``numel`` elements that the rank stores are ``stored`` in the
     bucket's buffer, ``in_piece`` within the piece, ``shard_range`` within the whole matrix, and
     ``momentum_index`` within the parameter's momentum. ``work`` is the box that the rank orthogonalizes, or
@@ -66,7 +66,7 @@ class RankBucket:
 
     @cached_property
     def is_owned(self) -> bool:
-        """Whether one dp position stores all of it, receives its gradients and broadcasts its parameters."""
+        """Whether one dp position stores the whole bucket, gets the gradients and sends the parameters."""
         storage = self.plan.storage_layout
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
 

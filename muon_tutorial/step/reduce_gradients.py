@@ -18,10 +18,10 @@ from .unreduced_gradient import UnreducedGradient
 
 
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
-    """Average this rank's gradients with the others'; returns the part that it stores, flat.
+    """Average the ranks' gradients; returns the part that this rank stores, flat.
 
     For ``zero1`` the bucket's route is a reduce_scatter over dp. If gradients are already averaged, the route
-    is empty: they stay in the model, and the result is None. ``flat`` are the gradients if ``pack_gradients``
+    is empty: they stay in the model, and the result is None. ``flat``: the gradients, if ``pack_gradients``
     has packed them already. All ranks of the grid must run it.
     """
     if not bucket.plan.gradient.hops:
@@ -64,7 +64,7 @@ def average_others(
 ) -> Walk:
     """Average the gradients of other parameters over dp in place, in flat buffers of at most 25 MB.
 
-    A missing one counts as zero. All ranks of the grid must run it.
+    A missing gradient counts as zero. All ranks of the grid must run it.
     """
     for run in _runs(params):
         for param in run:

@@ -46,7 +46,7 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def step(self) -> Walk:
-        """One optimizer step, group by group; equal small matrices together if that keeps the bits."""
+        """One optimizer step, group by group; small matrices of one shape together if that keeps the bits."""
         for group in self.groups:
             present = [param for param in group["params"] if param.grad is not None]
             for param in present:
@@ -63,7 +63,7 @@ class AloneStep:
         yield  # a generator that asks for nothing
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Step parameters that are one matrix each; equal ones are stepped together, a few at a time."""
+        """Step parameters that are one matrix each; those of equal shape go together, a few at a time."""
         lr, momentum = group["lr"], group["momentum"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
@@ -85,7 +85,7 @@ class AloneStep:
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
     ) -> list[Tensor]:
-        """The updates of equal matrices, in the parameters' shape; as one stack if that keeps the bits."""
+        """Updates of matrices of one shape, in the parameters' shape; in one stack if that keeps the bits."""
         if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
             stack = torch.stack([each.reshape(sides) for each in inputs])
             stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
@@ -140,10 +140,10 @@ def _sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 AT_ONCE = 2**18
-"""Most elements of equal matrices whose momentum is updated in one call: more would only take memory."""
+"""The most elements whose momentum is updated in one call; more would only take memory."""
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """How many equal parameters to step together: a stack, or as many as fit into ``AT_ONCE`` elements."""
+    """How many parameters of one shape to step together: a stack, or as many as ``AT_ONCE`` allows."""
     stacked = stack_size(_sides(shape), group, device)
     return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

@@ -126,7 +126,7 @@ class PlanStep:
                 place_gradient(param)
             try:
                 tensors = [local_gradient(it) for it in (*(its.param for its in self.parameters), *rest)]
-            except GradientError as error:  # the others are told, too
+            except GradientError as error:  # the other ranks are told, too
                 fingerprint = replace(fingerprint, error=error)
             else:
                 names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]

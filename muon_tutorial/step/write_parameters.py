@@ -25,7 +25,7 @@ def update_parameters(
     """Decay and step the elements that this rank stores; returns them, flat, for ``publish_parameters``.
 
     If the parameter route is empty, parameters are stepped in place, and the result is None. ``present`` are
-    the parameters that have a gradient; the others stay as they are.
+    the parameters that have a gradient; all others stay as they are.
     """
     if bucket.plan.parameter.hops:
         assert isinstance(updates, Tensor)
@@ -82,7 +82,7 @@ def apply_update(
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
     """Send the stepped parameters that this rank stores to all ranks that need them in their model.
 
-    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, they are in the model already.
+    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, the model has them already.
     All ranks of the grid must run it.
     """
     if stepped is None:

@@ -2,8 +2,8 @@
 
 First one process per core, up to eight, compute at the same time. Then a few ranks send each other tensors of
 several sizes over the loopback. A weighted fit turns their times into seconds per byte, message, round and
-request. Copies, operations and collectives begin with cold caches, because in a step, too, each of
-them follows other work.
+request. Copies, operations and collectives begin with cold caches, because in a step, too, they
+follow other work.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def average_machines(one: Machine, other: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class ComputeRates:
-    """A core's rates while the others compute, too, as in ``Machine``; ``repeated`` are the rates of one
+    """A core's rates, as in ``Machine``, while the other cores compute; ``repeated`` are the rates of one
     product before and after all other measurements."""
 
     gemm: dict[str, Rates]
@@ -236,7 +236,7 @@ def median_over_cores(by_core: Sequence[ComputeRates]) -> ComputeRates:
 
 
 def measure_products(dtype: torch.dtype, sides: Sequence[int] = SIDES) -> Rates:
-    """Operations per second of Newton–Schulz's square products, by side, each into new memory.
+    """Operations per second of Newton–Schulz's square products, by side; each result goes to new memory.
 
     A plain product is a fifth faster if one matrix is multiplied again and again into the same memory.
     """
@@ -277,10 +277,10 @@ def _add_next(pairs: Iterator[tuple[Tensor, Tensor]]) -> None:
 
 
 def measure_operation(gemm: dict[str, Rates], copy: Rates) -> float:
-    """Seconds of an operation apart from its data: a step over one small matrix, divided by its operations.
+    """Seconds of an operation apart from its data: a small step's seconds, divided by its operations.
 
-    Before each step other data sweeps the caches, as large products do in a real step. Operations that follow
-    each other at once, with data and code in the caches, start several times as fast.
+    Before each step other data sweeps the caches, as large products do in a real step. Operations that run
+    back to back, with data and code in the caches, start several times faster.
     """
     plan, at = replicated([Matrix(0, "m", (16, 16))], Grid.of(dp=1)), Grid.of(dp=1).at(0)
     work = Work(Machine("none", gemm, copy, 0.0, 0.0, Link(1.0, 0.0)))
@@ -311,8 +311,8 @@ def sample_gloo(rank: int, until: float = math.inf) -> list[RankSample]:
 
 
 def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSample:
-    """Some rounds of a collective, each after other data has swept the caches, as in a step. The bytes of all
-    ranks together are the same, however many they are. A barrier would not align ranks any better."""
+    """Time rounds of a collective; before each, other data sweeps the caches, as in a step. However many
+    ranks there are, together they sweep the same bytes. A barrier would not align ranks any better."""
     request = gloo_request(kind, world.at, size)
     asked, answered = [], []
     for number in range(WARM + ROUNDS):
@@ -358,12 +358,12 @@ class GlooCosts:
 
 
 def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
-    """Fit non-negative costs by least squares, each squared error divided by its sample's seconds.
+    """Fit non-negative costs by least squares. Each squared error is divided by its sample's seconds.
 
-    So long samples count more than with relative errors.
+    As a result, long samples count more than they would with relative errors.
 
     Ranks share the cores. The processors' work takes the larger of two times: all of it divided by the cores,
-    or the busiest rank's part. A rank's bytes take at least as long as on its link. If no sample had more
+    or the busiest rank's part. A rank's bytes take at least their time on its link. If no sample had more
     ranks than cores, a message's seconds are counted as a round's.
     """
 
@@ -392,7 +392,7 @@ def fit_gloo(samples: Sequence[GlooSample], cores: int) -> GlooCosts:
 
 
 def _fit_beside_link(table: Tensor, link: Tensor, seconds: Tensor) -> Tensor:
-    """The costs for known seconds of the link; samples that wait for the link do not count for processors."""
+    """Fit the costs, given seconds on the link; samples that wait for the link say nothing of processors."""
     waits = torch.zeros(len(table), dtype=torch.bool)
     costs = torch.zeros(table.shape[1], dtype=table.dtype)
     for _ in range(REFITS):
@@ -423,7 +423,7 @@ def _fit_above_zero(rows: Tensor, due: Tensor) -> list[float]:
 
 
 def _seconds(run: Callable[[], object], at_least: float = 0.15) -> float:
-    """The median of at least five runs that fill ``at_least`` seconds, or of fewer if five take too long."""
+    """Median seconds of at least five runs that fill ``at_least`` seconds; of fewer if five take too long."""
     run()
     found: list[float] = []
     start = now = time.perf_counter()

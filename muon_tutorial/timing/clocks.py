@@ -5,7 +5,7 @@ positions take the same turn together, in the order in which a window admits rou
 the last rank of its group has asked, the group's previous collective is done, and its links are free.
 Positions with the same turns in all rounds share a clock, and several speeds of the links are computed at
 once. Three things differ from ``TimedWorld``: collectives of two groups on one link run one after the other,
-not side by side; ranks that share cores are slowed by that all the time; and Gloo's exchanges begin when all
+not side by side; ranks that share cores are slowed all the time; and Gloo's exchanges begin when all
 ranks have asked.
 """
 
@@ -59,7 +59,7 @@ class Timed:
 
 @dataclass(slots=True, eq=False)
 class _Clocks:
-    """The clock ``now`` of each speed and position of a walked plan, and what was counted until then."""
+    """The clock ``now`` of each position of a walked plan at each speed, and what was counted until then."""
 
     plan: WalkedPlan
     watched: tuple[int, ...]
@@ -70,7 +70,7 @@ class _Clocks:
     free: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def most(self, each: np.ndarray, axes: tuple[str, ...]) -> np.ndarray:
-        """The maximum over each group along some axes, which stay as axes of length 1."""
+        """The maximum over each group along ``axes``, which are kept with length 1."""
         if each.size == len(each):
             return each
         along = tuple(i for i, axis in enumerate(self.plan.axes, 1) if axis in axes and each.shape[i] > 1)
@@ -104,7 +104,7 @@ class _Turn:
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
     request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
-    copy is made. ``beside``: the bytes that the round's other buckets hold. ``meets``: they catch up now.
+    copy is made. ``beside``: the bytes that the round's other buckets hold; with ``meets`` they catch up.
     """
 
     busy: np.ndarray
@@ -226,7 +226,7 @@ class _Tables:
         return _Turn(busy, held, peak, moving, latency, of.asked, asks, of.meets, is_last, root, beside)
 
     def _turn(self, row: Sequence[WalkedTurn]) -> _Turn:
-        """One turn of all kinds of rank; kinds that take no part have as many turns, but empty ones."""
+        """One turn of all kinds of rank; a kind that takes no part in a request has an empty turn there."""
         values = (
             np.array([turn.product + turn.copy for turn in row]),
             np.array([turn.now for turn in row], dtype=float),
@@ -241,7 +241,7 @@ class _Tables:
         return _Turn(busy, held, peak, moving, latency, asked, asks_some, row[0].meets)
 
     def _thin(self, each: np.ndarray) -> np.ndarray:
-        """Keep a value that is the same for all kinds of rank once, with length 1 along all axes."""
+        """If a value is the same for all kinds of rank, keep it only once, with length 1 along all axes."""
         first = each[..., :1]
         ones = (1,) * len(self.plan.axes)
         return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each
@@ -264,7 +264,7 @@ class Alone:
 
 
 def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> Alone:
-    """Time walks that are the same on all ranks, each with how often it comes; no rank waits for another."""
+    """Time walks that are the same on all ranks, each with its number of times; no rank waits for another."""
     found = Alone()
     for trace, times in traces:
         for turn in trace:

@@ -181,7 +181,7 @@ def machine_from(held: Any) -> Machine:
 
 
 def _named(kind: type, held: Any, where: str) -> dict[str, Any]:
-    """A record's fields by name, checked: none that it needs is missing, and none is unknown."""
+    """A record's fields by name, after a check that none is unknown and no required one is missing."""
     if not isinstance(held, dict):
         raise UsageError(f"{where.rstrip('.') or 'it'} must be a JSON object of numbers by name")
     known = {one.name: one for one in fields(kind)}

@@ -1,4 +1,4 @@
-"""A model as the planner sees it: families of equal matrices, and those that one pipeline stage holds.
+"""A model as the planner sees it: families of matrices of one shape, and the matrices of one pipeline stage.
 
 Knows shapes, and how tensor parallelism cuts them. ``model_configs`` and ``module_shapes`` read them from
 configuration files and modules.

@@ -111,11 +111,11 @@ def _others(found: dict[tuple[str, int, Cut], list[int]]) -> Iterator[OtherFamil
 def _matrices(
     verdict: Verdict, beside: Sequence[tuple[int, int]], folds: int
 ) -> tuple[list[tuple[str, tuple[int, int]]], int, str]:
-    """A parameter's matrices by name, each (out, in), the number of experts in it, and the note on it.
+    """A parameter's matrices by name, each (out, in); the number of experts in it; and a note on it.
 
-    The names have stars for layer and expert. The number is 0 if it is no expert, and the note is empty if
-    it holds one matrix. ``beside``: the sides of the weights in its module. ``folds``: how many experts lie
-    in its rows.
+    The names have stars for layer and expert. The number is 0 if it holds no expert, and the note is empty
+    if it holds one matrix. ``beside``: the sides of the weights in its module. ``folds``: how many experts
+    lie in its rows.
     """
     name, _, expert = _starred(verdict.name)
     shape, whole = tuple(verdict.param.shape), "taken whole" in verdict.why
@@ -184,7 +184,7 @@ def _sides(shape: Sequence[int], transposed: bool) -> tuple[int, int]:
 
 
 def _starred(name: str) -> tuple[str, int | None, int | None]:
-    """A parameter's name with stars for its layer and its expert, and both numbers.
+    """A parameter's name with stars for its layer and its expert, then that layer's and that expert's number.
 
     >>> _starred("h.3.mlp.experts.5.blocks.1.up")
     ('h.*.mlp.experts.*.blocks.1.up', 3, 5)

@@ -42,11 +42,11 @@ META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True)
 class WalkedTurn:
-    """What a rank computes until its next request, and that request: None for an empty turn or the end.
+    """A rank's work until its next request, and that request; ``flight`` is None in an empty or last turn.
 
     ``product`` and ``copy`` are seconds of computing. ``moving``: seconds of the rank's bytes on the link;
     ``sending``: seconds of its processor meanwhile. The ``root`` of a broadcast first copies what it sends,
-    in ``root_copy`` seconds; members of its chain, or of a reduce's, pass on ``passed`` bytes each, except
+    in ``root_copy`` seconds; each member of its chain, or of a reduce's, passes on ``passed`` bytes, except
     the last one. ``between``: bytes that leave the node. ``now``: bytes that the walk holds at the request;
     ``peak``: the most it held since the previous request. ``meets``: the rank waits here until its walks of
     the round's other buckets have come equally far.
@@ -80,9 +80,9 @@ Trace = tuple[WalkedTurn, ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WalkedBucket:
-    """A bucket: the trace of each kind of rank, and the kind of each position of its group that is kept.
+    """A bucket: the trace of each kind of rank, and the kind of rank at each kept position of its group.
 
-    ``roots`` maps the places along dp that the traces name as roots to the real ones in this bucket.
+    ``roots`` maps each place along dp that a trace names as root to the real root in this bucket.
     """
 
     traces: tuple[Trace, ...]
@@ -117,7 +117,7 @@ class WalkedPlan:
         return tuple(int(places[place]) for places, place in zip(self.folded, at, strict=True))
 
     def line(self, axes: tuple[str, ...], position: int) -> tuple[int | slice, ...]:
-        """The index of all positions that are at ``position`` within their own group over ``axes``."""
+        """An index that selects place ``position`` in every group over ``axes``."""
         within = [self.axes.index(axis) for axis in axes if axis in self.axes]
         at = np.unravel_index(position, [len(self.folded[i]) for i in within])
         index: list[int | slice] = [slice(None)] * len(self.axes)
@@ -168,7 +168,7 @@ class RankWalks:
         return WalkedPlan([[bucket for _, bucket in its] for _, its in rounds], axes, folded)
 
     def agreement(self, plan: Plan) -> Trace:
-        """The trace of what ranks agree on before a step; the same on all of them."""
+        """The trace of the ranks' agreement before a step; it is the same on all ranks."""
         key = plan.grid, plan.expects, sum(len(bucket.entries) for bucket in plan.buckets)
         if key not in self._known:
             at = plan.grid.at(0)
@@ -176,7 +176,7 @@ class RankWalks:
         return self._known[key][0]
 
     def trace(self, walk: Walk, at: Coordinate) -> Trace:
-        """Walk one rank to its end, as if the others always arrived when it does."""
+        """Walk one rank to its end, as if the other ranks always arrived when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
         memory = PeakMemory()
@@ -209,7 +209,7 @@ class RankWalks:
         group: Mapping[str, Any],
         iterate: Callable[[], Tensor],
     ) -> Tensor:
-        """Newton–Schulz; a shape that was iterated before is charged its known seconds and bytes at once."""
+        """Run Newton–Schulz; for a shape iterated before, only charge its known seconds and bytes."""
         name = name_for(group.get("orthogonalize", STOCK), *matrix.shape[-2:])
         if name != STOCK:  # other recipes keep memory between matrices
             return iterate()
@@ -274,7 +274,7 @@ class RankWalks:
         return self._links[key]
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
-        """Bytes that leave the rank's node: a ring's average, or those that an exchange sends elsewhere."""
+        """Bytes that leave the rank's node: on average in a ring, exactly in an exchange."""
         if self.machine.between is None:
             return 0
         key = at, request.axes
@@ -305,7 +305,7 @@ class RankWalks:
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if times.sum() <= FEW_RANKS:  # on more, owners' slices may travel in another round's order
+        if times.sum() <= FEW_RANKS:  # on more ranks, owners' slices may travel in another round's order
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
@@ -319,7 +319,7 @@ class RankWalks:
         return WalkedBucket(tuple(traces), kinds, dict(zip(seen, places, strict=True)))
 
     def _walk(self, plan: Plan, bucket: Bucket, at: Coordinate) -> Trace:
-        """One rank's step of one bucket. Memory that a step keeps for the next one is allocated before."""
+        """One rank's step of one bucket. Memory that a step keeps for the next one counts as held before."""
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
         if any(entry.gram for entry in bucket.entries):
@@ -330,7 +330,7 @@ class RankWalks:
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
     ) -> np.ndarray:
-        """A number for each position of a bucket's group; it is equal for positions that see the same.
+        """A number for each position of a bucket's group; positions that see the same have the same number.
 
         Each matrix adds a random number to the positions that work on it, another to those in line with its
         first worker, and one for each shape in which positions hold it. Sums are equal if all of these are.
@@ -381,7 +381,7 @@ class RankWalks:
 def _fold(
     signs: Sequence[np.ndarray], slices: Sequence[Mapping[int, int]], plan: Plan
 ) -> tuple[np.ndarray, ...]:
-    """Along each axis, a number for each place; places with the same signs in all buckets share one."""
+    """Along each axis, a number for each place; places with the same signs in all buckets share a number."""
     axes, draw = plan.buckets[0].axes, np.random.default_rng(0)
     sizes = [plan.grid.size(axis) for axis in axes]
 

@@ -1,4 +1,4 @@
-"""A plan's answer: a table of strategies, which of them to take and why, and warnings."""
+"""Makes a plan's answer: a table of strategies, lines that say which to take and why, and warnings."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ SECONDS = ("strategy", "step", "own", "products", "copies", "others", "bytes", "
 BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FSDP2's", "memory")
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
-"""The most ranks that a grid may have: half a minute of planning for a small model."""
+"""The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
 MOST_PLACED = 10**8
-"""The most matrices times ranks among which they are divided: a plan keeps some numbers for each pair."""
+"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -51,8 +51,8 @@ PREDICTED = (
 )
 ROUNDS, WINDOWS = (1, 8, 64), (1, 2, 4)
 """What a search tries: multiples of the given round's bytes, and numbers of rounds in flight."""
-SEARCHED = 3  # strategies that are searched, the most promising ones
-CLOSE = 1.02  # up to this many times the seconds of the fastest counts as equally fast
+SEARCHED = 3  # how many strategies are searched: the most promising ones
+CLOSE = 1.02  # steps of up to this many times the fastest's seconds count as equally fast
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Dtypes:
 class StagePart:
     """The dense matrices of a stage, or those of its experts, with their grid.
 
-    ``walks`` keeps the walks of single ranks on their machine that were made so far.
+    ``walks`` keeps the walks of single ranks made so far on their machine.
     """
 
     matrices: Sequence[Matrix]
@@ -91,7 +91,7 @@ class StagePart:
         return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
 
     def adamw(self, round_bytes: int, sharded: bool = True) -> StepEstimate:
-        """AdamW's step over these matrices; under DDP without ``sharded``."""
+        """AdamW's step over these matrices; it is DDP's if not ``sharded``."""
         at, first, walks = self.grid.at(0), self.matrices[0], self.walks
         if self.grid.size(SHARDING) > 1:
             lengths = [*averaged_at_once(self.plan(owner_per_replica, round_bytes), at).elements()]
@@ -165,7 +165,7 @@ class ModelPlan:
 
     @property
     def training(self) -> float | None:
-        """A lower bound of the seconds of a batch's forward and backward; None if it is not known.
+        """A lower bound on the seconds of a batch's forward and backward; None if it is not known.
 
         It counts six operations for each token and each matrix element that the token uses, at the rate of
         the machine's largest bf16 products, on all ranks. Attention's scores, embeddings, communication and
@@ -176,7 +176,7 @@ class ModelPlan:
         return 6 * self.tokens * self.shape.active / (self.ranks * max(self.machine.gemm["bfloat16"])[1])
 
     def adamw_at(self, factor: float, sharded: bool = True) -> float:
-        """AdamW's seconds if all links were ``factor`` times as fast; under DDP without ``sharded``."""
+        """AdamW's seconds if all links were ``factor`` times as fast; under DDP if not ``sharded``."""
         return sum(part.seconds_at(factor) for part in (self.adamw_parts if sharded else self.adamw_ddp))
 
     @property
@@ -284,7 +284,7 @@ def estimate_parts(
 
 
 def with_dtypes(one: StepEstimate, dtypes: Dtypes, state: int) -> StepEstimate:
-    """The estimate with master weights, if there are any; ``state`` is its bytes of momentum per element."""
+    """The estimate with master weights, if there are any; ``state``: its momentum's bytes per element."""
     each = 0 if dtypes.master is None else dtypes.master.itemsize
     return replace(one, master=one.momentum // state * each)
 
@@ -304,8 +304,8 @@ def _rest(shape: ModelShape, sizes: Mapping[str, int], stage: int, dtypes: Dtype
 def search(plan: ModelPlan) -> list[Choice]:
     """For each of the most promising strategies, its fastest options that fit; the fastest strategy first.
 
-    A strategy is promising if its copies, bytes and gradients take little time. Its products count at most
-    twice those of the strategy that divides them best, because larger rounds may divide them better.
+    A strategy is promising if its copies, bytes and gradients take little time. Its products count for at
+    most twice the least of any strategy, because larger rounds may divide them better.
     """
     least = min(one.product for one in plan.estimates)
 
@@ -320,7 +320,7 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """A strategy with larger and larger rounds, as long as their number changes, and then with windows."""
+    """Try a strategy with larger and larger rounds while that changes their number, and then with windows."""
     builder = plan.builders[one.strategy]
 
     def choice(round_bytes: int, window: int) -> Choice:
@@ -439,7 +439,7 @@ def strategies_on(sizes: Mapping[str, int]) -> Mapping[str, Builder]:
 
 
 def say(plan: ModelPlan, found: Sequence[Choice] = ()) -> list[str]:
-    """Lines that say which strategy to take and why, at which speeds that changes, and warnings.
+    """Lines that say which strategy to take and why, and at which speeds that changes; then warnings.
 
     ``found`` is the result of ``search``.
     """
@@ -491,7 +491,7 @@ def _recommendation(plan: ModelPlan, best: StepEstimate) -> str:
 
 
 def _turns(ordered: Sequence[StepEstimate]) -> list[str]:
-    """Whether the first stays the fastest with links half and twice as fast; if not, up to which speed."""
+    """Say whether the first stays the fastest with links half or twice as fast; if not, up to which speed."""
     best, lines = ordered[0], []
     for factor, word in ((0.5, "half"), (2.0, "twice")):
         winner = min(ordered, key=lambda one: one.seconds_at(factor))

@@ -65,7 +65,7 @@ STRATEGIES: Mapping[str, Builder] = {
     "owner": owner,
 }
 WITHOUT_TP: Mapping[str, Builder] = {name: each for name, each in STRATEGIES.items() if each is not gram}
-"""The strategies if nothing is cut over tp: ``gram`` is ``layerwise`` then."""
+"""The strategies if nothing is cut over tp; ``gram`` would be the same as ``layerwise``."""
 SHARDED: Mapping[str, Builder] = {"owner": owner, "owner_per_replica": owner_per_replica}
 """The strategies for parameters that FSDP2 cuts along ``dp_shard``."""
 
@@ -77,7 +77,7 @@ def gather_all(matrices: Sequence[Matrix], grid: Grid, **options: Any) -> Plan:
 
 
 def _everywhere(grid: Grid, bucket: Bucket) -> Bucket:
-    """A bucket whose matrices are gathered one by one, along the axes that cut them, the innermost first."""
+    """A bucket in which every rank gathers each matrix separately, along its cut axes, innermost first."""
     at, everyone = grid.at(0), range(grid.size("dp"))
 
     def route(matrix: Matrix) -> Route:
@@ -107,12 +107,12 @@ class StepEstimate:
     reduce_scatter; if a strategy expects averaged gradients, it is DDP's all_reduce, or FSDP2's
     reduce_scatter with an all_reduce between replicas. AdamW pays it, too.
 
-    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, relative to an even
-    division among the plan's positions of matrices that are each done once. ``shares``: its work, relative to
-    an even division among all ranks. ``held``: bytes of the matrices' parameters and gradients; ``momentum``:
-    their momentum; ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``:
-    what FSDP2 or DDP adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by
-    phase; ``between``, how many of them leave its node.
+    ``runs``: how many matrices the rank orthogonalizes. ``fair_shares``: its work, as a multiple of an even
+    share if the plan's positions divided all matrices and did each once. ``shares``: the same if all ranks
+    divided them. ``held``: bytes of the matrices' parameters and gradients; ``momentum``: their momentum;
+    ``master``: master weights; ``peak``: the most that a step adds on any rank; ``fsdp``: what FSDP2 or DDP
+    adds while it averages gradients. ``phases`` holds the bytes that the rank sends, by phase; ``between``,
+    how many of them leave its node.
     """
 
     strategy: str
@@ -179,8 +179,8 @@ def estimate(
 ) -> StepEstimate:
     """The cost of a strategy's step on a grid: all ranks have clocks, and one rank of each kind is walked.
 
-    ``walks``: earlier walks for the same machine, used again; by default none, with as many other ranks on a
-    node as fit.
+    ``walks``: earlier walks for the same machine, to use again. By default there are none, and a node holds
+    as many ranks as fit.
     """
     plan = builder(matrices, grid, **{ROUND_LIMIT: round_bytes})
     beside = min(machine.ranks_per_node, grid.world_size) - 1
@@ -242,7 +242,7 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
 def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate) -> dict[str, Any]:
     """A rank's bytes by phase, those that leave its node, and its collectives.
 
-    Each trace comes with how often it is walked, and with the real roots for those that it names.
+    Each trace comes with its number of walks, and with a map from the roots that it names to the real ones.
     """
     counted: Counter[int] = Counter()
     flights: dict[int, TimedFlight] = {}
@@ -265,7 +265,7 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:
-    """Walks that average gradients before a step that expects averaged ones, and how often each comes."""
+    """Walks that average gradients before a step that expects averages, each with its number of times."""
     if at.size("dp", SHARDING) == 1:
         return []
     dtype = plan.buckets[0].entries[0].matrix.grad_dtype
@@ -308,8 +308,8 @@ def _layer_of(name: str) -> str:
 def _average(length: int, dtype: torch.dtype, at: Coordinate) -> Walk:
     """Average gradients before a step, for a bucket of which a rank holds ``length`` elements.
 
-    This is DDP's all_reduce; under FSDP2 a reduce_scatter, and an all_reduce between replicas. Returns the
-    gradient.
+    DDP does it with an all_reduce; FSDP2 with a reduce_scatter, then an all_reduce between replicas. Returns
+    the gradient.
     """
     shards, by = at.size(SHARDING), "DDP" if at.size(SHARDING) == 1 else "FSDP2"
     flat = torch.empty(length * shards, dtype=dtype, device="meta")
@@ -338,12 +338,11 @@ def estimate_adamw(
     beside: int = 0,
     sharded: bool = True,
 ) -> StepEstimate:
-    """The cost of AdamW's step over buckets of which a rank holds ``lengths`` elements, as ``estimate`` gives
-    it for Muon.
+    """The cost of AdamW's step, in the form that ``estimate`` gives for Muon.
 
-    It is ZeRO-1's step, or DDP's without ``sharded``. On a grid with ``dp_shard`` it is FSDP2's; the
-    parameters that FSDP2 gathers in forward and backward are not counted, and not for Muon either.
-    ``momentum`` holds both moments, always in fp32.
+    A rank holds ``lengths`` elements of its buckets. The step is ZeRO-1's, or DDP's if not ``sharded``.
+    On a grid with ``dp_shard`` it is FSDP2's. As for Muon, the parameters that FSDP2 gathers in forward and
+    backward are not counted. ``momentum`` holds both moments, always in fp32.
     """
     walks, at, fsdp2 = RankWalks(machine, beside), grid.at(0), grid.size(SHARDING) > 1
     parts = grid.size("dp") if sharded and not fsdp2 else 1

@@ -1,9 +1,9 @@
-"""Walks all ranks at once without data, each with a clock: when a rank computes, waits and is answered.
+"""Walks all ranks at once without data; clocks show when each rank computes, waits and is answered.
 
-This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, charges
-their computation and their requests with a machine's costs, and lets ranks share what the machine shares:
-cores, if there are fewer than ranks, and a bus, if all links are one. So waiting and overlap follow from the
-order of requests; nothing here knows a strategy.
+This is a fourth world, besides the live, the local and the shadow one. It walks the same generators, and
+charges their computation and their requests at a machine's costs. Ranks share its cores if there are fewer
+cores than ranks, and a bus if all links are one. So waiting and overlap follow from the order of requests;
+nothing here knows a strategy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .machine import Link, Machine
 from .work import Work
 
 Doing = Literal["product", "copy", "wait", "transfer"]
-"""What a rank does; a transfer runs on the link at the same time as the others."""
+"""What a rank does; a transfer runs on the link while the rank does something else."""
 GLOO_THREADS = 2
 """How many collectives of one group Gloo runs at once: the number of threads that torch gives each group."""
 IN_ROUNDS = ("all_reduce", "reduce_scatter", "all_gather", "reduce")
@@ -38,7 +38,7 @@ _INSTANT = 1e-12
 class Span:
     """What one rank did from ``begin`` to ``end``, in seconds since the start of all ranks.
 
-    ``label`` is that of its last request, or of the one that it waits for.
+    ``label`` names its last request, or the one that it waits for.
     """
 
     rank: int
@@ -56,9 +56,9 @@ class TimedFlight:
     member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``,
     the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``,
     both together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a
-    ring; ``answered``, when it went on with the answer. These and ``issued`` are by rank, for the ranks that
-    are walked: all members, or only one. ``link`` is the link that they use, and ``latency`` the seconds that
-    do not depend on its bandwidth.
+    ring; ``answered``, when it went on with the answer. These and ``issued`` are keyed by the ranks that are
+    walked: all members, or only one. ``link``: the link that they use; ``latency``: the seconds that do not
+    depend on its bandwidth.
     """
 
     group: tuple[int, ...]
@@ -134,9 +134,9 @@ class _Rank:
 
 @dataclass(eq=False)
 class _Moving:
-    """A flight, or some ``ranks``' part in it, that can go on at time ``after`` and has ``jobs`` left to do.
+    """A flight, or the part of some ``ranks`` in it. It can go on at ``after`` and has ``jobs`` left to do.
 
-    Those in one ``line`` go one after the other.
+    Those with the same ``line`` go one after the other.
     """
 
     flight: TimedFlight
@@ -193,7 +193,7 @@ class _Clockwork:
 
     def __post_init__(self) -> None:
         links = [link for link in (self.machine.inside, self.machine.between) if link is not None]
-        self.saved = {link: 0.0 for link in links if link.shared}  # none: the previous step used them up
+        self.saved = {link: 0.0 for link in links if link.shared}  # no credit: the previous step used it up
 
     def run(self, walks: Sequence[Walk]) -> TimedRun:
         places = map(self.grid.at, self.grid.ranks)
@@ -260,7 +260,7 @@ class _Clockwork:
         return [rate(job) for job in jobs]
 
     def _settle(self, work: Work) -> None:
-        """Finish the flights that are done by now, and let ranks go on that waited for them or for a job."""
+        """Finish the flights that are done by now, and wake the ranks that waited for them or for a job."""
         for moving in list(self.moving):
             if moving.after <= self.now + _INSTANT:
                 after = [job if job.left > _least(job) else job.then for job in moving.jobs]
@@ -379,14 +379,14 @@ class _Clockwork:
         return _Ticket(flight, torch.empty(request.receive, dtype=request.dtype, device="meta"))
 
     def _begin_next(self, group: tuple[int, ...]) -> None:
-        """Begin a group's next flight: they run in order, one at a time, or several at once as in Gloo."""
+        """Begin a group's next flight: in order, one at a time, or with Gloo several at the same time."""
         queue = [one for one in self.queues[group] if not self._in_messages(one)]
         going = [moving.flight for moving in self.moving if moving.flight.group == group]
         moving = sum(1 for one in going if not self._in_messages(one))
         if not queue or len(queue[0].issued) < len(group):
             return
         flight = queue[0]
-        # Gloo's rings share a link, round by round; what is sent in one piece waits for what came earlier.
+        # Gloo's rings share a link, round by round; a tensor sent whole waits for the earlier flights.
         in_rounds = self.machine.algorithm == "gloo" and flight.kind in IN_ROUNDS
         if moving >= (GLOO_THREADS if in_rounds else 1):
             return
@@ -398,7 +398,7 @@ class _Clockwork:
     def _begin(self, flight: TimedFlight) -> None:
         """Begin a flight that all members have requested, and check that their requests match."""
         self.queues[flight.group].remove(flight)
-        requests = self.asked.pop(id(flight))  # so that tensors are kept no longer than by a backend
+        requests = self.asked.pop(id(flight))  # so tensors live no longer than in a backend
         check_alike({rank: requests[rank] for rank in flight.group})
         rounds = max(busy.messages_out for busy in flight.busy.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
@@ -406,7 +406,7 @@ class _Clockwork:
         flight.begin, flight.latency = self.now, flight.link.latency * rounds
 
     def _finish(self, moving: _Moving) -> None:
-        """Finish a part. A rank goes on when all its parts are done, a group when all of its ranks' are."""
+        """Finish a part. A rank goes on when all its parts are done, and a group when all its ranks are."""
         flight, parts = moving.flight, self.parts[id(moving.flight)]
         parts.subtract(moving.ranks)
         flight.done |= {rank: self.now for rank in moving.ranks if not parts[rank]}
@@ -443,7 +443,8 @@ class _Clockwork:
             splits = requests[other].sends or (), requests[other].receives or ()
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
-                count = flight.busy[other].messages_out  # its partners have asked: all but its bytes can go
+                # Its partners have asked, so the work per message begins; bytes are charged in _send.
+                count = flight.busy[other].messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
                 self.moving.append(_Moving(flight, (other,), [waking], after))
@@ -452,7 +453,7 @@ class _Clockwork:
 
     def _send(self, flight: TimedFlight, pair: tuple[int, int], data: int) -> None:
         """Send a message. Each of the two ranks does half of the work on its bytes. On the link it waits for
-        earlier messages of the same two ranks, and on a bus for all, because a socket takes it whole."""
+        earlier ones on its way, and on a bus for all earlier ones, because a socket takes a message whole."""
         link, ends = flight.link, [(rank, self.machine.node(rank)) for rank in pair]
         jobs = [_Job(data * self.machine.byte / 2, node, thread=rank) for rank, node in ends]
         travelling = GlooTraffic(data, 1, 0).tcp
@@ -489,7 +490,7 @@ class _Clockwork:
         return jobs
 
     def _take_saved(self, bus: Link, travelling: float) -> float:
-        """Take from what the bus saved up while it was idle; returns how many bytes thus take no time."""
+        """Spend the credit that a bus collected while idle; returns how many bytes it carries in no time."""
         taken = min(self.saved[bus], travelling)
         self.saved[bus] -= taken
         return taken
@@ -512,7 +513,7 @@ def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffi
 def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> GlooTraffic:
     """What keeps a rank busy in a collective: the larger of what it sends and what it receives.
 
-    For Gloo's broadcast, a rank that is walked alone counts all messages of the root, which go one by one.
+    In Gloo's broadcast, a rank walked alone is charged all the root's messages, as they go one by one.
     """
     sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
     messages = max(sent.messages_out, sent.messages_in)
@@ -536,5 +537,5 @@ def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:
 
 
 def _least(job: _Job) -> float:
-    """The remainder of a job that counts as nothing, because it comes from rounding."""
+    """The remainder up to which a job counts as done, because rounding may leave it."""
     return _INSTANT if job.link is None else 1e-3

@@ -172,7 +172,7 @@ class PhaseGap(RankPhase):
 
     @property
     def worst(self) -> float:
-        """The larger of the two, without its sign."""
+        """The larger of both differences, without its sign."""
         return max(abs(self.begin), abs(self.end))
 
 

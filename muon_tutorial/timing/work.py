@@ -1,7 +1,7 @@
 """Adds up the seconds that a rank computes between two requests, from the operations themselves.
 
-Tensors are on the meta device, where operations have sizes but do nothing. Each is charged the machine's
-seconds for its sizes.
+Tensors are on the meta device, where operations have sizes but do nothing. Each operation is charged
+the machine's seconds for its sizes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _RESIZES = ("aten::resize_", "aten::resize_as_", "aten::set_")
 class Work(CountingMode):
     """Adds up the seconds of the operations that run while it is entered.
 
-    ``product`` holds those of matrix products, ``copy`` those of everything else. Checks that look at values
-    do nothing on the meta device, and are not charged. A ``memory`` also counts the bytes of new tensors.
+    ``product``: those of matrix products; ``copy``: those of everything else. Checks that look at values
+    do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors.
     """
 
     machine: Machine

@@ -3,7 +3,7 @@
 Before the step, the reduced gradients, the momentum and the parameters are gathered to full size on every
 rank. Then ``torch.optim.Muon`` and ``torch.optim.AdamW`` take the same step in a single process, and every
 rank compares its parameters with theirs, bit by bit: no strategy may change the numbers. The exception is
-``gram``: matrices that it leaves cut must be within its stated bound of the Gram form in one process.
+``gram``: matrices that stay cut must be within its stated bound of the Gram form in one process.
 
 The reduction adds the ranks' gradients in its own order, so it is compared with a bound instead. A mean of D
 numbers takes D−1 additions and one division, in any order; each has a relative rounding error of at most u
@@ -185,7 +185,7 @@ def _full_parameters(muon: Muon) -> list[Tensor]:
 
 
 def _assembled(world: LiveWorld, muon: Muon, kept: Callable[[Bucket, StoredShard], Tensor]) -> list[Tensor]:
-    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first rank's count."""
+    """Whole matrices, in the optimizer's order, from what ranks keep; of copies, the first counts."""
     full: dict[int, Tensor] = {}
     for bucket in the_plan_step(muon.steps).plan.buckets:
         for held in bucket.stored_shards(world.at):

@@ -33,7 +33,7 @@ REASONS = (SAVE, TIME, "SIGINT", "SIGTERM", "SIGHUP", "SIGXCPU", "SIGUSR1", "SIG
 class Saving:
     """Where a run saves, how often (in steps), and from which step it resumes.
 
-    Without ``every`` it saves only when it is asked to. ``begin`` is None for a new run. ``acts`` says what
+    Without ``every`` the run saves only when asked to. ``begin`` is None for a new run. ``acts`` says what
     each signal asks for. At ``until``, in monotonic seconds of rank 0, the run stops. ``run`` is the run's
     name, which its checkpoints hold; None if its settings hold none.
     """

@@ -96,7 +96,7 @@ def _train_launched(rank: int, settings: TrainSettings, saving: Saving | None) -
 def run_joined(
     rank: int, settings: TrainSettings, folder: RunFolder | None, saving: Saving, console: Console
 ) -> RunResult | StoppedRun:
-    """Train as one rank of a group that is already joined. Only rank 0 gets the folder."""
+    """Train as one rank of a group that this process has joined. Only rank 0 gets the folder."""
     if folder is None:
         return train_rank(rank, settings, lambda record: None, saving)
     earlier = _earlier_records(folder, saving, METRICS, console)

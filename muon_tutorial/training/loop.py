@@ -73,7 +73,7 @@ def train_rank(
 ) -> RunResult | StoppedRun:
     """Run the whole job on this rank; must be called by all ranks of an initialised default group.
 
-    On rank 0, ``tell`` gets the record of each step, and ``say`` lines for the user. With ``saving`` the run
+    On rank 0, ``tell`` gets the record of each step; ``say`` gets lines for the user. With ``saving`` the run
     saves checkpoints, resumes from one, and can be stopped; the records cover only the steps of this launch.
 
     Raises:

@@ -49,9 +49,9 @@ class CheckVerdict:
     ``differing``: the number of parameter elements, over all ranks, that differ from the single-process
     optimizers' results with the same gradients; ``largest_difference`` is the largest difference.
     ``gradient_error``: the largest error of a reduced gradient's element, compared with the float64 mean, in
-    units of its bound. Matrices that strategy ``gram`` leaves cut are not in ``differing``: ``cut_error`` is
+    units of its bound. Matrices that stay cut under ``gram`` are not in ``differing``; ``cut_error`` is
     the largest distance of such a matrix from what a single process computes in the Gram form, in units of
-    its bound. ``audit`` is the line of the step's audit, and ``is_muon`` its outcome.
+    its bound. ``audit``: the line of the step's audit; ``is_muon``: its outcome.
     """
 
     step: int

@@ -157,7 +157,7 @@ class LiveWorld:
     ``observers`` are called with each request just before it is issued. To follow a request further, an
     observer returns a function that is called at each later moment: ``issued`` (the call returned), ``done``
     (the backend finished; called from another thread, and never by some backends), and, if the rank did not
-    wait at once, ``waiting`` and ``answered``.
+    wait immediately, ``waiting`` and ``answered``.
     """
 
     mesh: DeviceMesh
@@ -271,7 +271,7 @@ class _Messages:
             work.wait()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
-        """Wait in a thread, since Gloo reports only to a waiter; as a daemon it never delays the exit."""
+        """Wait in a thread, since Gloo reports only to a waiter; a daemon thread never delays the exit."""
         waiter: Future[None] = Future()
         self._waiter = waiter
 
@@ -301,7 +301,7 @@ def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
 
 
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
-    """Run a generator to its end on real processes; ``issue`` answers collectives, calls are made here."""
+    """Run a generator to its end on real processes; ``issue`` answers collectives, and calls run here."""
     answer: Any = None
     while True:
         try:

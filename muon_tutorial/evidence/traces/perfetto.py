@@ -76,9 +76,9 @@ def _moved(
 
 
 def _uncrossed(events: list[ChromeEvent]) -> Iterator[ChromeEvent]:
-    """The events, with complete ones that cross others of their thread moved to tracks next to it.
+    """The events; complete events that cross others of their thread are moved to tracks next to it.
 
-    They cross because Gloo's event ends when the collective does, whatever its thread has begun meanwhile.
+    Events cross because Gloo's event ends when the collective does, whatever its thread has begun meanwhile.
     """
     tracks: dict[tuple[int, int], list[ChromeEvent]] = {}
     for event in events:

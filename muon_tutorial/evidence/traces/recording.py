@@ -117,7 +117,7 @@ class RankRecorder:
 
     def _mark(self, name: str) -> Any:
         """Open a label, and note the time on the machine's clock, because the profiler has another clock.
-        Names are made ASCII, because the profiler calls others unknown."""
+        Names are made ASCII, because the profiler calls all others unknown."""
         name = name.replace("→", "->").replace("×", "x").encode("ascii", "replace").decode()
         mark = record_function(name)
         self._stamps[name] = perf_counter_ns()
@@ -198,7 +198,7 @@ def _with_recorder(rank: int, fn: Callable[..., Any], folder: Path, /, *args: An
 
 
 def _without_profiler(rank: int, line: str) -> None:
-    """Show a rank's line, unless it is the profiler's notice that it starts or stops."""
+    """Show a rank's line, except the profiler's notices that it starts or stops."""
     if not line.startswith("USDT:"):
         print_line(rank, line)
 
