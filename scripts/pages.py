@@ -337,7 +337,7 @@ def _ways(lesson: series.Lesson, copies: str) -> list[dict[str, str]]:
 
 
 def frames_of(notebook: NotebookNode) -> dict[str, Frames]:
-    """For each cell that displays a widget, by its id, the widget's pictures at all its positions."""
+    """The pictures of each widget at all its positions, by the id of the cell that displays it."""
     cells = widget_cells(notebook)
     shown = zip(cells, displayed(notebook, cells), strict=True)
     shells = {cell.id: shell for cell, shell in shown if isinstance(shell, Shell)}

@@ -86,7 +86,7 @@ def create_devicemesh_config(
     ``create_processgroup_config``.
 
     Raises:
-        ConfigError: a name is unknown, two mean the same, or their number is not the mesh's dimensions.
+        ConfigError: a name is unknown, two mean the same, or there is not one for each mesh dimension.
     """
     names = tuple(mesh_dim_names)
     if len(names) != device_mesh.ndim:

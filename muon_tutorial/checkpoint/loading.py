@@ -86,8 +86,8 @@ def load_found(
             for rank, each in enumerate(found):
                 if each.digest != found[0].digest:
                     raise CheckpointError(
-                        f"{path} is not the same checkpoint on rank {rank} as on rank 0: either the ranks "
-                        "share no file system, or it was just replaced; load again"
+                        f"{path} is not the same checkpoint on rank {rank} as on rank 0: it was just "
+                        "replaced (load again), or the ranks share no file system"
                     )
             unknown = sorted(found[0].saved.difference(*(each.names for each in found)))
             if unknown:

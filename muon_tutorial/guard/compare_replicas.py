@@ -92,7 +92,7 @@ def compare_replicas(
 
     Raises:
         MismatchError: on all ranks: copies differ.
-        GradientError: on all ranks: gradients that should be averaged differ.
+        GradientError: on all ranks: gradients differ, though a plan expects averaged ones.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         named = _refuse_other_names(world, replicas)

@@ -64,7 +64,7 @@ class Guard:
     """Checks an optimizer before and after each of its steps; ``world`` connects its ranks.
 
     ``companions``: the optimizers that step with this one. ``unstepped``: names and parameters that no
-    optimizer steps. ``beside``: the other parameters whose gradients were last averaged with the matrices'.
+    optimizer steps. ``beside``: the other parameters in the latest averaging of the matrices' gradients.
     It ``broadcasts`` the first rank's values when the optimizer is made. ``number`` tells a mesh's Muons
     apart. ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said``: the
     groups' settings at the last check. ``described``: the texts to compare, made from these settings. It

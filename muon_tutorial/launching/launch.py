@@ -56,7 +56,7 @@ def launch(
     `fn` may handle them itself.
 
     Args:
-        fn: importable, or from a cell, a script or a prompt; these are sent with the globals they use.
+        fn: importable, or from a cell, a script or a prompt, and then sent with the globals that it uses.
         backend: ``"gloo"``, or ``"nccl"`` with one GPU per rank.
         threads: torch's threads in each rank.
         limit: seconds for the whole run, or None.

@@ -34,8 +34,8 @@ from .start_torchrun import OWN_STORE
 from .timeouts import check_timeout, let_new_groups_time_out
 
 # Seconds that a rank waits so that torchrun finds the broken rank before those that only noticed. If a
-# connection is gone, the broken rank may still be ending. If a rank never came, there is nothing for torchrun
-# to find, and the other ranks are about to report the same.
+# connection is gone, the broken rank may still be ending. If a rank never came, torchrun has nothing to find,
+# and the other ranks will soon report that rank, too.
 _UNTIL_ENDED, _UNTIL_SAID = 1.0, 0.3
 _UNTIL_REFUSED = 5.0  # seconds to wait for the agent's machine to accept or refuse a connection
 RESTARTS_FAIL = (
@@ -90,7 +90,7 @@ def joined_by_torchrun() -> bool:
 
 
 def agent_name() -> str | None:
-    """Return a name that only this process's agent has, its folder of logs; None if it keeps no logs."""
+    """Return the name of the log folder that only this process's agent has; None if it keeps no logs."""
     folders = Path(os.environ.get("TORCHELASTIC_ERROR_FILE", "")).parts[:-3]  # …/attempt_0/0/error.json
     return folders[-1] if folders else None
 

@@ -3,7 +3,7 @@
 The formats, from each package's published code:
 
 - ``torch``: ``torch.optim.Muon``, ``momentum_buffer``, a moving average: ``lerp(gradient, 1 - momentum)``.
-- ``muon-optimizer``: Keller Jordan's classes on PyPI; the same momentum, and AdamW's moments. The distributed
+- ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
   called ``variance``, and its step is ``step_dev`` (before August 2026, the group's ``step``).

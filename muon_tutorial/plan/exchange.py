@@ -140,7 +140,7 @@ class LocalShards(InLine):
     """Every rank holds its own pieces, cut like the parameters, one after the other."""
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Whether this rank sends. If several ranks have the piece, the one that sends has the receiver's
+        """Whether this rank sends. If several ranks have the piece, the sender is the one at the receiver's
         position along all axes that do not cut the matrix."""
         return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
 

@@ -135,7 +135,7 @@ class Box:
 
 
 def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts: int) -> Box:
-    """The box of a tensor of ``shape`` that the rank at ``position`` of ``parts`` holds.
+    """The box that the rank at ``position`` of ``parts`` holds of a tensor of ``shape``.
 
     >>> shard_box((5, 4), Shard(0), 2, 3)
     Box(offset=(4, 0), shape=(1, 4))

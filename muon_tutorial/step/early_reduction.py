@@ -119,8 +119,8 @@ class EarlyReduction:
         """
         if self.begun and not self.finished:
             raise GradientError(
-                "gradients that were sent during backward() cannot be dropped on their way, as other ranks "
-                "wait for the remaining ones: call step() or ready_gradients() first, on all ranks; put a "
+                "gradients that backward() has begun to send cannot be dropped, as other ranks wait for the "
+                "rest of them: call step() or ready_gradients() first, on all ranks; put a "
                 "backward() that you may drop into `with optimizer.no_sync():`"
             )
         self.begun, self.finished, self.error, self.values = 0, False, None, {}

@@ -37,8 +37,8 @@ class Mixture:
     """The keys under which the configs of a model type hold the sizes of its experts.
 
     ``width``: the key of their inner size. ``shared``: whether some experts see all tokens. ``dense``: which
-    layers have no experts; the first ones, or those that ``decoder_sparse_step`` and ``mlp_only_layers``
-    leave out.
+    layers have no experts, the first ones or those that ``decoder_sparse_step`` and ``mlp_only_layers`` make
+    dense.
     """
 
     width: str = "moe_intermediate_size"

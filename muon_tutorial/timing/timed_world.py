@@ -53,12 +53,12 @@ class TimedFlight:
     """A collective in flight: when its members issued it, when it began, and when it was answered.
 
     At ``done`` a rank's part is finished, and the rank can go on; at ``end`` all parts are finished. For each
-    member: ``asked``, its request in words; ``sent``, what it sends, which a shared bus carries; ``busy``,
-    the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``,
-    both together; ``payload``, the bytes that it hands over; ``ring``, the bytes that it would send on a
-    ring; ``answered``, when it went on with the answer. These and ``issued`` are keyed by the ranks that are
-    walked: all members, or only one. ``link``: the link that they use; ``latency``: the seconds that do not
-    depend on its bandwidth.
+    member, ``asked``: its request in words; ``sent``: what it sends, which a shared bus carries; ``busy``:
+    the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``:
+    what it sends plus what it receives; ``payload``: the bytes that it hands over; ``ring``: the bytes that
+    it would send on a ring; ``answered``: when it went on with the answer. These and ``issued`` are keyed by
+    the ranks that are walked: all members, or only one. ``link``: the link that they use; ``latency``: the
+    seconds that do not depend on its bandwidth.
     """
 
     group: tuple[int, ...]

@@ -28,7 +28,7 @@ NEWTON_SCHULZ = "Newton–Schulz"
 
 @dataclass(frozen=True, slots=True)
 class RankFlight(CollectiveOfRank):
-    """A collective on one rank, in seconds since the start of all ranks, and bytes.
+    """A collective on one rank: its times, in seconds since all ranks started, and its bytes.
 
     ``issued``: when the rank made the request and went on. ``begin``: when the last member of ``group`` had
     issued it. ``end``: when it was done; a rank that exchanges messages with only some of the others may be

@@ -31,7 +31,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def counted(act: Callable[[int], None]) -> Iterator[list[tuple[str, str]]]:
-    """Call ``act`` with the number of each point that is passed; yields a list of points: call and target."""
+    """Call ``act`` with the number of each point that is passed; yields the list of points (call, target)."""
     passed: list[tuple[str, str]] = []
 
     def point(name: str, what: Any) -> None:

@@ -167,7 +167,7 @@ def own_params(dim: int, at: Coordinate) -> list[nn.Parameter]:
 
 
 def cases() -> Iterator[Any]:
-    """Every strategy with every cut, or with two cuts in a usual run, in which ``test_step`` draws others."""
+    """Every strategy with every cut; a usual run takes two cuts of each, and ``test_step`` draws others."""
     for place, strategy in enumerate(VARIANTS):
         for number, cut in enumerate(CUTS):
             daily = (number - place) % len(CUTS) in (0, 3)

@@ -1,4 +1,4 @@
-"""Ranks whose parameters or answers differ get one named error on every rank when the optimizer is made."""
+"""If ranks' parameters or answers differ, making the optimizer raises the same named error on every rank."""
 
 from __future__ import annotations
 

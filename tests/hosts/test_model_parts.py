@@ -207,7 +207,7 @@ def wrong_parts(name: str, heads: Heads = "together") -> dict[str, object]:
     kind, sizes = VARIANTS[name]
     model = build(kind, **sizes)
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The names of")  # no layout is left to the user
+        warnings.filterwarnings("error", message="The names of")  # users need not state any layout
         split = split_parameters(model, experts="muon", heads=heads)
     hidden = [it for it in split.verdicts if it.who == "Muon"]
     params, dims = [it.param for it in hidden], [_dim(it) for it in hidden]

@@ -178,7 +178,7 @@ LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 def hidden(name: str, model: nn.Module) -> list[Verdict]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="The names of")  # no layout is left to the user
+        warnings.filterwarnings("error", message="The names of")  # users need not state any layout
         return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
 
 
@@ -246,7 +246,7 @@ def table() -> str:
 
 
 def rows(layers: list[str]) -> dict[tuple[str, ...], list[str]]:
-    """For each fused weight, by its name, what it holds, and its parts: the layers that have it."""
+    """The layers that have each fused weight; its name, what it holds and its parts are the key."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name in layers:
         for it in hidden(name, LAYERS[name].build()):

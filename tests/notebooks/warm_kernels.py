@@ -38,7 +38,7 @@ _RESERVED: list[tuple[int, socket.socket]] = []
 
 
 class Forked:
-    """A process as ``subprocess.Popen`` shows it. Subclasses say how its end becomes known."""
+    """A forked process, used like a ``subprocess.Popen``. Subclasses say how its end becomes known."""
 
     stdin = stdout = stderr = None
 

@@ -142,7 +142,7 @@ Case = tuple[str, str, str]
 
 
 def resume(rank: int, cases: list[Case], folder: str) -> dict[Case, Stages]:
-    """Take two steps, save as a host does, take two more; and take the same two after loading that."""
+    """Take two steps, save as a host does, take two more; load the save and take the same two from there."""
     stages: dict[Case, Stages] = {}
     for layout, kind, how in cases:
         model = on(layout, network())

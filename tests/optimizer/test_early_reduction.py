@@ -179,7 +179,7 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     zero, one = launch(misused, 2)
     for told in (zero, one):
         assert told["dropped on the way"].startswith(
-            "GradientError: gradients that were sent during backward"
+            "GradientError: gradients that backward() has begun to send"
         )
         assert told["loaded on the way"].startswith("UsageError: load_state_dict()")
         for name in ("second backward", "second backward in no_sync"):

@@ -1,4 +1,4 @@
-"""Momentum is loaded from other packages, and back: two more steps are as if there had been no change.
+"""Momentum loads from other packages and back into them: two more steps equal those without a switch.
 
 torch's, Keller Jordan's (PyPI ``muon-optimizer``) and DeepSpeed's optimizers make the states themselves, if
 installed. dion's and Megatron-LM's are not on PyPI: their states have the published formats, and

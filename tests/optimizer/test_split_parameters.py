@@ -181,7 +181,7 @@ def with_checkpointed_layers() -> GPT:
 
 
 def under_another_name(word: str) -> nn.Module:
-    """A head below a module of another name, as FSDP's own wrapper would name it."""
+    """The head lies inside another module, under the name ``word``, as in FSDP's own wrapper."""
     model, shell = GPT(), nn.Module()
     shell.add_module(word, model.lm_head)  # type: ignore[arg-type]
     model.lm_head = shell

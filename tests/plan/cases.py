@@ -103,7 +103,7 @@ def elements(held: StoredShard, at: Coordinate) -> torch.Tensor:
 
 
 def holdings_of(plan: Plan, matrix: Matrix, at: Coordinate) -> list[StoredShard]:
-    """A rank's holdings of one matrix: exactly one in a correct plan."""
+    """A rank's holdings of one matrix; in a correct plan there is exactly one."""
     kept = (held for bucket in plan.buckets for held in bucket.stored_shards(at))
     return [held for held in kept if held.entry.matrix == matrix]
 

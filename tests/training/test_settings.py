@@ -1,4 +1,4 @@
-"""Suggested settings work, and the learning rate has its shape; ``test_cli`` tests what is refused."""
+"""Suggested settings work, and the learning rate follows its schedule; ``test_cli`` tests what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two of torchrun's agents on loopback: a job whose ranks restart on both nodes goes on in its run folder."""
+"""Two of torchrun's agents on loopback: a job goes on in its run folder when ranks restart on both nodes."""
 
 from __future__ import annotations
 

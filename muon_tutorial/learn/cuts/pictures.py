@@ -243,7 +243,7 @@ def draw_tp(tp: int) -> Picture:
 
 
 def draw_fused(fused: FusedWeight, title: str) -> Picture:
-    """A fused weight as an answer cuts it, and which of its heads are whole or torn."""
+    """A fused weight, cut according to an answer, and which of its heads are whole or torn."""
     figure, axes = blank(460, 442)
     _draw_fused(axes, fused, title, _MARGIN)
     return finish(figure, "cuts-qkv-yours", _say_fused(fused, title))

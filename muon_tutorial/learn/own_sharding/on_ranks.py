@@ -296,7 +296,7 @@ def try_uneven(function: Callable[[Tensor, list[int]], object], ranks: int, seed
 
 
 def try_for_steps(gather_fn: Callable[[Tensor, int, State], Any], ranks: int, seed: int, backend: str) -> str:
-    """How far updates are from one process's if this ``gather_fn`` gathers; its state has the parameters."""
+    """How far updates are from one process's with this ``gather_fn``, whose state has the parameters."""
     off = launch(_steps_off, ranks, args=(gather_fn, seed), backend=backend, output="quiet")[0]
     return "\n".join(f"step {step}: {far:.2f} away from the right update" for step, far in enumerate(off, 1))
 

@@ -30,7 +30,7 @@ from .judge import blame, judge
 from .processes import children, left_behind, mark, server, since_struck, wait_until
 
 Show = Callable[[Outcome], None]
-_ALIKE = 60  # two ranks' errors count as the same if so many first characters are
+_ALIKE = 60  # two ranks' errors count as the same if this many first characters match
 _KILLED = re.compile(r"rank (\d+)(?: of \d+)?:? was killed by (SIG\w+)")
 _OWN_DEATHS = ("SIGABRT", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL")
 

@@ -170,7 +170,7 @@ def _twins_swapped(plan: Blueprint, dice: Random) -> Blueprint:
 
 
 def _other_cut(plan: Blueprint, dice: Random) -> Blueprint:
-    """Cut one square matrix along rows that all other ranks hold whole."""
+    """Cut one square matrix along rows; all other ranks hold it whole."""
     return replace(plan, cuts=(*plan.cuts[: job.WHOLE], Shard(0), *plan.cuts[job.WHOLE + 1 :]))
 
 

@@ -102,7 +102,7 @@ SPLITS: dict[str, tuple[tuple[RankTimes, ...], dict[str, int]]] = {
         (RankTimes(0, 0, 10, ((0, 4),), (), ((3, 7),)),),
         {"compute": 4, "unsplit": 3, "neither": 3},
     ),
-    # Blocked from 8 ms, request at 10, waiting to 30, moving to 35, back at 36: the edges are communication.
+    # Blocked 8–36 ms, request at 10, waiting until 30, moving until 35: 8–10 and 35–36 are communication too.
     "beyond flights known from all sides a blocked rank communicates": (
         (replace(EARLY, compute=(), blocked=((8 * MS, 36 * MS),)), LATE),
         {"waiting": 20 * MS, "communication": 8 * MS, "unsplit": 0},

@@ -1,4 +1,4 @@
-"""A sample of the campaign: the draw, and the right ends of some kinds; all kinds under ``exhaustive``."""
+"""A sample of the campaign: the draw, and some kinds' correct outcomes; all kinds under ``exhaustive``."""
 
 from __future__ import annotations
 

@@ -130,6 +130,6 @@ def megabytes_to_an_owner(D: int) -> float:
 
 
 def saved_by_state(momentum: int) -> float:
-    """GiB that each of 8 ranks saves of Qwen2.5-3B's state under ZeRO; AdamW keeps 8 bytes per element."""
+    """GiB of memory that Muon saves each of 8 ranks (Qwen2.5-3B, ZeRO); AdamW keeps 8 bytes per element."""
     hidden = 36 * (2 * 2048 * 2048 + 2 * 256 * 2048 + 3 * 11008 * 2048)  # q and o, k and v, the MLP
     return (8 - momentum) * hidden / 8 / 2**30

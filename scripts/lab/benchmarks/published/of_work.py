@@ -1,4 +1,4 @@
-"""Published figures of Newton–Schulz's work: operations against a training step's, and seconds on a GPU."""
+"""Published figures of Newton–Schulz's work: operations relative to a training step's, and time on a GPU."""
 
 from __future__ import annotations
 
