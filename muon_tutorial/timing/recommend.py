@@ -42,7 +42,7 @@ BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FS
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
-MOST_PLACED = 10**8
+MOST_PLACED = 5 * 10**8
 """The largest product of matrices and ranks in a plan, which keeps some numbers for each pair."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
@@ -248,7 +248,8 @@ def plan_model(
     for part in parts:
         held, ranks = len(part.matrices), part.grid.world_size
         if held * ranks > MOST_PLACED:
-            raise GridError(f"each of {ranks:,} ranks would hold {held:,} matrices; take more ep or pp")
+            more = "ep or pp" if shape.experts else "pp"
+            raise GridError(f"each of {ranks:,} ranks would hold {held:,} matrices; take more {more}")
     builders = strategies or strategies_on(sizes)
     estimates = [
         estimate_parts(name, builder, parts, round_bytes, window, dtypes)
