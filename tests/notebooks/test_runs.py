@@ -98,19 +98,8 @@ def test_the_namespace_in_which_notebooks_run_has_no_network() -> None:
 
 
 CHECKER = """
-import json, os, sys, traceback
-os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-os.environ.pop("TORCH_DISTRIBUTED_DEBUG", None)
-from tests.notebooks import warm_kernels
-kernels = warm_kernels.Kernels() if sys.platform == "linux" else None
-sys.modules["rfc3987_syntax"] = None  # as in tests/conftest.py
-from scripts import notebooks
+import json, sys, traceback
 from scripts.notebooks import check, sources
-if kernels is not None:
-    from jupyter_client.provisioning import local_provisioner
-    local_provisioner.launch_kernel = kernels.launch
-    use = "from tests.notebooks import warm_kernels; warm_kernels.use_reserved_server(); del warm_kernels;"
-    notebooks.WATCH = f"{use} {notebooks.WATCH}"
 for name in sys.stdin:
     try:
         problems = "; ".join(map(str, check(*sources([name.strip()]), execute=True)))
