@@ -306,7 +306,7 @@ def write_waits() -> Exercise:
 
 
 def suspects(pairs: Pairs) -> set[int]:
-    """The exercise's reference: ranks that others wait for, and that wait for nobody.
+    """The exercise's reference: ranks that others wait for, and that do not wait.
 
     >>> suspects([(3, 2), (0, 2), (1, 3)])
     {2}

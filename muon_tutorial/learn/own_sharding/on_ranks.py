@@ -57,7 +57,7 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 class TrialNote:
     """One call of a reader's function on one rank.
 
-    ``value`` is what it returned, and ``error`` is what it raised. ``waited`` says whether another rank was
+    ``value`` and ``error``: its result, or the error that it raised. ``waited`` says whether another rank was
     the cause of that error, ``talked`` whether it called any other rank, and ``nbytes`` how much it sent.
     """
 
