@@ -102,7 +102,7 @@ make_venv() {
   say "making $VENV with Python $(version_of "$base") ($(command -v "$base"))"
   { rm -rf "$VENV" && mkdir "$VENV"; } 2>/dev/null || die "cannot write to $ROOT; make the project's folder writable and run this again"
   mark_filling
-  attempt "$base" -m venv "$VENV"
+  attempt "$base" -m venv "$VENV" --upgrade-deps # an old pip takes half a minute longer to find the versions
 }
 
 fill_venv() {

@@ -39,11 +39,12 @@ FLAGS = (  # besides those that chromedriver sets
 _BOXES = """
 const box = element => {
     if (!element) return null;
-    const {top, bottom, left, right} = element.getBoundingClientRect();
-    return {top, bottom, left, right};
+    const {top, bottom} = element.getBoundingClientRect();
+    return {top, bottom};
 };
 const first = document.querySelector('main .text'), question = [...first.querySelectorAll('p')].at(-1);
-return [first.querySelector('h1'), question, document.querySelector('.hero img')].map(box);
+const hero = document.querySelector('.hero img'), type = hero && hero.clientWidth / hero.naturalWidth;
+return [...[first.querySelector('h1'), question, hero].map(box), type];
 """
 
 
@@ -91,9 +92,9 @@ def requested(driver: Any) -> list[str]:
     return [asked["request"]["url"] for asked in sent if not asked["documentURL"].startswith("chrome")]
 
 
-def problems(driver: Any, width: int, height: int) -> list[str]:
+def problems(driver: Any, height: int) -> list[str]:
     """What is wrong with the open page's first screen: title, question or hero picture is not on it."""
-    title, question, hero = driver.execute_script(_BOXES)
+    title, question, hero, size = driver.execute_script(_BOXES)
     seen = 1.0  # the fraction of the picture's height that is above the lower edge of the screen
     if hero:
         tall = max(hero["bottom"] - hero["top"], 1.0)
@@ -105,7 +106,7 @@ def problems(driver: Any, width: int, height: int) -> list[str]:
         "the question is not on the first screen": not (question and question["bottom"] <= height),
         "there is no hero picture": not hero,
         "more than half of the hero picture is below the screen": seen < 0.5,
-        "the hero picture is wider than the screen": hero and (hero["left"] < 0 or hero["right"] > width),
+        "the hero picture's type is smaller than 11 pixels": hero and size < 0.75,  # of 11 points
     }
     return [what for what, is_so in wrong.items() if is_so]
 
@@ -130,9 +131,7 @@ def write(target: Path, names: Sequence[str] = ()) -> None:
                     driver.get(page.as_uri())
                     taken = base64.b64decode(driver.execute_cdp_cmd("Page.captureScreenshot", {})["data"])
                     (target / f"{path.stem}-{width}.png").write_bytes(taken)
-                    found += [
-                        f"{path.stem}, {width} × {height}: {what}" for what in problems(driver, width, height)
-                    ]
+                    found += [f"{path.stem}, {width} × {height}: {what}" for what in problems(driver, height)]
     print(f"wrote {len(chosen) * len(SCREENS)} screenshots to {target}")
     if found:
         raise UsageError("; ".join(found))

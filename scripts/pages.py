@@ -46,6 +46,7 @@ from muon_tutorial.learn.pictures.picture import Picture, blank, rectangle
 from muon_tutorial.learn.pictures.picture import write as write_words
 from muon_tutorial.learn.the_mirror import recording
 from muon_tutorial.learn.widgets import shell as widgets
+from muon_tutorial.learn.widgets.reveal import NOT_PREDICTED
 from muon_tutorial.learn.widgets.shell import Shell
 from scripts import picture, reference
 from scripts.files import FOLDER, POLICY, ROOT, made, run_writer, write_all
@@ -64,6 +65,8 @@ brings each matrix together and hands it back, on real processes, to the bit."""
 ALL = {"href": "index.html", "text": "All lessons"}
 WIDE = 360
 """Pictures wider than this scroll sideways on a phone, so that their text stays large enough to read."""
+NO_ANSWER = ("No answer yet", "No right answer yet")
+"""How the lines begin that a notebook prints where an exercise is still open."""
 PREVIEW, PREVIEW_SIZE = "preview.png", (1200, 630)
 """The picture in link previews of the site, and its size in pixels."""
 ONE_PAGE, EVIDENCE = ROOT / "scripts" / "one_page.py", ROOT / "docs" / "evidence.md"
@@ -255,6 +258,7 @@ def _export(
     notebook: NotebookNode, links: Sequence[dict[str, str]], frames: Mapping[str, Frames] | None = None
 ) -> str:
     notebook.cells = [cell for cell in notebook.cells if {"setup", "hero"} & {*tags_of(cell)} != {"setup"}]
+    fold_beginning(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
@@ -270,10 +274,23 @@ def _export(
         jquery_url="",
         exclude_anchor_links=True,
     )
-    for each in (sanitised, opened, wide):
+    for each in (sanitised, opened, wide, without_notes):
         exporter.register_filter(each.__name__, each)
     page, _ = exporter.from_notebook_node(notebook, given)
     return page
+
+
+def fold_beginning(notebook: NotebookNode) -> None:
+    """Move the parameters and the imports into the fold about the lesson, which stands before them."""
+    cells = notebook.cells
+    first = next((n for n, cell in enumerate(cells) if "parameters" in tags_of(cell)), 0)
+    if not first or not cells[first - 1].source.endswith("</details>"):
+        return
+    last = next(n for n, cell in enumerate(cells) if n > first and cell.cell_type == "markdown")
+    code = "\n\n".join(cell.source for cell in cells[first:last])
+    about = cells[first - 1]
+    about.source = f"{about.source.removesuffix('</details>')}```python\n{code}\n```\n\n</details>"
+    del cells[first:last]
 
 
 def sanitised(page: str) -> str:
@@ -302,7 +319,12 @@ def _may_stay(tag: str, name: str, value: str) -> bool:
 
 def opened(page: str) -> str:
     """HTML with all folds open: for answers, which are themselves folded."""
-    return page.replace("<details>", "<details open>")
+    return page.replace(f"<summary>{NOT_PREDICTED}", "<summary>").replace("<details>", "<details open>")
+
+
+def without_notes(text: str) -> str:
+    """Printed text without the notes on answers, for readers who cannot answer."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(NO_ANSWER))
 
 
 def wide(page: str) -> bool:

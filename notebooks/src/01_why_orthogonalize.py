@@ -211,8 +211,8 @@ lesson.explore(run, orthogonalize, live=widgets)
 # ## Why flat is good
 #
 # Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
-# value. Judged by the gradient alone, the result *promises* to lower the loss by the sum of all its entries times
-# those of `G`. Compute that promise.
+# value. Multiply each of its entries by the same entry of `G`: judged by the gradient alone, the sum of these
+# products is by how much the loss falls, the update's *promise*. Compute that promise.
 #
 # *Easy · 3 minutes · required*
 

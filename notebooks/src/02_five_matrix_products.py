@@ -171,8 +171,8 @@ write.check(step)
 #
 # From here on you build an optimizer. If your answer passes, and gives an optimizer the bits of `torch.optim.Muon`,
 # it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real processes. Torch's
-# Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write both
-# lines of `step` with `torch.addmm`.
+# Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write a step
+# as two calls of `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #

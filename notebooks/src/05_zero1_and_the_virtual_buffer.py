@@ -66,9 +66,9 @@ _ = my_muon.so_far("05")
 # is cut, and weights remain copies.) The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
-# 2. *Buckets*. A **bucket** is what travels together. It takes matrices until the next would exceed the limit (the
-#    parameter `bucket`, in entries). A matrix above the limit gets a bucket of its own. **Padding**, entries that
-#    mean nothing, fills each bucket to a multiple of dp.
+# 2. *Buckets*. A **bucket** is what travels together. Matrices go into it one after the other, as long as their
+#    entries stay within the limit, the parameter `bucket`. A matrix above the limit gets a bucket of its own.
+#    **Padding**, entries that mean nothing, fills each bucket to a multiple of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
@@ -123,7 +123,7 @@ lesson.explore(plan, bucket, live=widgets)
 #
 # ## Where is this entry?
 #
-# Pick a matrix, press play, and follow an entry.
+# Pick a matrix, and follow one entry moment by moment.
 
 # %%
 lesson.explore_entry(plan, live=widgets)

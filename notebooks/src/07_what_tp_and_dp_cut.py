@@ -218,8 +218,8 @@ compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 # ## What dp cuts
 #
 # dp copies the weights and cuts the momentum, no matter where a matrix begins. So tp cuts a *matrix*, and dp the
-# *buffer*. In the buffer every tp rank reserves room for the largest piece, so that offsets are the same on all; a
-# smaller piece leaves a gap.
+# *buffer*. Pieces along tp may differ in size. Each rank reserves room for the largest, so that all have the same
+# offsets, and a smaller piece leaves a gap.
 
 # %%
 lesson.picture_of_buffers(dp, tp)
@@ -358,7 +358,7 @@ lesson.slide_qkv(live=widgets)
 #
 # ## Keep every head whole
 #
-# Now tp = 3, which does not divide the number of heads. Deal out whole heads, so that no rank carries more than it
+# Here tp = 3 does not divide the number of heads. Deal out whole heads, so that no rank carries more than it
 # must.
 #
 # <details><summary>Hint</summary>

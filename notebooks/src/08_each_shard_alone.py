@@ -336,7 +336,8 @@ print(lesson.say_ratios(ratios, tp))
 
 # %% [markdown]
 # Where a ratio is below 1, a shard's factor is too *large*. The first line is for our matrix: the shards' update was
-# √tp times too large, and Moonshot's factor is √tp times too small, so the wrong update's entries have the right size!
+# √tp times too large, and Moonshot's factor is √tp times too small. The two errors cancel, so the wrong update's
+# entries have the right size!
 #
 # ## Repair it: gather first
 #
@@ -450,8 +451,9 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat while no shard is
-#   longer the other way. In our case part of the update acts where the gradient is zero.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as a
+#   shard is not shorter in that direction than in the other. In our case part of the update acts where the gradient
+#   is zero.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -195,8 +195,8 @@ shapes.check(unpack)
 # %% [markdown]
 # ## The way out, and the way back
 #
-# Here `take` carries a tensor over one hop, `at` is this rank's place, and `label` names the request. Such a function
-# is a **generator**: at `yield from` it asks, and stands still until the answer comes:
+# Here `take(x, hop, dtype, at, label)` carries a tensor over one hop: `at` is this rank's place, and `label` names
+# the request. Such a function is a **generator**: at `yield from` it asks, and stands still until the answer comes:
 
 # %%
 print(inspect.getsource(travel))

@@ -103,8 +103,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 #
 # <details><summary>Hint</summary>
 #
-# Along dp, one rank's share is `total // dp` entries. Along tp, it is the pieces that a rank already has of the
-# matrices that it works on, `touched` entries. Each line is the bytes of an entry × (D − 1) × the entries of a share.
+# Along dp, one rank's share is `total // dp` entries. Along tp, it is `touched` entries: its pieces of the matrices
+# that it works on. Each line is the bytes of an entry × (D − 1) × the entries of a share.
 #
 # </details>
 #

@@ -126,8 +126,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Each dp group now has its own matrices, cut by rows. Name an owner for each, by its global rank (the k of `@dp=k` is
-# a place in the group). As long as there are enough matrices, every rank of the group must own one.
+# Each dp group now has its own matrices, cut by rows. Name an owner for each by its global rank, which is not its
+# place in the group (the k of `@dp=k`). As long as there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 
@@ -221,7 +221,7 @@ gathered.check(gather)
 #
 # </details>
 #
-# *Medium · 6 minutes · required · par 224 bytes on the way back*
+# *Medium · 6 minutes · required · par 224 bytes of all ranks on the way back*
 
 # %% tags=["stub"]
 def redistribute(update, src_rank, state):

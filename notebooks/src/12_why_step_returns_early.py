@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 12 · Why does `step()` return before the work is done?
 #
-# You put a stopwatch around one call. Does it measure the work, and if not, what could your program do until the work
-# is done?
+# You ask for an all_reduce, and the call is back at once. Where is the result, and what may your program do until it
+# is there?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -155,8 +155,8 @@ lesson.draw_schedules(dp * tp)
 #
 # <details><summary>Hint</summary>
 #
-# Before you wait for matrix i, bring the number of matrices that you have asked for up to i + window, but not above
-# `count`. Keep the tickets in a list, and take each out of it when you wait.
+# Before you wait for matrix i, you must have asked for `min(i + window, count)` matrices. Keep the tickets in a list,
+# and take each out of it when you wait.
 #
 # </details>
 #

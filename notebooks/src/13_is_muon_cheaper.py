@@ -22,8 +22,9 @@ lesson.hero()
 # %% [markdown]
 # <details><summary>About this lesson: minutes, what you need, previous and next, Colab</summary>
 #
-# **Seventy minutes.** At the end you can say for which dtype, batch, link and strategy Muon is cheaper than AdamW, read
-# a profiler's trace without counting anything twice, and tell waiting from transfer.
+# **Sixty-five minutes.** The optional exercise takes six more. At the end you can say for which dtype, batch, link
+# and strategy Muon is cheaper than AdamW, read a profiler's trace without counting anything twice, and tell waiting
+# from transfer.
 #
 # *You need* lesson 09 (routes, and `yield from travel`) and lesson 10 (bills, and the ledger).
 #
@@ -70,11 +71,11 @@ from muon_tutorial.learn.widgets.reveal import compare
 # Compare **like for like**: from each rank's *raw* gradient, `g[B]{U_dp}`, to new weights on all ranks, `w[B]`. In
 # between, `zero1` gathers x, the input of Newton–Schulz, in bfloat16. Under `layerwise` a matrix *lives* with one
 # owner: its gradients are summed there, and its new weights go out to all. AdamW with ZeRO-1 sends phases 1 and 7
-# only. Add up what all ranks of one dp group send on a ring.
+# only. Count what one rank sends on a ring, as a mean over its dp group.
 #
 # <details><summary>Hint</summary>
 #
-# In a reduce or a broadcast, every rank but one sends the whole tensor.
+# In a reduce or a broadcast, every rank but one sends the whole tensor: on average (dp − 1) / dp of it.
 #
 # </details>
 #
@@ -92,12 +93,12 @@ by_hand.check(bytes_sent)
 # %% [markdown] tags=["solution"]
 # <details><summary>Solution</summary>
 #
-# In each collective, every rank sends its share dp − 1 times. Together that is (dp − 1) · entries.
+# In each collective, a rank sends entries / dp, its share, dp − 1 times.
 #
 # ```python
 # def bytes_sent(entries, dp, item):
-#     once = (dp - 1) * entries
-#     return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
+#     share = (dp - 1) * entries // dp
+#     return {"AdamW": 2 * share * item, "zero1": share * (2 * item + 2), "layerwise": 2 * share * item}
 # ```
 #
 # </details>
@@ -392,7 +393,7 @@ lesson.explore_costs(live=widgets)
 # ## Where it turns
 #
 # A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
-# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
+# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**. Who wants that number writes it:
 #
 # <details><summary>Hint</summary>
 #
@@ -400,7 +401,7 @@ lesson.explore_costs(live=widgets)
 #
 # </details>
 #
-# *Medium · 6 minutes · required*
+# *Medium · 6 minutes · optional*
 
 # %% tags=["stub"]
 def break_even(lead, slowest, fastest):
@@ -447,7 +448,7 @@ print(lesson.say_break_evens(turning.accepted_or(lesson.break_even)))
 print(lesson.say_strategies(dp=4, tp=2))
 
 # %% [markdown]
-# On this grid, `layerwise` is the best that keeps the bits.
+# On this grid, `layerwise` is the best that keeps the bits: none of those sends less, and one rank works on a matrix.
 #
 # ## Recap
 #
@@ -482,7 +483,7 @@ quiz.check(answers)
 # <details><summary>Solution</summary>
 #
 # ```python
-# sums = lesson.together(counted, tp)
+# sums = lesson.mean_of_group(counted, tp)
 # ring = sums["bf16"]["zero1"].ring / sums["bf16"][lesson.ADAMW].ring
 # gloo = sums["fp32"]["layerwise"].gloo / sums["fp32"][lesson.ADAMW].gloo
 # milliseconds = lesson.muon_step("all fp32", "layerwise").product * 1e3

@@ -139,8 +139,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. A rank waits for each member of its last call that has begun
-# it less often. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for each member that has begun
+# this call fewer times. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #
@@ -330,7 +330,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none, and then the answer is `"nothing"`. Start with the ladder and the file.
+# Each file has some wrong lines, or none, and then the answer is `"nothing"`. Look at the outcome first: if ranks gave
+# up waiting, compare the calls; if all returned, go down the ladder. Then open the file.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #

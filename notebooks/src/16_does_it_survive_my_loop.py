@@ -68,7 +68,8 @@ lesson.show_plain()
 
 # %% [markdown]
 # `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if
-# you use it? And which others must change, so that the run survives a kill? (One more line, which loads, is *added*.)
+# you use it? Which others must change, so that the run survives a kill? (A line that loads is added; do not count
+# it.)
 #
 # *Easy · 3 minutes · required*
 
@@ -434,7 +435,7 @@ print(my_muon.scorecard(finale))
 # </details>
 #
 # Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times:
+# `--max-restarts` times. In a terminal, this works in the folder of your `my_muon.py`:
 
 # %%
 my_muon.show_command(steps, seed)

@@ -33,17 +33,17 @@ def scaled(name: str, factor: int) -> exercises.BytesSent:
     }
 
 
-def of_one_rank(entries: int, dp: int, item: int) -> dict[str, int]:
-    return {name: sent // dp for name, sent in lesson.bytes_sent(entries, dp, item).items()}
+def of_all_ranks(entries: int, dp: int, item: int) -> dict[str, int]:
+    return {name: sent * dp for name, sent in lesson.bytes_sent(entries, dp, item).items()}
 
 
 def fp32_momentum(entries: int, dp: int, item: int) -> dict[str, int]:
-    return {**lesson.bytes_sent(entries, dp, item), "zero1": (dp - 1) * entries * 3 * item}
+    return {**lesson.bytes_sent(entries, dp, item), "zero1": (dp - 1) * entries // dp * 3 * item}
 
 
 BYTES: list[tuple[Any, str]] = [
     (scaled("AdamW", 2), "AdamW: not"),
-    (of_one_rank, "That is what one rank sends"),
+    (of_all_ranks, "what all ranks of the dp group send together"),
     (fp32_momentum, "which is bfloat16 whatever the gradients are"),
     (lambda *given: {"AdamW": 1}, "Give a dictionary with the keys AdamW, zero1, layerwise"),
     (lambda *given: {**lesson.bytes_sent(*given), "zero1": ...}, "zero1 is still open"),

@@ -24,7 +24,14 @@ _PHASES = {
 }
 _NUMBER = {phase: number for number, phases in _PHASES.items() for phase in phases}
 _FILL = {"1": CARD, "2": MARKED, "3": EMPTY, "6": MARKED, "7": CARD}
-_LEGEND = "1 average the gradients · 2 dp gather · 3 tp gather · 6 share the updates · 7 parameter all_gather"
+_WORDS = {
+    "1": "average the gradients",
+    "2": "dp gather",
+    "3": "tp gather",
+    "6": "share the updates",
+    "7": "share the weights",
+}
+_LEGEND = " · ".join(f"{number} {said}" for number, said in _WORDS.items())
 DPS, TPS, MEGABYTES = (2, 4, 8), (1, 2), (5, 25, 100)
 
 
@@ -45,7 +52,7 @@ def draw_bills(bills: Sequence[StepBill], title: str, name: str) -> Picture:
     for number, bill in enumerate(bills):
         times = f"{bill.total / bills[0].total:.2f} ×" if bills[0].total else ""
         _draw_bar(axes, number, 560 * bill.total / most, bill, f"{_bytes(bill.total)}   {times}")
-        parts = ", ".join(f"{phase} {_bytes(sent)}" for phase, sent in bill.sent.items())
+        parts = ", ".join(f"{_WORDS[_NUMBER[phase]]} {_bytes(sent)}" for phase, sent in bill.sent.items())
         words.append(f"{bill.name}: {_bytes(bill.total)}, {times} ({parts or 'nothing'})")
     write(axes, 16, 56 + 46 * len(bills), _LEGEND, color=QUIET)
     return finish(figure, f"bill-{name}", f"{title}. {'. '.join(words)}.")
@@ -75,10 +82,12 @@ def draw_small_bills(dp: int, tp: int) -> Picture:
 
 
 def draw_boundary(dp: int, tp: int) -> Picture:
-    """The bucket of the three matrices, its slices, and what rank 0 fetches with each of the two gathers."""
-    plan = plans_of(dp, tp)["zero1"]
-    [bucket] = plan.buckets
-    at = plan.grid.at(0)
+    """A bucket of three matrices and its slices; and for two gathers, what rank 0 lacks and what it sends."""
+    plans = plans_of(dp, tp)
+    [bucket] = plans["zero1"].buckets
+    at = plans["zero1"].grid.at(0)
+    bills = (bill_of(name, plans[name]) for name in ("zero1", BOUNDARY))
+    all_sent, boundary_sent = (bill.sent.get("dp gather", 0) // 2 for bill in bills)
     total = bucket.length(bucket.model_layout, at)
     length, wide = total // dp, 710 / total
     figure, axes = blank(_WIDTH, 214)
@@ -86,18 +95,18 @@ def draw_boundary(dp: int, tp: int) -> Picture:
     for name, y in rows.items():
         write(axes, 12, y + 17, name)
         rectangle(axes, 160, y, total * wide, 34, EMPTY, linewidth=0.8)
-    fetched = 0
+    lacked = 0
     for entry, stop in zip(bucket.entries, accumulate(e.size for e in bucket.entries), strict=True):
         start = stop - entry.size
         shared = len(costs.holders((start, stop), length)) > 1
         frame = (160 + start * wide, rows["in the bucket"], entry.size * wide, 34)
         tile(axes, frame, MARKED if shared else CARD, entry.matrix.name, 12, linewidth=1.0)
         if shared and start < length:  # rank 0 lacks the end
-            fetched += stop - length
+            lacked += stop - length
             lacking = (160 + length * wide, rows["rank 0, boundary"], (stop - length) * wide, 34)
             rectangle(axes, *lacking, rank_colour(tp), linewidth=0.8)
-    said = f"fetches {fetched:,} entries"
-    write(axes, 168 + (length + fetched) * wide, rows["rank 0, boundary"] + 17, said)
+    said = f"sends {boundary_sent:,} entries"
+    write(axes, 168 + (length + lacked) * wide, rows["rank 0, boundary"] + 17, said)
     for place in range(dp):
         rank = place * tp
         x, each = 160 + place * length * wide, length * wide
@@ -106,11 +115,11 @@ def draw_boundary(dp: int, tp: int) -> Picture:
             rectangle(axes, x, rows["rank 0, all"], each, 34, rank_colour(rank), linewidth=0.8)
             axes.plot([x, x], [50, 204], color=INK, linewidth=1.4, dashes=(4, 3))
     if dp > 1:
-        said = f"fetches {total - length:,} entries"
+        said = f"sends {all_sent:,} entries"
         write(axes, 168 + length * wide, rows["rank 0, all"] + 17, said)
     said = (
         f"A bucket of {total:,} entries in {dp} slices. Rank 0 keeps the first {length:,}. If all is "
-        f"gathered it fetches {total - length:,} entries; at boundaries alone, {fetched:,}."
+        f"gathered on a ring it sends {all_sent:,} entries; at boundaries alone, {boundary_sent:,}."
     )
     return finish(figure, f"boundary-{dp}-{tp}", said)
 

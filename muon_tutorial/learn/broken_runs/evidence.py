@@ -134,9 +134,9 @@ def say_outcome(run: TrainingRun) -> str:
         stuck = sorted((each.at, rank) for rank, each in enumerate(run.reports) if each.stuck)
         silent = [rank for rank, each in enumerate(run.reports) if not each.stuck]
         said["gave up waiting, in this order"] = f"ranks {', '.join(str(rank) for _, rank in stuck)}"
-        said["returned without an error"] = ", ".join(map(str, silent)) or "none"
+        said["returned without an error"] = f"ranks {', '.join(map(str, silent))}" if silent else "no rank"
     else:
-        said["returned without an error"] = f"{run.grid.world_size} of {run.grid.world_size}"
+        said["returned without an error"] = "all ranks"
         said["copies agree to the last bit at the end"] = "yes" if copies_agree(run) else "no"
     said["losses that rank 0 logged"] = ", ".join(f"{each:.4f}" for each in run.reports[0].notes.losses)
     wide = max(map(len, said)) + 3

@@ -43,18 +43,21 @@ NAMES = ("AdamW", "zero1", "layerwise")
 
 
 def bytes_sent(entries: int, dp: int, item: int) -> dict[str, int]:
-    """The exercise's reference: bytes that the ranks of a dp group together send in a step."""
-    once = (dp - 1) * entries
-    return {"AdamW": 2 * once * item, "zero1": once * (2 * item + 2), "layerwise": 2 * once * item}
+    """The exercise's reference: bytes that a rank sends in a step, the mean of its dp group."""
+    share = (dp - 1) * entries // dp
+    return {"AdamW": 2 * share * item, "zero1": share * (2 * item + 2), "layerwise": 2 * share * item}
 
 
 _BYTES_HINTS = {
     "AdamW": (
-        "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends a slice, "
-        "entries / dp, to each of dp − 1 others: together (dp − 1) × entries, times the bytes of an entry.",
+        "A reduce_scatter of the gradients and an all_gather of the weights. In each, a rank sends dp − 1 "
+        "slices of entries / dp, times the bytes of an entry.",
     ),
     "zero1": ("As AdamW, and a gather of x, which is bfloat16 whatever the gradients are.",),
-    "layerwise": ("Each gradient travels to its owner, and each weight back. Momentum stays at home.",),
+    "layerwise": (
+        "Each gradient travels to its owner, and each weight back. Both times all ranks but one send the "
+        "whole: on average, a rank sends (dp − 1) / dp of it.",
+    ),
 }
 
 
@@ -70,14 +73,14 @@ def bytes_exercise(dp: int, tp: int) -> Exercise:
 
 @cache
 def due_bytes(dp: int, tp: int, dtype: torch.dtype) -> dict[str, int]:
-    """The bytes that the ranks of the first dp group together send, according to the plans."""
+    """The bytes that a rank sends, the mean of the first dp group, according to the plans."""
     item, grid = dtype.itemsize, Grid.of(dp=dp, tp=tp)
     entries = length_of(dp, tp)
-    found = {"AdamW": int(dp * zero1_adamw(dp, entries, item, item))}
+    found = {"AdamW": int(zero1_adamw(dp, entries, item, item))}
     for name in NAMES[1:]:
         plan = STRATEGIES[name](on_ranks.matrices_of(dtype), grid)
         ledgers = [predict(plan, grid.at(rank)) for rank in grid.at(0).group("dp")]
-        found[name] = sum(on_ranks.sent_along_dp(ledger.entries).ring for ledger in ledgers)
+        found[name] = sum(on_ranks.sent_along_dp(ledger.entries).ring for ledger in ledgers) // dp
     return found
 
 
@@ -98,8 +101,8 @@ def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Dia
             raise MistakeError(f"{name} is still open.")
         if came[name] != due:
             where = f"With {entries:,} entries of {item} bytes over dp={dp}"
-            once = "That is what one rank sends. All ranks of the dp group together send dp times as much."
-            hints = (once,) if came[name] * dp == due else _BYTES_HINTS[name]
+            all_ranks = "That is what all ranks of the dp group send together, dp times as much as one."
+            hints = (all_ranks,) if came[name] == due * dp else _BYTES_HINTS[name]
             return Diagnosis(f"{where}, {name}: not {came[name]:,} bytes.", hints)
     return None
 
@@ -313,7 +316,7 @@ def slow_winner() -> str:
 
 
 def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
-    found: Mapping[str, Mapping[str, Sent]] = on_ranks.together(counted, tp)
+    found: Mapping[str, Mapping[str, Sent]] = on_ranks.mean_of_group(counted, tp)
     ring, base = found["bf16"]["zero1"].ring, found["bf16"][ADAMW].ring
     gloo = found["fp32"]["layerwise"].gloo / max(1, found["fp32"][ADAMW].gloo)
     product = muon_step("all fp32", "layerwise").product * 1e3

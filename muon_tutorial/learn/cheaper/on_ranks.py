@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -131,18 +131,21 @@ def _count_walk(world: LiveWorld, walk: Walk) -> Sent:
     return sent_along_dp(ledger.entries)
 
 
-def together(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
-    """The bytes that the ranks of the first dp group sent together."""
+def mean_of_group(counted: Sequence[Counted], tp: int) -> dict[str, dict[str, Sent]]:
+    """The bytes that a rank of the first dp group sent, as a mean."""
     group, found = counted[::tp], dict[str, dict[str, Sent]]()
     for dtype, names in group[0].items():
-        sent = {name: [each[dtype][name] for each in group] for name in names}
-        found[dtype] = {n: Sent(sum(e.ring for e in s), sum(e.gloo for e in s)) for n, s in sent.items()}
+        found[dtype] = {}
+        for name in names:
+            sent = [each[dtype][name] for each in group]
+            ring, gloo = (sum(each) // len(group) for each in zip(*map(astuple, sent), strict=True))
+            found[dtype][name] = Sent(ring, gloo)
     return found
 
 
 def say_counted(counted: Sequence[Counted], tp: int) -> str:
-    lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that a dp group sends along dp"]
-    for dtype, found in together(counted, tp).items():
+    lines = [f"{'':6}{'':16}{'ring':>12}{'':10}{'Gloo':>12}   bytes that one rank sends along dp"]
+    for dtype, found in mean_of_group(counted, tp).items():
         base = found[ADAMW]
         for name, sent in found.items():
             ring, gloo = sent.ring / max(1, base.ring), sent.gloo / max(1, base.gloo)

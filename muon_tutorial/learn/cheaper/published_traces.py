@@ -131,7 +131,7 @@ def compare_bytes(adamw: TraceSummary, muon: TraceSummary) -> tuple[Ratio, ...]:
     moved = formulas.rho(sizes.ranks) * sizes.shard * 2 + sizes.tp_gather()
     all_reduced = formulas.ddp_adamw(sizes.world, sizes.whole, 4)
     return (
-        _bytes("what these two runs moved, a step: not the same work", moved, all_reduced),
+        _bytes("what a rank of these two runs sent in a step: not the same work", moved, all_reduced),
         _bytes("like for like, bytes: ZeRO-1 both, DP2×TP2", zero1, sizes.zero1_adamw()),
         _bytes("and with Muon's gather over tp", with_tp, sizes.zero1_adamw()),
     )

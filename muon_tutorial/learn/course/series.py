@@ -87,7 +87,7 @@ _LESSONS = """\
 10_the_bill | bill | 45 | 0 | 05 09 | The bill: what does a step cost?
 11_my_own_sharding | own_sharding | 60 | 0 | 03 04 06 | How do I plug in my own sharding?
 12_why_step_returns_early | early_return | 50 | 0 | 03 09 | Why does `step()` return before the work is done?
-13_is_muon_cheaper | cheaper | 70 | 0 | 09 10 | Is Muon cheaper than AdamW?
+13_is_muon_cheaper | cheaper | 65 | 6 | 09 10 | Is Muon cheaper than AdamW?
 14_from_32_to_16384_ranks | many_ranks | 30 | 0 | 04 10 | What changes when ranks go from 32 to 16,384?
 15_it_hangs_or_lies | broken_runs | 85 | 24 | 04 06 | It hangs, or lies. Which rank, which line?
 16_does_it_survive_my_loop | my_loop | 55 | 12 | 06 09 | Does it survive my loop?

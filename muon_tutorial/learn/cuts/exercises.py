@@ -125,7 +125,6 @@ def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
     """The exercise: a pass through a column parallel and a row parallel layer, on real ranks."""
     play = partial(on_ranks.run_layers, dp=dp, tp=tp, backend=backend)
     hints = (
-        "hidden = torch.relu(x @ up.T) needs no message: these hidden features are finished.",
         "hidden @ down.T sums over your hidden features only. Who has the other parts of the sum?",
         "dist.all_reduce(y, group=tp_group) adds in place.",
     )

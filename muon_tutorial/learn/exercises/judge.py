@@ -167,7 +167,7 @@ class Exercise:
             return []
         from ..my_muon.keep import keep  # here: it starts ranks, and most exercises do not
 
-        return [keep(name, answer) for name, answer in zip(self.keeps, answers, strict=True)]
+        return [keep(dict(zip(self.keeps, answers, strict=True)))]
 
     def _hint(self, found: Diagnosis) -> str:
         """The next hint for this mistake, or else for the exercise; the last hint repeats."""
@@ -244,7 +244,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
         said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(asked) else []
         return " ".join(said) or None
 
-    return Exercise(judge, praise="Each of these you have measured above.")
+    return Exercise(judge, praise="All of it stands above.")
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:

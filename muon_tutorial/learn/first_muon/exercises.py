@@ -360,7 +360,7 @@ def check_gather(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
         "dist.all_gather(segments, mine) wants a list of empty tensors, each as long as mine.",
         "For matrix i: from segment i % ranks take the next p.numel() entries.",
     )
-    praise = "Every rank has every update, and no zero has travelled."
+    praise = "Every rank has every update, and hardly a zero has travelled."
     scored = Par("bytes", par, lambda _: sent[-1])
     judge_it = judge_on_ranks(play, judge, on_ranks.say_trouble)
     return Exercise(judge_it, hints, praise, scored, ("gathered_share",))

@@ -150,6 +150,11 @@ def write_all() -> Exercise:
         if isinstance(zeros, Tensor) and zeros.isnan().any():
             hint = "Divide by X.norm().clamp(min=1e-7), as torch does."
             return Diagnosis("A gradient of zeros gives NaN: 0 / 0.", (hint,))
+        tiny = 1e-6 * G / G.norm()
+        value = value_of(function, tiny.clone(), 5)
+        if isinstance(value, Tensor) and not torch.allclose(value, newton_schulz(tiny, 5), atol=1e-6):
+            what = "With a norm of 1e-6, your result is another than torch.optim.Muon's."
+            return Diagnosis(what, ("Adding 1e-7 changes a small norm; .clamp(min=1e-7) does not.",))
         return None
 
     hints = (

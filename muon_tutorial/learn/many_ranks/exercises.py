@@ -36,11 +36,11 @@ def unseen_exercise() -> Exercise:
     )
 
 
-def busiest_of(dealt: Iterable[float], owners: int) -> float:
-    """Seconds of the busiest owner if each matrix in turn goes to an owner with the least so far."""
+def busiest(seconds: Iterable[float], owners: int) -> float:
+    """Seconds of the busiest owner if the costliest matrices are dealt out first, as lesson 11 does."""
     load = [0.0] * owners
-    for seconds in dealt:
-        load[load.index(min(load))] += seconds
+    for each in sorted(seconds, reverse=True):
+        load[load.index(min(load))] += each
     return max(load)
 
 
@@ -50,8 +50,10 @@ def enough_owners(seconds: Sequence[float]) -> int:
     >>> enough_owners([4, 2, 2, 1, 1])
     3
     """
-    dealt, floor = sorted(seconds, reverse=True), max(seconds)
-    return next(n for n in range(1, len(dealt) + 1) if busiest_of(dealt, n) <= floor)
+    owners = 1
+    while busiest(seconds, owners) > max(seconds):
+        owners += 1
+    return owners
 
 
 def enough_exercise() -> Exercise:
@@ -62,22 +64,12 @@ def enough_exercise() -> Exercise:
         ([5],),
         ([3, 3, 2, 2, 2, 6],),
     ]
-
-    def as_they_come(seconds: Sequence[float]) -> int:
-        return next(n for n in range(1, len(seconds) + 1) if busiest_of(seconds, n) <= max(seconds))
-
-    def by_index(seconds: Sequence[float]) -> int:
-        owners = range(1, len(seconds) + 1)
-        return next(n for n in owners if max(sum(seconds[i::n]) for i in range(n)) <= max(seconds))
-
     slips: tuple[Slip, ...] = (
         ("That is one owner for each matrix. Do cheap ones need one each?", len),
         ("A matrix cannot be cut: its owner takes all of it.", lambda each: math.ceil(sum(each) / max(each))),
-        ("Deal out the costliest first: a costly one at the end finds no empty owner.", as_they_come),
-        ("This is round robin. Give each matrix to an owner with the least so far.", by_index),
         ("Begin with one owner.", lambda each: max(2, enough_owners(each))),
     )
-    hints = ("A number of owners is enough if max(load) <= max(seconds).",)
+    hints = ("A number of owners is enough if lesson.busiest(seconds, owners) <= max(seconds).",)
     praise = "From there on, only a faster Newton–Schulz would help."
     return written(enough_owners, cases, *slips, say="seconds {}", hints=hints, praise=praise)
 

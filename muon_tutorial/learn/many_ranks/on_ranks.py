@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from time import thread_time
 
 import torch
 
 from ... import LiveWorld, Muon, build_mesh, owner
+from ...newton_schulz import zeropower_via_newtonschulz
 from ...plan.assign import newton_schulz_cost
 from ..inputs import measure
 
@@ -21,10 +23,11 @@ SHAPES = ((16, 96), (96, 16), (48, 48), (16, 96), (96, 48), (24, 24), (48, 96), 
 
 @dataclass(frozen=True, slots=True)
 class SteppedRank:
-    """What a rank owns, its work, and whether its weights have the same bits as one process's."""
+    """What a rank owns, its work in operations and in CPU seconds, and whether its bits are one process's."""
 
     owned: tuple[int, ...]
     work: int
+    seconds: float
     same: bool
 
 
@@ -40,7 +43,19 @@ def step_with(rank: int, dp: int, tp: int, steps: int, seed: int, assign: Assign
         muon.step()
     owned = tuple(index for index, place in enumerate(chosen) if place == rank)
     work = sum(newton_schulz_cost(SHAPES[index]) for index in owned)
-    return SteppedRank(owned, work, all(map(torch.equal, weights, stepped_alone(steps, seed))))
+    seconds = cpu_seconds([torch.randn(SHAPES[index]) for index in owned])
+    return SteppedRank(owned, work, seconds, all(map(torch.equal, weights, stepped_alone(steps, seed))))
+
+
+def cpu_seconds(matrices: Sequence[torch.Tensor], times: int = 5) -> float:
+    """CPU seconds of this thread for Newton–Schulz of all matrices: waiting for a core does not count."""
+    took = []
+    for _ in range(times):
+        start = thread_time()
+        for matrix in matrices:
+            zeropower_via_newtonschulz(matrix)
+        took.append(thread_time() - start)
+    return min(took)
 
 
 def weights_with_gradients(seed: int) -> list[torch.nn.Parameter]:
@@ -64,10 +79,10 @@ def stepped_alone(steps: int, seed: int) -> list[torch.nn.Parameter]:
 
 
 def say_stepped(ranks: Sequence[SteppedRank]) -> str:
-    """What each rank owned, its work in fair shares, and whether the bits are right."""
-    whole = sum(each.work for each in ranks)
+    """What each rank owned, its fair shares as predicted and by the clock, and whether the bits are right."""
+    work, seconds = sum(each.work for each in ranks), sum(each.seconds for each in ranks)
     return "\n".join(
-        f"rank {rank} owned {list(each.owned)!s:24} {each.work * len(ranks) / whole:.2f} fair shares, "
-        f"same bits as one process: {each.same}"
+        f"rank {rank} owned {list(each.owned)!s:24} fair shares: {each.work * len(ranks) / work:.2f}, "
+        f"by its clock {each.seconds * len(ranks) / seconds:.2f}; same bits as one process: {each.same}"
         for rank, each in enumerate(ranks)
     )

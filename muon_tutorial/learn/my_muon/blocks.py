@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 REFERENCE = Path(__file__).with_name("reference.py")
-HEAD = '''"""My distributed Muon: my answers from the course, one block per answer. It needs only torch."""
+HEAD = '''"""My answers from the course. The optimizer that they make is in my_muon_complete.py."""
 
 import math
 

@@ -22,8 +22,8 @@ from .training import RunRecord
 
 GRIDS = ((4, 1), (2, 2), (1, 4))
 RANKS = 4
-SCRIPT = "train_my_muon.py"
-_SCRIPT = "from muon_tutorial.learn.my_muon.training import main\n\nif __name__ == '__main__':\n    main()\n"
+RUN = "my_muon_run"
+"""The folder of the run under torchrun, inside the current one."""
 _LIMIT = 280.0
 
 
@@ -122,12 +122,13 @@ def command(steps: int, seed: int, file: str = "my_muon_complete.py") -> list[st
     """The command line that trains on 2 × 2 ranks, and kills the last of them."""
     numbers = {"dp": 2, "tp": 2, "steps": steps, "seed": seed, "victim": RANKS - 1}
     words = [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
-    return torchrun_words(SCRIPT, RANKS, restarts=1, arguments=[*words, "--file", file])
+    arguments = [training.__name__, *words, "--file", file, "--folder", RUN]
+    return torchrun_words("-m", RANKS, restarts=1, arguments=arguments)
 
 
 def show_command(steps: int, seed: int) -> None:
     words = command(steps, seed)
-    cut = words.index(SCRIPT)
+    cut = words.index("-m")
     print(" ".join(words[:cut]), "\\\n   ", " ".join(words[cut:]))
 
 
@@ -135,13 +136,11 @@ def run_torchrun(finale: Finale, steps: int, seed: int) -> str:
     """Run the training under torchrun with a kill; says where it resumed, and whether final bits changed."""
     undisturbed = next(run.record for run in finale.runs if run.grid == (2, 2))
     with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / SCRIPT).write_text(_SCRIPT, encoding="utf-8")
         try:
-            start_torchrun(command(steps, seed, str(finale.file)), folder, _LIMIT)
+            start_torchrun(command(steps, seed, str(finale.file)), Path(name), _LIMIT)
         except TutorialError as error:
             return f"It did not come to its end: {first_line(error)}"
-        end = torch.load(folder / "end.result", weights_only=True)
+        end = torch.load(Path(name) / RUN / "end.result", weights_only=True)
     same = all(map(torch.equal, end["weights"], undisturbed.weights))
     killed = f"rank {RANKS - 1} was killed after {training.KILLED_AFTER} steps"
     return (

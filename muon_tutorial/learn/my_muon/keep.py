@@ -7,12 +7,15 @@ in one line, and no lesson stops because of it.
 from __future__ import annotations
 
 import ast
+import dis
 import inspect
 import os
 import sys
 import textwrap
 import types
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
@@ -40,19 +43,24 @@ class MyMuon:
     problems: tuple[str, ...] = ()
 
 
-def keep(name: str, function: Any, folder: Path | None = None) -> str:
-    """Write a reader's right answer into their file; returns a sentence that says so, or why not."""
-    if getattr(function, "__module__", None) != "__main__":
+def keep(answers: Mapping[str, Any], folder: Path | None = None) -> str:
+    """Write right answers, by name, into the reader's file; returns a sentence that says so, or why not.
+
+    Answers of one exercise, such as save and load, are tried and written together.
+    """
+    if any(getattr(function, "__module__", None) != "__main__" for function in answers.values()):
         return ""
     path = (folder or Path.cwd()) / FILE
+    who = f"{' and '.join(answers)} {'are' if len(answers) > 1 else 'is'}"
     try:
-        block = Block(reference()[1][name].lesson, name, source_with_helpers(name, function))
-        if wrong := problem_of(block) or _try_on_ranks(block):
+        lessons = reference()[1]
+        found = {n: Block(lessons[n].lesson, n, source_with_helpers(n, f)) for n, f in answers.items()}
+        if wrong := next(filter(None, map(problem_of, found.values())), None) or _try_on_ranks(found):
             raise NotKeptError(wrong)
-        _write(path, with_block(_read(path), block))
+        _write(path, reduce(with_block, found.values(), _read(path)))
     except (NotKeptError, BrokenFileError, OSError) as error:
-        return f"It is not in {FILE} yet: {str(error).rstrip('.')}."
-    return f"{name} is in {FILE} now."
+        return f"{who} not in {FILE} yet: {str(error).rstrip('.')}."
+    return f"{who} in {FILE} now."
 
 
 def _read(path: Path) -> str:
@@ -71,18 +79,18 @@ def _write(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _try_on_ranks(block: Block) -> str | None:
-    """What is wrong with the complete file with this block in it, found on four ranks; None if nothing is."""
+def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
+    """What is wrong with the complete file with these blocks, found on four ranks; None if nothing is."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / FILE
-        path.write_text(completed({block.name: block}), encoding="utf-8")
+        path.write_text(completed(found), encoding="utf-8")
         try:
             asked: dict[str, Any] = {"args": (str(path), 2, 2), "output": "quiet"}
-            found = launch(on_ranks.try_file, 4, **asked, timeout=8.0, limit=60.0)
+            complaints = launch(on_ranks.try_file, 4, **asked, timeout=8.0, limit=60.0)
         except TutorialError as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             return f"with it, the whole optimizer of the course fails on four ranks: {lines[0]}"
-    wrong = next((said for said in found if said), None)
+    wrong = next(filter(None, complaints), None)
     return f"in the whole optimizer of the course, on four ranks, {wrong}" if wrong else None
 
 
@@ -126,7 +134,10 @@ def _source(name: str, function: Any) -> str:
 
 def _globals_of(code: types.CodeType) -> set[str]:
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return set(code.co_names).union(*(_globals_of(each) for each in inner))
+    asked = {
+        each.argval for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    return asked.union(*(_globals_of(each) for each in inner))
 
 
 def _line_for(name: str, value: Any) -> str:

@@ -179,17 +179,25 @@ def losses_of_adamw(steps: int, dp: int, seed: int) -> tuple[float, ...]:
 
 
 def main() -> None:
-    """The program that torchrun starts: a run in the current folder that resumes where it was killed."""
+    """The program that torchrun starts: a run that resumes from the newest checkpoint in its folder."""
     parser = argparse.ArgumentParser()
     for name in ("dp", "tp", "steps", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--file", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--victim", type=int)
     asked = parser.parse_args()
     rank = join_torchrun("gloo").rank
     victim = None if restarted_by_torchrun() else asked.victim
     grid = (asked.dp, asked.tp)
-    record = train(rank, asked.file, grid, asked.steps, asked.seed, str(Path.cwd()), victim)
+    asked.folder.mkdir(exist_ok=True)
+    record = train(rank, asked.file, grid, asked.steps, asked.seed, str(asked.folder), victim)
     if rank == 0:
-        torch.save({"begin": record.begin, "weights": record.weights}, Path.cwd() / "end.result")
+        torch.save({"begin": record.begin, "weights": record.weights}, asked.folder / "end.result")
+        loss = f", loss {record.losses[-1]:.3f}" if record.losses else ": nothing was left to do"
+        print(f"from step {record.begin} to step {asked.steps}{loss}; checkpoints are in {asked.folder}")
     leave_torchrun()
+
+
+if __name__ == "__main__":
+    main()

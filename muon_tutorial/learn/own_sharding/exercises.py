@@ -39,6 +39,8 @@ def guess(ranks: int) -> Exercise:
             return Diagnosis(f"rows: {fair if max(mine) - min(mine) <= 1 else chunks}", hints)
         if not isinstance(got, list | tuple) or len(got) != ranks:
             return f"got: give a list with 'tensor' or None for each of {ranks} ranks."
+        if text := [value for value in got if value not in ("tensor", None)]:
+            return f"got: write 'tensor', or None without quotes, and not {text[0]!r}."
         if [value is not None for value in got] != [False] * (ranks - 1) + [True]:
             return "got: how many rows a rank holds does not matter here. Who orthogonalizes this matrix?"
         return None
@@ -101,7 +103,7 @@ def check_redistribute(
         notes = (note for trial in runs[-1].trials for note in trial.notes)
         return sum(note.nbytes for note in notes if note.call == "redistribute")
 
-    par = Par("bytes on the way back", par_bytes(dp, tp), bytes_back)
+    par = Par("bytes of all ranks on the way back", par_bytes(dp, tp), bytes_back)
     return Exercise(judge, hints, praise, par, ("redistribute",))
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 from ..pictures.picture import Picture
 
+NOT_PREDICTED = "You have not predicted yet."
+
 
 @dataclass(frozen=True, slots=True)
 class ComparedPrediction:
@@ -32,8 +34,7 @@ class ComparedPrediction:
         shown = table + (self.picture.html if self.picture else "")
         if not self.is_open:
             return shown
-        said = "You have not predicted yet. Show what the run gave"
-        return f"<details><summary>{said}</summary>{shown}</details>"
+        return f"<details><summary>{NOT_PREDICTED} Show what the run gave</summary>{shown}</details>"
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         """For each thing: its name, what was predicted, what the run gave, and whether they agree."""
