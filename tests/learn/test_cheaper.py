@@ -140,18 +140,9 @@ SUMS: list[tuple[Any, str]] = [
     (reader_communicating, PASSES),
     (moved_back, "A kernel that ends early"),
     (by_name, "you have added up four events of one collective"),
-    (
-        lambda events: sum(event.duration for event in events if event.sort == "kernel"),
-        "event.communicates says which",
-    ),
-    (
-        lambda events: sum(event.duration for event in trace_events.at_work(events)),
-        "Count each moment once",
-    ),
-    (
-        lambda events: sum(event.duration for event in events if event.sort == "launch"),
-        "only the kernel is the GPU at work",
-    ),
+    (lambda events: sum(it.duration for it in events if it.sort == "kernel"), "event.communicates says"),
+    (lambda events: sum(event.duration for event in trace_events.at_work(events)), "Count each moment once"),
+    (lambda events: sum(it.duration for it in events if it.sort == "launch"), "only the kernel is the GPU"),
     (lambda events: 4_300_000, "With a product under way"),
     (lambda events: max(event.name for event in events), "In the trace above"),
 ]

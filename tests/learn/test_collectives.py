@@ -14,11 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from muon_tutorial.learn import collectives
-from muon_tutorial.learn.collectives.messages import (
-    PieceContent,
-    content_of,
-    fill,
-)
+from muon_tutorial.learn.collectives.messages import PieceContent, content_of, fill
 
 from .answers import PASSES, assert_quiz, assert_wrong, judged, message_of_wrong
 

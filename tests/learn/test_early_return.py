@@ -88,10 +88,7 @@ def yields_a_number(count: int, gather: Any, work: Any, window: int) -> Walk:
 
 WRONG_LOOPS = [
     (all_at_once, "yours holds 5 at once"),
-    (
-        lambda count, gather, work, window: lesson.prefetch(count, gather, work, window + 1),
-        "yours holds 2 at once",
-    ),
+    (lambda *given: lesson.prefetch(*given[:-1], given[-1] + 1), "yours holds 2 at once"),
     (lesson.one_by_one, "window 2: yours takes 25 ms; 17 ms are enough"),
     (forgets_the_wait, "work was given a ticket"),
     (lambda count, *rest: lesson.prefetch(count - 1, *rest), "your loop works on [0, 1, 2, 3]"),

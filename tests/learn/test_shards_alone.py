@@ -107,10 +107,7 @@ RATIOS: list[tuple[Any, str]] = [
     (lambda shape, dim, tp: ratio(shape, dim, tp)[::-1], "changed places"),
     (lambda shape, dim, tp: ratio(shape, 1 - dim, tp), "the other cut"),
     (lambda shape, dim, tp: factors(*shape), "0.2·sqrt(max(m, n)) is not right"),
-    (
-        lambda shape, dim, tp: [ratio(shape, dim, tp)[0], tp**0.5],
-        "0.2·sqrt(max(m, n)) is not right: the shard is 64 × 32",
-    ),
+    (lambda shape, dim, tp: [ratio(shape, dim, tp)[0], tp**0.5], "is not right: the shard is 64 × 32"),
     (lambda shape, dim, tp: [1.0, ratio(shape, dim, tp)[1]], "sqrt(max(1, m/n)) is not right: the shard"),
     (lambda shape, dim, tp: 2.0, "return two ratios"),
     (lambda shape, dim, tp: [1.0], "return two ratios"),

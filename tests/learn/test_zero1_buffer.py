@@ -102,10 +102,7 @@ WRONG_PLANS = [
     (lambda sizes, dp, most: [[1] * len(sizes)] * dp, "give (bucket, global_range, local_range)"),
     (changed(lambda bucket, whole, local: (0, whole, local)), "it lies in bucket 1, not 0"),
     (changed(lambda bucket, whole, local: (bucket, local, local)), "in its bucket it lies from"),
-    (
-        changed(lambda bucket, whole, local: (bucket, whole, whole)),
-        "its local_range is (0, 92), not (0, 120)",
-    ),
+    (changed(lambda bucket, whole, _: (bucket, whole, whole)), "its local_range is (0, 92), not (0, 120)"),
     (lambda sizes, dp, most: sizes[99], "raised IndexError"),
 ]
 

@@ -1,7 +1,4 @@
-"""Exercises of lesson 15: a prediction, waits, a ladder, the loop's file with real mistakes, and the quiz.
-
-A repair is judged by its effect: the repaired file runs on real ranks and is compared with the oracle.
-"""
+"""Exercises of lesson 15: predictions, waits, a ladder, and repairs, judged by a run of the repaired file."""
 
 from __future__ import annotations
 
@@ -137,11 +134,7 @@ class Clinic:
         check_grid(self.dp, self.tp)
 
     def run(self, name: str) -> TrainingRun:
-        """The run of a broken file, unrepaired.
-
-        Raises:
-            UsageError: there is no run of that name.
-        """
+        """The run of a broken file, unrepaired; raises UsageError if there is no run of that name."""
         self._text(name)
         if name not in self.kept:
             said = {"hang": "the hanging run", "lie": "the lying run"}.get(name, f"run {name}")
@@ -150,11 +143,7 @@ class Clinic:
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
-        """A broken file with line numbers, or one method of it.
-
-        Raises:
-            UsageError: there is no run of that name, or no such method.
-        """
+        """A broken file with line numbers, or one method of it; raises UsageError if there is no such one."""
         lines = tuple(enumerate(self._text(name).splitlines(), 1))
         starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
         first = next((n for n, line in lines if line.startswith(f"    def {method}(")), 0)
@@ -167,8 +156,7 @@ class Clinic:
     def check(self, name: str, repair: Any) -> AnswerVerdict:
         """Run a broken file with some lines replaced: {number: new line}; "nothing" changes no line.
 
-        Raises:
-            UsageError: there is no run of that name.
+        Raises UsageError if there is no run of that name.
         """
         self._text(name)
         if name not in self.exercises:
@@ -241,7 +229,7 @@ def guess() -> Exercise:
         if rung not in RUNGS[1:]:
             return f"rung: give one of {', '.join(RUNGS[1:])}."
         if rung != "share":
-            return f"rung: {rung} does not use the learning rate. Which phase multiplies with it?"
+            return f"rung: {rung} does not use the learning rate. Which phase multiplies by it?"
         if agree is not True:
             return "agree: a matrix has one owner, and all copies take its rows. So they agree, wrong or not."
         return None
@@ -262,7 +250,7 @@ _BEGUN: tuple[tuple[list[Log]], ...] = (
 
 
 def waiting_pairs(logs: list[Log]) -> Pairs:
-    """The exercise's reference: each rank that waits, with a rank that has not made the waiting rank's call.
+    """The exercise's reference: each rank that waits, with a rank that has not made its call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
     [(0, 1)]
@@ -362,9 +350,9 @@ def _of_one_matrix(run: TrainingRun) -> Place:
 
 
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
-    """A sound run with one last bit flipped at each spot, which is a step, a rung and a rank.
+    """A sound run with one last bit flipped at each (step, rung, rank).
 
-    The bit is in the first matrix for shares and gradients, and in the last matrix for other rungs.
+    It is in the first matrix for shares and gradients, and in the last matrix for other rungs.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")

@@ -329,8 +329,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
 
-    Raises:
-        UsageError: dp does not divide the bucket's entries, or is 1, so that nothing is sent.
+    Raises UsageError if dp does not divide the bucket's entries, or is 1, so that nothing is sent.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:

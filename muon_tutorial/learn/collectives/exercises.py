@@ -160,7 +160,7 @@ def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
     if max(dropped) > 1:
         many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
-        yield f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
+        yield f"{many} If a handle is dropped before its wait(), its message may never arrive."
     last = {rank: report.notes[-1] for rank, report in enumerate(run.reports) if report.notes}
     if len(last) == run.ranks and all(note.verb == "sent" and note.stop is None for note in last.values()):
         yield "The ranks wait for each other: all are in send(), and none receives. isend() does not wait."

@@ -118,7 +118,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutK
     if sum(held) != length:
         fault = "Round up" if sum(held) < length else "A rank cannot hold more than is left"
         return f"Your pieces hold {sum(held)} of {length} together. {fault}."
-    return f"Together yours hold all, but in runs of {held}; torch.chunk fills one after another."
+    return f"Your pieces hold everything, but in runs of {held}; torch.chunk fills one after another."
 
 
 def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
@@ -244,11 +244,7 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
 
 
 def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
-    """The numbers of the fused weight's rows that a piece holds.
-
-    Raises:
-        MistakeError: the piece is no tensor of whole rows.
-    """
+    """The numbers of the fused weight's rows that a piece holds; MistakeError if it has no whole rows."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
         came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
         raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))

@@ -1,9 +1,6 @@
 """Exercises: check an answer, say what is wrong with it, and give a hint after a failed try.
 
-An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference. A
-``Diagnosis`` has hints for its own mistake; ``Par`` says how good a good answer is. This module deals only
-with answers and messages. A notebook displays a check's result in colour, with a picture of the wrong
-answer if its ``Diagnosis`` has one.
+An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference.
 """
 
 from __future__ import annotations
@@ -111,13 +108,11 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
-    ``hints`` are given one by one, each after a failed try. If the ``Diagnosis`` has hints, those are given
-    instead, one each time that its mistake is made. ``praise`` says why the right answer is right, and
-    ``par`` says how good it is. Right answers are written to the reader's my_muon.py under the names in
-    ``keeps``, one name per answer.
+    ``hints`` are given one by one, each after a failed try; those of a ``Diagnosis``, each time that its
+    mistake is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers
+    are written to the reader's my_muon.py under the names in ``keeps``, one per answer.
 
-    >>> def judge(x):
-    ...     return None if x == 4 else f"2 + 2 is not {x}."
+    >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
     >>> double.check(...)
     No answer yet. Replace ... with yours, or go on without.
@@ -189,8 +184,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
 
     Raises:
         OpenAnswerError: the function returned ``...``, or a tuple of nothing else.
-        MistakeError: it is no function, or it raised an error, whose line is named. The message takes the
-            place of ``{}`` in ``told``.
+        MistakeError: it is no function, or raised an error, whose line takes the place of ``{}`` in ``told``.
     """
     if not callable(function):
         raise MistakeError(told.format("Give a function."))
@@ -227,10 +221,7 @@ def two_numbers(*answers: Any) -> tuple[float, ...]:
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers. Each item has a name, the right number, and what to say about a wrong one.
-
-    ``within`` is the relative error that an answer may have.
-    """
+    """A quiz answered by numbers. Each has a name, its value (up to a part ``within``), and what to say."""
 
     def judge(answers: Mapping[str, Any]) -> str | None:
         if not isinstance(answers, Mapping):
@@ -244,7 +235,7 @@ def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
         said += [f"Still open: {', '.join(left)}."] if left and len(left) < len(asked) else []
         return " ".join(said) or None
 
-    return Exercise(judge, praise="Each of these you have measured above.")
+    return Exercise(judge, praise="You have measured each of these above.")
 
 
 def guesses(*asked: tuple[str, Any, str], praise: str, within: float = 0.0) -> Exercise:

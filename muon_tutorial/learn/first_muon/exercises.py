@@ -1,7 +1,4 @@
-"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz.
-
-A run is explained by its first wrong place: the rank, the matrix, and the likely cause.
-"""
+"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz."""
 
 from __future__ import annotations
 
@@ -328,7 +325,7 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     play = partial(on_ranks.run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
     judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), on_ranks.say_trouble)
     hints = (
-        "The offset must say the same on all ranks. What may it depend on?",
+        "The offset must be the same on all ranks. What may it depend on?",
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )

@@ -180,10 +180,10 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
     if not torch.allclose(value, newton_schulz(G)):
         counts = ((torch.allclose(value, newton_schulz(G, steps)), steps) for steps in range(9))
         values = torch.linalg.svdvals(value)
+        ends = f"Its singular values lie between {values[-1]:.2f} and {values[0]:.2f}"
         return why(
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
-            otherwise=f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}, and not where five "
-            "steps bring them.",
+            otherwise=f"{ends}, not where five steps bring them.",
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
     if made > 1.01 * enough:

@@ -26,7 +26,7 @@ def unseen_exercise() -> Exercise:
     """The prediction for a grid that no picture has shown."""
     right = unseen()
     fewer = "Each matrix has its own owner now. Which is the busiest, and has it less to do than before?"
-    slower = "Newton–Schulz stays, and so do the bytes a rank sends. What grows with the ranks?"
+    slower = "A rank still computes as much and sends as many bytes. What grows with the ranks?"
     return guesses(
         ("idle", right["idle"], "A matrix has one owner. How many owners are there, and how many matrices?"),
         ("shrinks", right["shrinks"], fewer),

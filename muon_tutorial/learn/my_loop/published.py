@@ -1,7 +1,4 @@
-"""Lesson 16: where to find four ideas of this course in two published sources, with permanent links.
-
-The sources were read at the commits below. No code is copied: only names, places and purposes.
-"""
+"""Lesson 16: where four ideas of this course are in two published sources, read at these commits; no code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Lesson 08: a real gradient cut into pieces, each orthogonalized alone, compared with the right update.
 
-All updates are exact UVᵀ in float64, so every difference comes from the cut. ``in_directions`` shows where an
-update acts: off the diagonal, it maps an input to an output that the gradient never pairs.
+All updates are exact UVᵀ in float64, so every difference comes from the cut.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ def pieces_alone(matrix: Tensor, dim: int, tp: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An update compared with the UVᵀ that it should be.
+    """An update compared with the UVᵀ that it should be. ``values`` are its singular values, largest first.
 
-    ``cosine`` is 1 if both point the same way; ``distance`` is the norm of the difference over the norm of
-    UVᵀ, and ``at_best`` is the distance left after the best possible rescaling. ``values`` are the update's
-    singular values, the largest first.
+    ``cosine`` is 1 if both point the same way. ``distance`` is the difference's norm over that of UVᵀ, and
+    ``at_best`` is the distance left after the best possible rescaling.
     """
 
     cosine: float
@@ -77,9 +75,9 @@ class DirectionShares:
 
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
-    """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) maps input j to output i.
+    """Uᵀ · update · V, from the SVD of a wide matrix, V completed: entry (i, j) maps input j to output i.
 
-    V is completed to a square matrix: on inputs after the first ``len(matrix)``, the matrix is zero.
+    Off the diagonal, it maps an input to an output that the gradient never pairs.
 
     >>> whole = gradient()
     >>> bool((in_directions(orthogonal(whole), whole) - torch.eye(64, 256)).abs().max() < 1e-9)

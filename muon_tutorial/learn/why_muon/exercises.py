@@ -368,7 +368,7 @@ def write_table() -> Exercise:
             promised = sum((each * function(each.clone())).sum().item() for each in _tables())
             best = sum((each * table_update(each)).sum().item() for each in _tables())
             if (left := 100 * (1 - promised / best)) > 1:  # how much less it promises, in percent
-                said = f"It leaves {left:.0f} percent of the promise on the table."
+                said = f"It gives up {left:.0f} percent of the promise."
                 if torch.allclose(value, svd_muon(G), atol=1e-3):
                     hint = "Its rows are not yet as long as they may be."
                     return Diagnosis(f"Muon keeps rows below 1, too, but: {said}", (hint,))
