@@ -19,17 +19,7 @@ from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Slip,
-    first,
-    numbers,
-    value_of,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, OpenAnswerError, first, numbers, value_of, written
 from . import on_ranks, trace_events
 from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
@@ -295,7 +285,7 @@ def _inverted(lead: Lead, slowest: float, fastest: float) -> float | None:
 def break_even_exercise() -> Exercise:
     """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
     cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("Over the bandwidth itself it is no straight line. It is one over 1 / bandwidth.", _over_bandwidth),
         ("If the lead has the same sign at both ends, there is no break-even between them.", _extended),
         ("That is 1 / bandwidth.", _inverted),

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...engine.collective import Kind
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
@@ -281,7 +281,7 @@ def ring_seconds(size: float, ranks: int, latency: float, bandwidth: float) -> f
 def check_seconds() -> Exercise:
     """The exercise: how long a ring's all_reduce takes, from latency and bandwidth."""
     cases = [(1e6, 2, 1e-4, 1e9), (1e6, 64, 1e-4, 1e9), (4096.0, 8, 5e-6, 2e9)]
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("That is one half of an all_reduce.", lambda *given: ring_seconds(*given) / 2),
         ("A message carries one piece: size / ranks.", lambda s, p, at, bw: 2 * (p - 1) * (at + s / bw)),
         ("Each message costs latency.", lambda s, p, at, bw: at + 2 * (p - 1) * s / p / bw),

@@ -10,18 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    Par,
-    Slip,
-    first,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
@@ -308,7 +297,7 @@ def torn_exercise() -> Exercise:
         step = -(-heads * rows // tp)
         return sum(head * rows // step != (head * rows + rows - 1) // step for head in range(heads))
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
         ("tp cuts all rows of q, k and v together, so its step is that of 3 · heads · rows.", one_third),
         ("With tp = 1 nothing is cut.", lambda heads, rows, tp: heads),

@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, Slip, first, numbers, written
+from ..exercises.judge import Diagnosis, Exercise, first, numbers, written
 from ..pictures.picture import Picture
 from . import loops
 from .loops import Loop, LoopTimes, TimedLoop, one_by_one, prefetch, time_loop
@@ -59,7 +59,7 @@ def makespan_exercise() -> Exercise:
         return gathers[0] + sum(works)
 
     unlimited = "Nothing limits how many are asked for: gather i begins when matrix i − window is done."
-    slips: tuple[Slip, ...] = (
+    slips = (
         (
             "So it is with a window of 1. With more, gathers and work overlap.",
             lambda g, w, window: makespan(g, w, 1),
@@ -108,7 +108,7 @@ def memory_exercise() -> Exercise:
     def below(sizes: Sequence[int], limit: int) -> int:
         return largest_window(sizes, limit - 1)
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("You look only at the first matrices. Which ones are held later?", first_only),
         ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // max(sizes))),
         ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // sizes[0])),

@@ -14,18 +14,7 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    names_or_none,
-    numbers,
-    two_numbers,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, two_numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
@@ -102,7 +91,7 @@ def check_fair_shares() -> Exercise:
             / sum(costs)
         )
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         (
             "That is the work itself. Divide it by a fair share.",
             lambda c, n: shares_by_index(c, n) * sum(c) / n,

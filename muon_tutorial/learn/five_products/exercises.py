@@ -11,18 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    numbers,
-    two_numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, two_numbers, value_of, why, written
 from . import singular_values
 from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schulz, polynomial
 
@@ -69,7 +58,7 @@ def write_lifting() -> Exercise:
     def endless(s: float, a: float, b: float, c: float) -> int:
         return steps_needed(s, a, b, c) or 0
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         (
             "Ask before the first step: a value may be there already.",
             lambda *given: max(1, steps_needed(*given) or 1),

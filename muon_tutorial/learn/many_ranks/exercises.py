@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..exercises.judge import Exercise, Slip, beside, guesses, numbers, written
+from ..exercises.judge import Exercise, beside, guesses, numbers, written
 from .scaling import RANKS, UNSEEN, step_at, steps
 
 SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True)
@@ -70,7 +70,7 @@ def enough_exercise() -> Exercise:
         owners = range(1, len(seconds) + 1)
         return next(n for n in owners if max(sum(seconds[i::n]) for i in range(n)) <= max(seconds))
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("That is one owner for each matrix. Do cheap ones need one each?", len),
         ("A matrix cannot be cut: its owner takes all of it.", lambda each: math.ceil(sum(each) / max(each))),
         ("Deal out the costliest first: a costly one at the end finds no empty owner.", as_they_come),

@@ -12,21 +12,10 @@ from torch import Tensor
 
 from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
-from . import on_ranks
-from .cuts import (
-    DIMS,
-    SHAPE,
-    Comparison,
-    compare,
-    gradient,
-    in_directions,
-    matrices,
-    my_piece,
-    pieces_alone,
-    shares,
-)
+from . import cuts, on_ranks
+from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, pieces_alone
 from .directions import HARMLESS, alone, draw_update
 from .on_ranks import JUDGED, GatherRun, SurvivalRun, budget, play_gather, probe, run_survival, say_trouble
 
@@ -161,7 +150,7 @@ def nearness(update: Tensor, right: Tensor) -> tuple[float, float]:
 
 def energy_shares(turned: Tensor) -> tuple[float, ...]:
     """The exercise's reference: shares of the energy on the diagonal, beside it, and outside the square."""
-    found = shares(turned)
+    found = cuts.shares(turned)
     return found.diagonal, found.beside, found.outside
 
 
@@ -182,7 +171,7 @@ def write_nearness() -> Exercise:
     def off(a: Tensor, b: Tensor) -> Tensor:
         return (a - b).norm() / b.norm()
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("cosine: divide by both norms.", of(lambda a, b: (a * b).sum(), off)),
         ("cosine: a norm is not squared here.", of(lambda a, b: cos(a, b) / (a.norm() * b.norm()), off)),
         ("distance: divide it by the size of UVᵀ.", of(cos, lambda a, b: (a - b).norm())),
@@ -220,7 +209,7 @@ def write_shares() -> Exercise:
         on, inside, whole = parts(turned, 2)
         return [on / whole, (whole - on) / whole, (whole - inside) / whole]
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("Energy is the sum of *squared* entries.", unsquared),
         ("Shares: divide by the whole energy.", undivided),
         ("The diagonal is not beside itself: take it off the square.", overlapping),
@@ -233,8 +222,8 @@ def write_shares() -> Exercise:
 
 def harmless(tp: int) -> tuple[str, str]:
     """The one matrix and cut for which shards alone are nearly right."""
-    cuts = [(name, cut) for name in matrices() for cut in DIMS]
-    [found] = [each for each in cuts if alone(*each, tp)[0].at_best < HARMLESS]
+    ways = [(name, cut) for name in matrices() for cut in DIMS]
+    [found] = [each for each in ways if alone(*each, tp)[0].at_best < HARMLESS]
     return found
 
 
@@ -327,7 +316,7 @@ def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
         return Diagnosis(f"{what} not all entries are finite.", ("Is there a root of a number below zero?",))
     if (result := compare(update, matrices()[name])).distance <= NEAR:
         return None
-    turned = in_directions(update, matrices()[name])
+    turned = cuts.in_directions(update, matrices()[name])
     picture = draw_update(f"Your update of the {name} matrix", result, turned, "shards_alone-mine")
     said, hints = _say_wrong(update, result, name, sent)
     return Diagnosis(f"{what} {said}", hints, picture)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, lines_of, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks, sorted_or_none
 from .pictures import picture_of_groups
@@ -195,7 +195,7 @@ def mismatch_exercise() -> Exercise:
     def unordered(lists: Lists) -> int | None:
         return first_mismatch([sorted(wanted) for wanted in lists])
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         (
             "A rank whose list has ended makes no such call: go to the end of the longest list.",
             to_the_shortest,

@@ -11,18 +11,7 @@ from torch.nn import Module
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    Par,
-    Slip,
-    lines_of,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, lines_of, numbers, value_of, why, written
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
@@ -65,7 +54,7 @@ def write_loudest() -> Exercise:
     def unsquared(S: Tensor, share: float) -> int:
         return int((S.cumsum(0) / S.sum() < share).sum()) + 1
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("Energy is the *square* of a singular value.", unsquared),
         ("Count the one with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
         ("Begin with the loudest.", lambda S, share: loudest(S.flip(0), share)),
@@ -90,7 +79,7 @@ def write_promise() -> Exercise:
     def over(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda G, update: (G * update).sum() / size(update)
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("First divide the update by its largest singular value.", lambda G, update: (G * update).sum()),
         ("The norm is the root of all squared singular values. Only the largest counts.", over(torch.norm)),
         ("Divide by the update's singular value, not by that of G.", lambda G, u: promise(u, G)),

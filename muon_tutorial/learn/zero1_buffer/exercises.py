@@ -7,18 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    names_or_none,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why, written
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
@@ -80,7 +69,7 @@ def address_exercise() -> Exercise:
     def by_columns(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
         return divmod(meta.global_range[0] + column * meta.shape[0] + row, length)
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("A row has as many entries as the matrix has columns, meta.shape[1].", turned),
         ("Matrices before this one come first: add meta.global_range[0].", alone),
         ("Matrices are written out row after row.", by_columns),
