@@ -107,23 +107,7 @@ WRONG_PLANS = [
 ]
 
 
-def entry(meta: Any, row: int, column: int, length: int, width: int = 1, begin: int = 1) -> tuple[int, int]:
-    """The lesson's own solution, with two mistakes to choose from."""
-    return divmod(begin * meta.global_range[0] + row * meta.shape[width] + column, length)
-
-
-ADDRESSES: list[tuple[Any, str]] = [
-    (entry, PASSES),
-    (partial(entry, width=0), "as many entries as the matrix has columns"),
-    (partial(entry, begin=0), "add meta.global_range[0]"),
-    (lambda *given: entry(*given)[::-1], "First the number of the slice"),
-    (lambda meta, row, column, length: entry(meta, 0, column * meta.shape[0] + row, length), "row after row"),
-    (lambda *given: 7, "is right."),
-]
-
-
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (lesson.address_exercise, ADDRESSES),
     (lesson.range_exercise, RANGES),
     (partial(lesson.bytes_exercise, 4, 1, 400), BYTES),
     (lesson.plan_exercise, WRONG_PLANS),

@@ -195,11 +195,15 @@ def lead(at: Setting, bandwidth: float) -> float:
     return there.adamw_seconds - there.muon_seconds
 
 
-def break_even(lead: Callable[[float], float], slowest: float, fastest: float) -> float | None:
+def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
     """The bandwidth at which a lead in seconds changes sign (linear in 1 / bandwidth); None if nowhere."""
+    turns = (lead(slowest) > 0) != (lead(fastest) > 0)
+    return crossing(lead, slowest, fastest) if turns else None
+
+
+def crossing(lead: Lead, slowest: float, fastest: float) -> float:
+    """Where the lead's line over 1 / bandwidth is zero, even outside the range."""
     slow, fast = lead(slowest), lead(fastest)
-    if (slow > 0) == (fast > 0):
-        return None
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -135,7 +136,7 @@ class Exercise:
     def check(self, *answers: Any) -> AnswerVerdict:
         """Judge the answers, given in the order of the exercise's stub."""
         try:
-            if any(_is_open(answer) for answer in answers):
+            if any(_is_open(answer) or (isinstance(answer, dict) and not answer) for answer in answers):
                 raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
@@ -183,7 +184,7 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
     """What the reader's function returns.
 
     Raises:
-        OpenAnswerError: the function returned ``...``, or a tuple of nothing else.
+        OpenAnswerError: the function returned ``...``, or a tuple or dictionary of nothing else.
         MistakeError: it is no function, or raised an error, whose line takes the place of ``{}`` in ``told``.
     """
     if not callable(function):
@@ -195,13 +196,14 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
         where = f" In: {frames[0].line}" if frames and frames[0].line else ""
         said = f"The function raised {type(error).__name__}: {error}.{where}"
         raise MistakeError(told.format(said)) from error
-    if value is ... or (isinstance(value, tuple) and value and all(each is ... for each in value)):
+    if _is_open(value):
         raise OpenAnswerError
     return value
 
 
 def _is_open(answer: Any) -> bool:
-    return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
+    parts = list(answer.values() if isinstance(answer, dict) else answer if isinstance(answer, tuple) else ())
+    return answer is ... or (bool(parts) and all(part is ... for part in parts))
 
 
 def names_or_none(answer: object, known: Container[object], kind: type = str) -> list[Any] | None:
@@ -276,19 +278,24 @@ def written(
     Right. So it is.
     """
 
-    def judge(function: Callable[..., Any]) -> str | None:
-        found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
-        wanted = [right(*deepcopy(case)) for case in cases]
-        for case, mine, due in zip(cases, found, wanted, strict=True):
-            if not _alike(mine, due):
-                made = (
-                    said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases])
-                )
-                what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
-                return " ".join([what, *made][:2])
-        return None
+    return Exercise(partial(_judge_written, right, cases, slips, say), hints, praise)
 
-    return Exercise(judge, hints, praise)
+
+def _judge_written(
+    right: Callable[..., Any],
+    cases: Sequence[tuple[Any, ...]],
+    slips: Sequence[Slip],
+    say: str,
+    function: Callable[..., Any],
+) -> str | None:
+    found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
+    wanted = [right(*deepcopy(case)) for case in cases]
+    for case, mine, due in zip(cases, found, wanted, strict=True):
+        if not _alike(mine, due):
+            made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases]))
+            what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
+            return " ".join([what, *made][:2])
+    return None
 
 
 def _alike(mine: Any, right: Any) -> bool:

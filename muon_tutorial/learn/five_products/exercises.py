@@ -55,18 +55,12 @@ def write_lifting() -> Exercise:
 
         return needed
 
-    def endless(s: float, a: float, b: float, c: float) -> int:
-        return steps_needed(s, a, b, c) or 0
-
     slips = (
-        (
-            "Ask before the first step: a value may be there already.",
-            lambda *given: max(1, steps_needed(*given) or 1),
-        ),
+        ("Ask before the first step: a value may be there.", lambda *at: max(1, steps_needed(*at) or 1)),
         ("You count one step too many.", shifted(1)),
         ("You count one step too few.", shifted(-1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),
-        ("If 20 steps are not enough, return None.", endless),
+        ("If 20 steps are not enough, return None.", lambda *given: steps_needed(*given) or 0),
     )
     praise = "A large a lifts fast, and that is why values do not settle."
     return written(steps_needed, cases, *slips, say="s = {}, a = {}, b = {}, c = {}", praise=praise)

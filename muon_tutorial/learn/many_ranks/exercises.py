@@ -50,21 +50,17 @@ def enough_owners(seconds: Sequence[float]) -> int:
     >>> enough_owners([4, 2, 2, 1, 1])
     3
     """
-    dealt, floor = sorted(seconds, reverse=True), max(seconds)
-    return next(n for n in range(1, len(dealt) + 1) if busiest_of(dealt, n) <= floor)
+    return _enough_for(sorted(seconds, reverse=True))
+
+
+def _enough_for(dealt: Sequence[float]) -> int:
+    """The fewest owners if matrices are dealt out in this order."""
+    return next(n for n in range(1, len(dealt) + 1) if busiest_of(dealt, n) <= max(dealt))
 
 
 def enough_exercise() -> Exercise:
     """The exercise: the fewest owners with which the costliest matrix alone sets the time."""
-    cases: list[tuple[list[float]]] = [
-        ([4, 2, 2, 1, 1],),
-        ([2, 2, 3, 3, 2, 2, 4],),
-        ([5],),
-        ([3, 3, 2, 2, 2, 6],),
-    ]
-
-    def as_they_come(seconds: Sequence[float]) -> int:
-        return next(n for n in range(1, len(seconds) + 1) if busiest_of(seconds, n) <= max(seconds))
+    cases = [([4, 2, 2, 1, 1],), ([2, 2, 3, 3, 2, 2, 4],), ([5],), ([3, 3, 2, 2, 2, 6],), ([1, 2, 1, 1, 1],)]
 
     def by_index(seconds: Sequence[float]) -> int:
         owners = range(1, len(seconds) + 1)
@@ -73,7 +69,7 @@ def enough_exercise() -> Exercise:
     slips = (
         ("That is one owner for each matrix. Do cheap ones need one each?", len),
         ("A matrix cannot be cut: its owner takes all of it.", lambda each: math.ceil(sum(each) / max(each))),
-        ("Deal out the costliest first: a costly one at the end finds no empty owner.", as_they_come),
+        ("Deal out the costliest first: a costly one at the end finds no empty owner.", _enough_for),
         ("This is round robin. Give each matrix to an owner with the least so far.", by_index),
         ("Begin with one owner.", lambda each: max(2, enough_owners(each))),
     )

@@ -53,10 +53,14 @@ class Comparison:
         )
 
 
+def nearness(update: Tensor, right: Tensor) -> tuple[float, float]:
+    """The exercise's reference: cosine and distance of an update to the right one."""
+    cosine = (update * right).sum() / (update.norm() * right.norm())
+    return cosine.item(), ((update - right).norm() / right.norm()).item()
+
+
 def compare(update: Tensor, matrix: Tensor) -> Comparison:
-    ideal = orthogonal(matrix)
-    cosine = ((update * ideal).sum() / (update.norm() * ideal.norm())).item()
-    distance = ((update - ideal).norm() / ideal.norm()).item()
+    cosine, distance = nearness(update, orthogonal(matrix))
     values = torch.linalg.svdvals(update).tolist()
     return Comparison(cosine, distance, max(0.0, 1 - cosine**2) ** 0.5, tuple(values))
 

@@ -15,7 +15,7 @@ from ...plan.layout import Shard, shard_box
 from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import cuts, on_ranks
-from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, pieces_alone
+from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, nearness, pieces_alone
 from .directions import HARMLESS, alone, draw_update
 from .on_ranks import JUDGED, GatherRun, SurvivalRun, budget, play_gather, probe, run_survival, say_trouble
 
@@ -142,12 +142,6 @@ def guess(tp: int) -> Exercise:
     return Exercise(judge, hints, "Squares of lengths add, whatever the entries are.")
 
 
-def nearness(update: Tensor, right: Tensor) -> tuple[float, float]:
-    """The exercise's reference: cosine and distance of an update to the right one."""
-    cosine = (update * right).sum() / (update.norm() * right.norm())
-    return cosine.item(), ((update - right).norm() / right.norm()).item()
-
-
 def energy_shares(turned: Tensor) -> tuple[float, ...]:
     """The exercise's reference: shares of the energy on the diagonal, beside it, and outside the square."""
     found = cuts.shares(turned)
@@ -190,30 +184,24 @@ def write_shares() -> Exercise:
     """The exercise: where an update's energy is, in the gradient's own directions."""
 
     def parts(turned: Tensor, power: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The energy on the diagonal, inside the square, and of the whole."""
         sizes = turned.abs() ** power
         return sizes.diagonal().sum(), sizes[:, : len(turned)].sum(), sizes.sum()
 
-    def unsquared(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 1)
-        return [on / whole, (inside - on) / whole, (whole - inside) / whole]
-
-    def undivided(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on, inside - on, whole - inside]
-
-    def overlapping(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on / whole, inside / whole, (whole - inside) / whole]
-
-    def all_beside(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on / whole, (whole - on) / whole, (whole - inside) / whole]
+    def of(share: Callable[..., list[Tensor]], power: int = 2) -> Callable[[Tensor], list[Tensor]]:
+        return lambda turned: share(*parts(turned, power))
 
     slips = (
-        ("Energy is the sum of *squared* entries.", unsquared),
-        ("Shares: divide by the whole energy.", undivided),
-        ("The diagonal is not beside itself: take it off the square.", overlapping),
-        ("Beside the diagonal means inside the square.", all_beside),
+        ("Energy is the sum of *squared* entries.", of(lambda d, i, w: [d / w, (i - d) / w, (w - i) / w], 1)),
+        ("Shares: divide by the whole energy.", of(lambda d, i, w: [d, i - d, w - i])),
+        (
+            "The diagonal is not beside itself: take it off the square.",
+            of(lambda d, i, w: [d / w, i / w, (w - i) / w]),
+        ),
+        (
+            "Beside the diagonal means inside the square.",
+            of(lambda d, i, w: [d / w, (w - d) / w, (w - i) / w]),
+        ),
     )
     say, cases = "a matrix of {0.shape[0]} × {0.shape[1]}", _drawn(1, (3, 8), (2, 3))
     praise = "The last share is wasted: there the gradient is zero."
