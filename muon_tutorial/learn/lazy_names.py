@@ -1,8 +1,4 @@
-"""The names of a lesson's files, each file imported when one of its names is first asked for.
-
-If a function in a notebook cell uses its lesson, real ranks import that lesson, too. This way they import
-only the file that they need, and no pictures or widgets.
-"""
+"""The names of a lesson's files, each imported when first asked for, so that ranks import no pictures."""
 
 from __future__ import annotations
 
@@ -12,10 +8,7 @@ from typing import Any
 
 
 def names_in(package: str, *files: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """A package's ``__getattr__`` and ``__dir__``; if several files have a name, the first file's is used.
-
-    A string may name several files, with blanks in between.
-    """
+    """A package's ``__getattr__`` and ``__dir__``; if several files have a name, the first file's is used."""
     files = tuple(" ".join(files).split())
 
     def find(name: str) -> Any:

@@ -60,18 +60,14 @@ SENDS = [
     (lesson.sends, PASSES),
     (lambda matrix, length, place, dp: [0] * dp, "it needs"),
     (lambda matrix, length, place, dp: [length] * dp, "you send 6 entries"),
-    (
-        lambda matrix, length, place, dp: lesson.sends(matrix, length, place, dp)[:-1],
-        "give a list of 2 counts",
-    ),
+    (lambda matrix, length, at, dp: lesson.sends(matrix, length, at, dp)[:-1], "give a list of 2 counts"),
     (lambda matrix, length, place, dp: None, "give a list"),
     (lambda matrix, length, place, dp: lesson.sends(matrix, length, 0, dp), "to place 0 you send"),
 ]
 
 
 test_an_answer_passes_or_is_told_what_is_wrong_with_it = judged(
-    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS),
-    (exercises.sends_exercise, SENDS),
+    (partial(exercises.bill_exercise, 2, 2), WRONG_BILLS), (exercises.sends_exercise, SENDS)
 )
 
 

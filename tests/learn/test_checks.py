@@ -3,12 +3,57 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from muon_tutorial.learn import first_muon, five_products, shards_alone, the_grid, why_muon, zero1_buffer
+from muon_tutorial.learn.broken_runs import exercises as broken_runs
+from muon_tutorial.learn.cheaper import exercises as cheaper
+from muon_tutorial.learn.collectives import exercises as collectives
+from muon_tutorial.learn.cuts.exercises import torn_exercise
+from muon_tutorial.learn.early_return import exercises as early_return
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise, Par, numbers
+from muon_tutorial.learn.many_ranks import exercises as many_ranks
 from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.reveal import compare, is_same
+
+from .answers import assert_wrong
+
+WRITTEN: list[Callable[[], Exercise]] = [
+    broken_runs.write_search,
+    broken_runs.write_waits,
+    cheaper.break_even_exercise,
+    collectives.check_seconds,
+    early_return.makespan_exercise,
+    early_return.memory_exercise,
+    first_muon.check_fair_shares,
+    five_products.write_lifting,
+    many_ranks.enough_exercise,
+    many_ranks.wires_exercise,
+    shards_alone.write_nearness,
+    shards_alone.write_shares,
+    the_grid.mismatch_exercise,
+    torn_exercise,
+    why_muon.write_loudest,
+    why_muon.write_promise,
+    zero1_buffer.address_exercise,
+]
+"""Exercises whose answers are compared with a reference, and with usual mistakes."""
+
+
+@pytest.mark.parametrize("make", WRITTEN)
+def test_a_usual_mistake_is_told_what_it_is_and_another_one_where_it_differs(make: Callable) -> None:
+    exercise: Any = make()
+    right, cases, slips, say = exercise.judge.args
+    for said, slip in slips:
+        assert_wrong(exercise, slip, said)
+    assert exercise.check(right)
+    assert_wrong(exercise, lambda *given: "odd", f"For {say.format(*cases[0])}: odd, where ")
+    assert (
+        exercise.check(lambda *given: ...).passed is exercise.check(lambda *given: (..., ...)).passed is None
+    )
 
 
 def no_negative(value: int) -> str | None:

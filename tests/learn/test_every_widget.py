@@ -22,7 +22,7 @@ from scripts.shells import displayed, widget_cells
 from ..exhaustive import left_out
 
 MOST = 300
-FEW = 8
+FEW = 4
 LINK = "{http://www.w3.org/1999/xlink}href"
 
 

@@ -19,7 +19,7 @@ from muon_tutorial.learn.first_muon import on_ranks as sharing
 from muon_tutorial.learn.first_muon import pictures as buffers
 
 from . import sharings
-from .answers import PASSES, assert_quiz, assert_wrong, judged, message_of_wrong
+from .answers import assert_quiz, assert_wrong, judged, message_of_wrong
 
 SIZES = [1, 3]
 RANKS = (1, 2, 3, 4, 6, 8, 12, 16, 64, 128)
@@ -172,25 +172,6 @@ def test_an_all_gather_of_own_updates_passes_at_par() -> None:
 
 test_a_wrong_sharing_is_told_what_is_wrong_with_it = pytest.mark.live(
     judged((partial(lesson.check_share, 3), sharings.WRONG), (partial(lesson.check_gather, 3), GATHERS))
-)
-
-
-def shares(costs: list[float], ranks: int) -> float:
-    loads = [sum(costs[rank::ranks]) for rank in range(ranks)]
-    return max(loads) * ranks / sum(costs)
-
-
-test_shares_by_index_pass_or_are_told_what_is_wrong = judged(
-    (
-        lesson.check_fair_shares,
-        [
-            (shares, PASSES),
-            (lambda costs, ranks: shares(costs, ranks) * sum(costs) / ranks, "Divide it by a fair share"),
-            (lambda costs, ranks: max(costs) * ranks / sum(costs), "That is the costliest matrix"),
-            (lambda costs, ranks: 1 / shares(costs, ranks), "the other way round"),
-            (lambda costs, ranks: 1, "1, where 1.077 is right"),
-        ],
-    )
 )
 
 

@@ -15,12 +15,7 @@ import torch
 from muon_tutorial import CheckpointManager, launch
 from muon_tutorial.learn import my_loop as lesson
 from muon_tutorial.learn.exercises.judge import Diagnosis, Exercise
-from muon_tutorial.learn.my_loop import (
-    exercises,
-    lives,
-    port,
-    tiny_job,
-)
+from muon_tutorial.learn.my_loop import exercises, lives, port, tiny_job
 from muon_tutorial.learn.my_loop.port import Job, Port
 from muon_tutorial.learn.my_loop.trials import PortReport
 
@@ -123,28 +118,13 @@ def lengthened(gradients: Any, limit: float) -> None:
 
 WRONG_CLIPS: list[tuple[Any, str]] = [
     (lambda gradients, limit: None, "as long as before"),
-    (
-        lambda gradients, limit: shortened(gradients, own_squares(gradients), limit),
-        "the norm of its own part",
-    ),
-    (
-        lambda gradients, limit: shortened(gradients, summed(own_squares(gradients)), limit),
-        "counted every copy",
-    ),
-    (
-        lambda gradients, limit: shortened(gradients, summed(own_squares(gradients).sqrt()) ** 2, limit),
-        "Norms do not add",
-    ),
+    (lambda grads, limit: shortened(grads, own_squares(grads), limit), "the norm of its own part"),
+    (lambda grads, limit: shortened(grads, summed(own_squares(grads)), limit), "counted every copy"),
+    (lambda grads, limit: shortened(grads, summed(own_squares(grads).sqrt()) ** 2, limit), "Norms do not"),
     (each_by_itself, "each by a factor of its own"),
     (lengthened, "that was short enough was lengthened"),
-    (
-        lambda gradients, limit: [each.to_local().fill_(1.0) for each in gradients],
-        "no multiple of what it was",
-    ),
-    (
-        lambda gradients, limit: [each.to_local().mul_(1 / 64) for each in gradients],
-        "All multiplied by 0.0156",
-    ),
+    (lambda grads, limit: [each.to_local().fill_(1.0) for each in grads], "no multiple of what it was"),
+    (lambda grads, limit: [each.to_local().mul_(1 / 64) for each in grads], "All multiplied by 0.0156"),
     (lambda gradients, limit: [each.to_local().mul_(1 / 8) for each in gradients], "was shortened"),
 ]
 

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import (
-    create_devicemesh_config,
-)
+from muon_tutorial import create_devicemesh_config
 from muon_tutorial.learn.own_sharding import three_functions as right
 from muon_tutorial.learn.own_sharding.pictures import OWNER, cuts_of, grid_of
 from muon_tutorial.learn.own_sharding.transfers import TransferNotes
@@ -124,10 +122,7 @@ ASSIGNED: list[tuple[Any, str]] = [
         lambda params, state: {index: index % len(ranks_of(state)) for index in range(len(params))},
         "is a place in that group; an owner is named by its global rank",
     ),
-    (
-        lambda params, state: dict.fromkeys(range(len(params)), dist.get_rank()),
-        "share parameters, and name different owners",
-    ),
+    (lambda params, state: dict.fromkeys(range(len(params)), dist.get_rank()), "and name different owners"),
     (lambda params, state: dict.fromkeys(range(len(params)), ranks_of(state)[0]), "of them get any"),
     (lambda params, state: {0: ranks_of(state)[0]}, "an owner for each of the parameters 0 to 3"),
     (5, "Give a function."),
@@ -139,22 +134,13 @@ GATHERED: list[tuple[Callable, str]] = [
         lambda mine, owner, state: right.gather(mine, owner, state) if dist.get_rank() == owner else None,
         "which had returned without making the call. Only the owner gets the matrix",
     ),
-    (
-        gathered(lambda full, mine: mine if full is None else full),
-        "it is not the owner, so it must return None",
-    ),
+    (gathered(lambda full, mine: mine if full is None else full), "not the owner, so it must return None"),
     (gathered(lambda full, mine: None if full is None else mine), "That is one rank's rows"),
     (of_owner(lambda full: full.flip(0)), "in the place of row 0 of the matrix is row 4"),
-    (
-        of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])),
-        "no row of it, as if it was never filled",
-    ),
+    (of_owner(lambda full: torch.cat([full[:1], torch.zeros_like(full[1:])])), "as if it was never filled"),
     (of_owner(lambda full: full.flatten()), "it returned (30,). All its entries are there"),
     (lambda *given: None, "the owner must return the whole matrix"),
-    (
-        lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state),
-        "gather raised on rank",
-    ),
+    (lambda mine, owner, state: padded(mine, ranks_of(state).index(owner), state), "gather raised on rank"),
 ]
 GIVEN_BACK: list[tuple[Callable, str]] = [
     (keeps_all, "its part has shape (3, 6); it returned (5, 6)"),
@@ -164,10 +150,7 @@ GIVEN_BACK: list[tuple[Callable, str]] = [
     ),
     (no_answer, "every rank must return its part, but it returned None"),
     (first_rows, "it must return rows 3 to 4 of the update, but it has [0, 1]"),
-    (
-        lambda update, *given: update.flatten(),
-        "no attribute 'flatten' Hint: On other ranks the update is None",
-    ),
+    (lambda update, *_: update.flatten(), "no attribute 'flatten' Hint: On other ranks the update is None"),
 ]
 
 

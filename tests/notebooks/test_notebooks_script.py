@@ -13,12 +13,7 @@ from jupyter_client.channels import AsyncZMQSocketChannel
 from nbformat import NotebookNode
 
 from scripts import notebooks
-from scripts.notebook_guards import (
-    Problem,
-    declared_parameters,
-    find_problems,
-    undeclared_parameters,
-)
+from scripts.notebook_guards import Problem, declared_parameters, find_problems, undeclared_parameters
 from scripts.notebooks import (
     METADATA,
     VIEW,

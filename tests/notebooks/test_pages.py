@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 import nbformat
 import pytest
 from bs4 import BeautifulSoup
+from matplotlib.image import imread
 from nbformat import NotebookNode
 
 from muon_tutorial.learn.course import series
@@ -20,17 +21,7 @@ from muon_tutorial.learn.pictures.picture import Picture, blank, finish
 from muon_tutorial.learn.widgets.shell import Shell, choice, slider
 from scripts import essay, first_screens, pages
 from scripts.notebooks import read_text
-from scripts.pages import (
-    _export,
-    card,
-    committed,
-    draw_frames,
-    first_picture,
-    lean,
-    main,
-    page_of,
-    write,
-)
+from scripts.pages import _export, card, committed, draw_frames, first_picture, lean, main, page_of, write
 
 from . import lab
 from .reading import assert_keeps_to_itself, parsed
@@ -469,15 +460,8 @@ def test_a_screen_that_begins_too_late_is_found(
 def test_the_script_writes_a_screenshot_of_each_size(tmp_path: Path) -> None:
     number = FIRST.stem[:2]
     assert first_screens.main([number, "--out", str(tmp_path / "shots")]) == 0
-    sizes = {path.name: png_size(path) for path in (tmp_path / "shots").iterdir()}
+    sizes = {path.name: imread(path).shape[1::-1] for path in (tmp_path / "shots").iterdir()}
     assert sizes == {f"{FIRST.stem}-{width}.png": (width, height) for width, height in first_screens.SCREENS}
-
-
-def png_size(path: Path) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
-    header = path.read_bytes()[:24]
-    assert header.startswith(b"\x89PNG")
-    return int.from_bytes(header[16:20]), int.from_bytes(header[20:24])
 
 
 def test_without_a_browser_it_says_what_it_needs_and_nothing_is_wrong(

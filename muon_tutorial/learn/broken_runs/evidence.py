@@ -52,9 +52,8 @@ def hash_of(results: Any) -> str:
 class FirstDifference:
     """The first rung that differs from the oracle's: on which ranks, in which matrices, and by how much.
 
-    ``of`` is the number of ranks that have results for these matrices at that rung. The other numbers are
-    those of the worst matrix: ``ratio`` is its norm over the oracle's, ``cosine`` is the cosine between both,
-    and ``off`` is the largest difference relative to the largest entry.
+    ``of`` is the number of ranks with results for these matrices there. Of the worst matrix, ``ratio`` is its
+    norm over the oracle's, ``cosine`` that of both, ``off`` the largest difference over the largest entry.
     """
 
     step: int
@@ -107,8 +106,7 @@ def _off(run: TrainingRun, rung: Rung, name: str) -> tuple[float, float, float]:
 def say_numbers(run: TrainingRun, step: int, rung: str) -> str:
     """One rung in words, per rank and matrix: norm over the oracle's, cosine with it, largest difference.
 
-    Raises:
-        UsageError: the run has no such rung.
+    Raises UsageError if the run has no such rung.
     """
     if (step, rung) not in LADDER:
         raise UsageError(f"there is no rung {rung!r} of step {step!r}; the rungs are {', '.join(RUNGS)}")

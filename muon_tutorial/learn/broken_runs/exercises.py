@@ -1,13 +1,10 @@
-"""Exercises of lesson 15: a prediction, waits, a ladder, the loop's file with real mistakes, and the quiz.
-
-A repair is judged by its effect: the repaired file runs on real ranks and is compared with the oracle.
-"""
+"""Exercises of lesson 15: predictions, waits, a ladder, and repairs, judged by a run of the repaired file."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -130,7 +127,7 @@ class Clinic:
 
     dp: int
     tp: int
-    seed: int
+    seed: int = 0
     backend: str = "gloo"
     kept: dict[str, TrainingRun] = field(default_factory=dict)
     exercises: dict[str, Exercise] = field(default_factory=dict)
@@ -139,11 +136,7 @@ class Clinic:
         check_grid(self.dp, self.tp)
 
     def run(self, name: str) -> TrainingRun:
-        """The run of a broken file, unrepaired.
-
-        Raises:
-            UsageError: there is no run of that name.
-        """
+        """The run of a broken file, unrepaired; raises UsageError if there is no run of that name."""
         self._text(name)
         if name not in self.kept:
             said = {"hang": "the hanging run", "lie": "the lying run"}.get(name, f"run {name}")
@@ -152,11 +145,7 @@ class Clinic:
         return self.kept[name]
 
     def read(self, name: str, method: str = "") -> Listing:
-        """A broken file with line numbers, or one method of it.
-
-        Raises:
-            UsageError: there is no run of that name, or no such method.
-        """
+        """A broken file with line numbers, or one method of it; raises UsageError if there is no such one."""
         lines = tuple(enumerate(self._text(name).splitlines(), 1))
         starts = [number for number, line in lines if line.startswith("    def ")] + [len(lines) + 1]
         first = next((n for n, line in lines if line.startswith(f"    def {method}(")), 0)
@@ -169,8 +158,7 @@ class Clinic:
     def check(self, name: str, repair: Any) -> AnswerVerdict:
         """Run a broken file with some lines replaced: {number: new line}; "nothing" changes no line.
 
-        Raises:
-            UsageError: there is no run of that name.
+        Raises UsageError if there is no run of that name.
         """
         self._text(name)
         if name not in self.exercises:
@@ -215,6 +203,9 @@ class Clinic:
         return judge(run)
 
 
+open_clinic = Clinic
+
+
 def with_lines(text: str, repair: Mapping[int, str]) -> str:
     """A file with some lines replaced. A new line keeps the indentation of the old one; "" deletes it."""
     lines = text.splitlines()
@@ -236,10 +227,6 @@ def judge(run: TrainingRun) -> Diagnosis | None:
     return Diagnosis(what, LADDER_HINTS)
 
 
-def open_clinic(dp: int, tp: int, seed: int = 0, backend: str = "gloo") -> Clinic:
-    return Clinic(dp, tp, seed, backend)
-
-
 def guess() -> Exercise:
     """The exercise: predict which result is wrong first, and whether wrong copies agree."""
 
@@ -247,7 +234,7 @@ def guess() -> Exercise:
         if rung not in RUNGS[1:]:
             return f"rung: give one of {', '.join(RUNGS[1:])}."
         if rung != "share":
-            return f"rung: {rung} does not use the learning rate. Which phase multiplies with it?"
+            return f"rung: {rung} does not use the learning rate. Which phase multiplies by it?"
         if agree is not True:
             return "agree: a matrix has one owner, and all copies take its rows. So they agree, wrong or not."
         return None
@@ -267,43 +254,37 @@ _BEGUN: tuple[tuple[list[Log]], ...] = (
 )
 
 
+def _made_less_often(other: Log, mine: Log) -> bool:
+    return other.count(mine[-1]) < mine.count(mine[-1])
+
+
+def _pairs(lacks: Callable[[Log, Log], bool], of_all: bool = False) -> Callable[[list[Log]], Pairs]:
+    """Finds each rank and a rank of its last call, or any, whose log ``lacks`` something of its own."""
+    return lambda logs: [
+        (rank, other)
+        for rank, log in enumerate(logs)
+        for other in (range(len(logs)) if of_all else log[-1][1])
+        if lacks(logs[other], log)
+    ]
+
+
 def waiting_pairs(logs: list[Log]) -> Pairs:
-    """The exercise's reference: each rank that waits, with a rank that has not made the waiting rank's call.
+    """The exercise's reference: each rank that waits, with a rank that has not made its call.
 
     >>> waiting_pairs([[("load", (0, 1))], [("log", (1,))]])
     [(0, 1)]
     """
-    calls = [(rank, log[-1]) for rank, log in enumerate(logs)]
-    return [
-        (rank, other)
-        for rank, call in calls
-        for other in call[1]
-        if logs[other].count(call) < logs[rank].count(call)
-    ]
-
-
-def _once_is_enough(logs: list[Log]) -> Pairs:
-    return [
-        (rank, other) for rank, log in enumerate(logs) for other in log[-1][1] if log[-1] not in logs[other]
-    ]
-
-
-def _by_length(logs: list[Log]) -> Pairs:
-    return [(i, j) for i, log in enumerate(logs) for j in log[-1][1] if len(logs[j]) < len(log)]
-
-
-def _of_all(logs: list[Log]) -> Pairs:
-    calls = [(rank, log[-1]) for rank, log in enumerate(logs)]
-    ranks = range(len(logs))
-    return [(i, j) for i, call in calls for j in ranks if logs[j].count(call) < logs[i].count(call)]
+    return _pairs(_made_less_often)(logs)
 
 
 def write_waits() -> Exercise:
     """The exercise: from all ranks' logs, pairs of a waiting rank and a rank that it waits for."""
+    once = _pairs(lambda other, mine: mine[-1] not in other)
+    by_length = _pairs(lambda other, mine: len(other) < len(mine))
     slips = (
-        ("A call that was made in an earlier step does not count for this one.", _once_is_enough),
-        ("Ranks of other groups make other calls. Count only this call.", _by_length),
-        ("Only the ranks in the call itself must make it.", _of_all),
+        ("A call that was made in an earlier step does not count for this one.", once),
+        ("Ranks of other groups make other calls. Count only this call.", by_length),
+        ("Only the ranks in the call itself must make it.", _pairs(_made_less_often, of_all=True)),
         ("First the rank that waits.", lambda logs: [(j, i) for i, j in waiting_pairs(logs)]),
     )
     hints = ("Compare logs[other].count(log[-1]) with log.count(log[-1]), for each other in log[-1][1].",)
@@ -344,33 +325,26 @@ def write_suspects() -> Exercise:
 Place = tuple[int, str, int] | None
 
 
+def _wrong(run: TrainingRun) -> list[tuple[int, str, int]]:
+    """Step, rung and rank of all differences from the oracle, from the top of the ladder."""
+    return [(rung.step, rung.name, rung.rank) for rung in rungs(run) if rung.wrong]
+
+
 def first_wrong(run: TrainingRun) -> Place:
     """The exercise's reference: step, rung and rank of the first difference from the oracle."""
-    wrong = [rung for rung in rungs(run) if rung.wrong]
-    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
-
-
-def _rank_by_rank(run: TrainingRun) -> Place:
-    wrong = sorted((rung for rung in rungs(run) if rung.wrong), key=lambda rung: rung.rank)
-    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
-
-
-def _last(run: TrainingRun) -> Place:
-    wrong = [rung for rung in rungs(run) if rung.wrong]
-    return (wrong[-1].step, wrong[-1].name, wrong[-1].rank) if wrong else None
+    return next(iter(_wrong(run)), None)
 
 
 def _of_one_matrix(run: TrainingRun) -> Place:
-    wrong = [
-        each for each in rungs(run) if next(iter(run.expected(each.rank)[each.step, each.name])) in each.wrong
-    ]
-    return (wrong[0].step, wrong[0].name, wrong[0].rank) if wrong else None
+    due = {rank: run.expected(rank) for rank in run.grid.ranks}
+    wrong = (each for each in rungs(run) if next(iter(due[each.rank][each.step, each.name])) in each.wrong)
+    return next(((each.step, each.name, each.rank) for each in wrong), None)
 
 
 def flipped(*spots: tuple[int, str, int]) -> TrainingRun:
-    """A sound run with one last bit flipped at each spot, which is a step, a rung and a rank.
+    """A sound run with one last bit flipped at each (step, rung, rank).
 
-    The bit is in the first matrix for shares and gradients, and in the last matrix for other rungs.
+    It is in the first matrix for shares and gradients, and in the last matrix for other rungs.
     """
     where = ", ".join(f"{rung} of step {step} on rank {rank}" for step, rung, rank in spots)
     sound = TrainingRun(2, 2, 0, (), f"a run with a wrong bit in {where}" if spots else "a sound run")
@@ -396,10 +370,14 @@ def write_search() -> Exercise:
         [(1, "input", 0), (2, "average", 3)],
     ]
     cases = [(flipped(*each),) for each in spots]
+
+    def by_rank(run: TrainingRun) -> Place:
+        return min(_wrong(run), key=lambda place: place[2], default=None)
+
     slips = (
         ("A last bit counts, too: torch.allclose forgives it, torch.equal does not.", lambda run: None),
-        ("Go rung by rung, and ask all ranks at each: the ladder is the outer loop.", _rank_by_rank),
-        ("That is the last one. Return at the first.", _last),
+        ("Go rung by rung, and ask all ranks at each: the ladder is the outer loop.", by_rank),
+        ("That is the last one. Return at the first.", lambda run: next(reversed(_wrong(run)), None)),
         ("Compare all matrices of a rung, not only the first.", _of_one_matrix),
     )
     praise = "Whatever is below it may only have inherited its mistake."

@@ -1,8 +1,4 @@
-"""Lesson 15 on real ranks: a run of a loop given as text, and the notes of every rank.
-
-A rank that waits too long does not fail: it reports the error of its wait, and its stack. ``oracle`` is the
-same training in one process, without any call to other ranks.
-"""
+"""Lesson 15 on real ranks: a run of a loop given as text, every rank's notes, and the same in one process."""
 
 from __future__ import annotations
 

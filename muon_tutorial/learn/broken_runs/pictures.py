@@ -1,8 +1,4 @@
-"""Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads.
-
-In the film of a step, ranks in a local world send a number that is 0 while all is well, and 1 after the
-fault. Each sum spreads the 1 to its group.
-"""
+"""Pictures of lesson 15: which ranks wait, a run compared with its oracle, and a fault that spreads."""
 
 from __future__ import annotations
 

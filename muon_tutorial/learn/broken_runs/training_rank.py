@@ -1,12 +1,9 @@
 """The base of lesson 15's loop: its matrices and batches, its groups, and each rank's notes.
 
-Every rank holds rows of each matrix: tp cuts them, dp copies them. A step gathers whole matrices over tp,
-takes the gradients on this dp position's data, averages them over dp, and updates momentum. Matrix i belongs
-to dp position i modulo dp, which gathers its Newton–Schulz input over tp, orthogonalizes it, and shares its
-new rows over dp. In the end, all ranks log the loss.
-
-Gradients are averaged by a gather and a sum in the order of ranks, so the bits are those of one process. Each
-call to other ranks is noted when it begins and when it ends. Each result is kept, as a rung of the ladder.
+tp cuts the rows of each matrix, dp copies them. A step gathers matrices over tp for the gradients of this dp
+position's data, averages these over dp (by a gather and a sum in the order of ranks, so bits are those of one
+process), and updates momentum. Matrix i belongs to dp position i modulo dp, which gathers its Newton–Schulz
+input over tp, orthogonalizes it, and shares its new rows over dp.
 """
 
 from __future__ import annotations
@@ -147,11 +144,7 @@ class RankNotes:
 
 
 def check_grid(dp: int, tp: int) -> None:
-    """Refuse a grid that is too small for this lesson, or that cannot cut its matrices evenly.
-
-    Raises:
-        UsageError: an axis is shorter than 2, or tp does not divide the rows of all matrices.
-    """
+    """Raise UsageError if an axis is shorter than 2, or if tp does not divide the rows of all matrices."""
     if dp < 2 or tp < 2 or any(rows % tp for rows, _ in SHAPES.values()):
         needs = "dp of 2 or more and tp of 2, 4, 8 or 16"
         raise UsageError(f"this lesson needs {needs}, not dp = {dp}, tp = {tp}")

@@ -1,8 +1,7 @@
 """Lesson 13: what a training step costs with AdamW and with Muon, and when Muon is cheaper.
 
-Nothing here runs. Bytes and memory follow from plans. The planner computes seconds, for one model on one
-node, from a machine's file, in which many numbers are estimates. Forward and backward count only the products
-with hidden matrices, at the rate of bf16 products; gradients are sent after them, and nothing overlaps.
+Nothing runs: bytes and memory follow from plans, and the planner computes seconds from a machine's file, for
+one model on one node. Forward and backward are the products with hidden matrices, at the rate of bf16.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def _source() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is compared: dtypes of weights and gradients, tokens per step, bandwidth relative to the file's.
+    """What is compared: dtypes of weights and gradients, tokens a step, bandwidth relative to the file's.
 
     ``fewer`` is AdamW's number of steps to a loss divided by Muon's; 1 compares single steps.
     """
@@ -196,14 +195,15 @@ def lead(at: Setting, bandwidth: float) -> float:
     return there.adamw_seconds - there.muon_seconds
 
 
-def break_even(lead: Callable[[float], float], slowest: float, fastest: float) -> float | None:
-    """The bandwidth at which a lead in seconds changes sign, or None if it does not.
+def break_even(lead: Lead, slowest: float, fastest: float) -> float | None:
+    """The bandwidth at which a lead in seconds changes sign (linear in 1 / bandwidth); None if nowhere."""
+    turns = (lead(slowest) > 0) != (lead(fastest) > 0)
+    return crossing(lead, slowest, fastest) if turns else None
 
-    Seconds are bytes over bandwidth, plus a part that no link shortens: linear in 1 / bandwidth.
-    """
+
+def crossing(lead: Lead, slowest: float, fastest: float) -> float:
+    """Where the lead's line over 1 / bandwidth is zero, even outside the range."""
     slow, fast = lead(slowest), lead(fastest)
-    if (slow > 0) == (fast > 0):
-        return None
     slope = (slow - fast) / (1 / slowest - 1 / fastest)
     return slope / (slope / fastest - fast)
 

@@ -19,18 +19,9 @@ from ...evidence.traces.profiler_trace import TraceEvent
 from ...evidence.traces.time_split import Flight
 from ...plan.bucket import Bucket
 from ..bill.costs import entries_of_rank
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    OpenAnswerError,
-    Slip,
-    first,
-    numbers,
-    value_of,
-    written,
-)
-from . import on_ranks, trace_events
+from ..exercises import judge as judging
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, first, numbers, value_of, written
+from . import costs, on_ranks, trace_events
 from .costs import Lead, Setting, break_even, lead, muon_step
 from .on_ranks import ADAMW, DTYPES, STRATEGIES, Counted, Sent, StepOfAdamW, plan_of, step_in_one_process
 from .trace_events import GATHER, PRODUCT, event, made_up_trace, one_collective, right_headlines, waited
@@ -94,8 +85,6 @@ def _judge_bytes(answer: BytesSent, dp: int, tp: int, dtype: torch.dtype) -> Dia
     came = value_of(answer, entries, dp, item)
     if not isinstance(came, Mapping) or set(came) != set(NAMES):
         return Diagnosis(f"Give a dictionary with the keys {', '.join(NAMES)}.")
-    if all(sent is ... for sent in came.values()):
-        raise OpenAnswerError
     for name, due in due_bytes(dp, tp, dtype).items():
         if came[name] is ...:
             raise MistakeError(f"{name} is still open.")
@@ -133,7 +122,7 @@ def _judge_step(step: StepOfAdamW, dp: int, tp: int, seed: int) -> Diagnosis | s
     except TutorialError as error:
         return f"On dp={dp}, tp={tp} the step broke off: {type(error).__name__}: {str(error).splitlines()[0]}"
     if any(each is ... for each in came):
-        raise OpenAnswerError
+        raise judging.OpenAnswerError
     due, right = step_in_one_process(on_ranks.adamw_step, dp, tp, seed)
     if not all(isinstance(each, torch.Tensor) and each.shape == due[0].shape for each in came):
         shape = tuple(came[0].shape) if isinstance(came[0], torch.Tensor) else came[0]
@@ -283,25 +272,13 @@ def _over_bandwidth(lead: Lead, slowest: float, fastest: float) -> float | None:
     return slowest - slow * (fastest - slowest) / (fast - slow)
 
 
-def _extended(lead: Lead, slowest: float, fastest: float) -> float:
-    """A wrong break-even: it may lie outside the range."""
-    slow, fast = lead(slowest), lead(fastest)
-    slope = (slow - fast) / (1 / slowest - 1 / fastest)
-    return slope / (slope / fastest - fast)
-
-
-def _inverted(lead: Lead, slowest: float, fastest: float) -> float | None:
-    found = break_even(lead, slowest, fastest)
-    return None if found is None else 1 / found
-
-
 def break_even_exercise() -> Exercise:
     """The exercise: the bandwidth at which a lead changes sign, from two points of a straight line."""
     cases = [(line(2.0, -1.0), 0.5, 8.0), (line(-3.0, 0.5), 1.0, 32.0), (line(2.0, 1.0), 0.5, 8.0)]
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("Over the bandwidth itself it is no straight line. It is one over 1 / bandwidth.", _over_bandwidth),
-        ("If the lead has the same sign at both ends, there is no break-even between them.", _extended),
-        ("That is 1 / bandwidth.", _inverted),
+        ("If the lead has the same sign at both ends, there is no break-even between them.", costs.crossing),
+        ("That is 1 / bandwidth.", lambda *at: None if break_even(*at) is None else 1 / costs.crossing(*at)),
     )
     say, praise = "{0.__name__} from {1:g} to {2:g}", "Two steps' times, and you know it for every link."
     hints = ("slope = (slow - fast) / (1 / slowest - 1 / fastest) is in seconds times bandwidth.",)
@@ -332,8 +309,7 @@ def quiz(counted: Sequence[Counted], dp: int, tp: int) -> Exercise:
 def all_exercises(dp: int, tp: int, seed: int) -> tuple[Exercise, ...]:
     """The notebook's exercises in order: bytes, AdamW's step, events, headlines, waiting, break-even.
 
-    Raises:
-        UsageError: dp does not divide the bucket's entries, or is 1, so that nothing is sent.
+    Raises UsageError if dp does not divide the bucket's entries, or is 1, so that nothing is sent.
     """
     entries = sum(entry.size for entry in plan_of(dp, tp).buckets[0].entries)
     if dp < 2 or entries % dp:

@@ -1,7 +1,4 @@
-"""Lesson 13: a step in which all ranks wait for one, recorded on real ranks.
-
-Recording imports drawing code, so this is separate from what other cells run on ranks.
-"""
+"""Lesson 13: a step in which all ranks wait for one, on real ranks. Recording imports drawing code."""
 
 from __future__ import annotations
 

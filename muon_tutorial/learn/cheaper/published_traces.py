@@ -1,9 +1,7 @@
 """A published reproduction report: the numbers in four of its traces, with each collective counted once.
 
-The report ("Reproducing and Validating Distributed Muon") published its traces
-(huggingface.co/datasets/bird-of-paradise/muon-distributed-reproducibility, ``traces/comparison``).
-``report_001.json`` holds the numbers read from four of them, so you need no traces here. In a checkout,
-``python -m scripts.lab.report_001`` reads the traces again and checks every published figure.
+"Reproducing and Validating Distributed Muon" published them (``SOURCE``); ``report_001.json`` holds what was
+read from four. ``python -m scripts.lab.report_001`` reads the traces again and checks every published figure.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ MB = 1e6  # bytes
 class TraceSummary:
     """The numbers of one trace, each collective counted once; nanoseconds over all ``steps`` together.
 
-    ``matched`` is every name that the published sums include. ``full_step`` (the whole run) and ``launch``
-    (the optimizer's call) are annotations on the CPU's track, and ``optimizer`` is one on the GPU's track.
-    ``gpu_span`` goes from the GPU's first event to its last, ``busy`` is the time in which the GPU did
-    anything, and ``computing`` and ``communicating`` are the times in which kernels of that kind ran.
+    ``matched`` is every name in the published sums. ``full_step`` and ``launch`` (the optimizer's call) are
+    annotations on the CPU's track, ``optimizer`` on the GPU's. ``gpu_span`` is from the GPU's first event to
+    its last; in ``busy`` it did anything, in ``computing`` and ``communicating`` it ran such kernels.
     """
 
     file: str
@@ -85,11 +82,10 @@ def packaged_summaries() -> dict[str, TraceSummary]:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Elements that one rank has to move in a step, from the sizes in the traces.
+    """Elements that one rank moves in a step, from the sizes in the traces.
 
-    ``world`` is the number of ranks, ``whole`` is the model, ``shard`` is this rank's share of it by tensor
-    parallelism, ``ranks`` is how many ranks divide the shard by data parallelism (2 of the 4), and
-    ``straddling`` is what the rank receives to complete the matrix that its slice shares with others.
+    ``world`` ranks train the ``whole`` model; tp leaves each a ``shard``, which ``ranks`` (2 of the 4) divide
+    over dp; ``straddling`` is what a rank receives to complete the matrix that its slice shares with others.
     """
 
     world: int

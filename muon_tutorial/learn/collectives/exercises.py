@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ...engine.collective import Kind
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
 from . import messages, on_ranks
 from .messages import MessageNote
@@ -160,7 +160,7 @@ def _say_stuck(run: CollectiveRun) -> Iterator[str]:
     dropped = [sum(note.verb == "sent" and note.stop is None for note in r.notes) for r in run.reports]
     if max(dropped) > 1:
         many = f"Rank {dropped.index(max(dropped))} has not waited for {max(dropped)} of its isends."
-        yield f"{many} A handle dropped before its wait() may drop its message, too, and its receiver waits."
+        yield f"{many} If a handle is dropped before its wait(), its message may never arrive."
     last = {rank: report.notes[-1] for rank, report in enumerate(run.reports) if report.notes}
     if len(last) == run.ranks and all(note.verb == "sent" and note.stop is None for note in last.values()):
         yield "The ranks wait for each other: all are in send(), and none receives. isend() does not wait."
@@ -281,7 +281,7 @@ def ring_seconds(size: float, ranks: int, latency: float, bandwidth: float) -> f
 def check_seconds() -> Exercise:
     """The exercise: how long a ring's all_reduce takes, from latency and bandwidth."""
     cases = [(1e6, 2, 1e-4, 1e9), (1e6, 64, 1e-4, 1e9), (4096.0, 8, 5e-6, 2e9)]
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("That is one half of an all_reduce.", lambda *given: ring_seconds(*given) / 2),
         ("A message carries one piece: size / ranks.", lambda s, p, at, bw: 2 * (p - 1) * (at + s / bw)),
         ("Each message costs latency.", lambda s, p, at, bw: at + 2 * (p - 1) * s / p / bw),

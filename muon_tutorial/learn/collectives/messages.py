@@ -1,7 +1,6 @@
 """Messages between ranks, recorded as they are sent, and what each rank holds after them.
 
-Inside ``noting``, ``torch.distributed``'s own send and receive write a note of every call. The numbers in a
-piece encode which piece it is and which ranks' summands are in it. Drawing and judging are done elsewhere.
+The numbers in a piece encode which piece it is and which ranks' summands are in it.
 """
 
 from __future__ import annotations

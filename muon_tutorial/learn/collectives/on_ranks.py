@@ -174,7 +174,7 @@ EVERY: tuple[Setting, ...] = tuple(itertools.product(("send", "receive"), repeat
 
 
 def moments_of(setting: Setting) -> list[list[int]]:
-    """For each moment, the ranks whose message passes; the list ends when no message can pass.
+    """For each moment, the ranks whose message passes; the list ends when none can pass.
 
     >>> moments_of(("send", "receive", "send", "receive")), moments_of(("send",) * 4)
     ([[0, 2], [1, 3]], [])

@@ -1,7 +1,4 @@
-"""The words and symbols that all lessons share: one sentence each, and the lesson that introduces them.
-
-The package's own records are explained in their docstrings.
-"""
+"""The words and symbols that all lessons share: one sentence each, and the lesson that introduces them."""
 
 from __future__ import annotations
 
@@ -214,8 +211,7 @@ class GlossaryEntries:
 def look_up(word: str = "") -> GlossaryEntries:
     """The entry of a word or symbol; without an argument, all entries.
 
-    Raises:
-        UsageError: there is no such entry; it lists entries with a similar spelling.
+    Raises UsageError if there is no such entry, with entries of a similar spelling.
 
     >>> look_up("ring")
     ring (lesson 03): An order for messages: each rank sends to the next, and the last one to rank 0.

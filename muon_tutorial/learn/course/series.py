@@ -1,7 +1,4 @@
-"""The course in order: its lessons, what each needs, the paths through them, and the links between them.
-
-It knows titles, minutes and file names, and nothing of the lessons' contents.
-"""
+"""The course in order: its lessons, what each needs, the paths through them, and the links between them."""
 
 from __future__ import annotations
 
@@ -24,10 +21,9 @@ _WIDTH = 108
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """One notebook: the stem of its file, its package, its title, its minutes, and the lessons it needs.
+    """One notebook: its file's stem, its package below ``learn``, its title, and the lessons it needs.
 
-    ``minutes`` cover reading and the required exercises; the optional exercises take ``optional`` more. The
-    notebook uses ``muon_tutorial.learn.<package>``.
+    ``minutes`` cover reading and the required exercises; the optional exercises take ``optional`` more.
     """
 
     stem: str
@@ -54,10 +50,7 @@ class Lesson:
 
 @dataclass(frozen=True, slots=True)
 class CoursePath:
-    """A way through the course. ``note`` says what it is for and what it leaves open.
-
-    ``and_then``: minutes for the parts that it takes from other lessons.
-    """
+    """A way through the course; ``and_then``: minutes for the parts that it takes from other lessons."""
 
     name: str
     numbers: tuple[str, ...]
@@ -123,13 +116,10 @@ PATHS = (
 
 
 def lesson(number: str) -> Lesson:
-    """The lesson with that number.
+    """The lesson with that number; raises UsageError if no lesson has it.
 
     >>> lesson("05").name, lesson("05").file
     ('05 · ZeRO-1 and the virtual buffer', '05_zero1_and_the_virtual_buffer.ipynb')
-
-    Raises:
-        UsageError: no lesson has it.
     """
     for each in LESSONS:
         if each.number == number:

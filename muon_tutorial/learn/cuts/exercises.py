@@ -10,18 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    Par,
-    Slip,
-    first,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from . import on_ranks, qkv
 from .on_ranks import DIM, DOWN, KINDS, UP, CutKind, LayersRun, ShapeOf, local_shape
@@ -118,7 +107,7 @@ def _why_not(said: Sequence[tuple[int, int]], shape: tuple[int, int], kind: CutK
     if sum(held) != length:
         fault = "Round up" if sum(held) < length else "A rank cannot hold more than is left"
         return f"Your pieces hold {sum(held)} of {length} together. {fault}."
-    return f"Together yours hold all, but in runs of {held}; torch.chunk fills one after another."
+    return f"Your pieces hold everything, but in runs of {held}; torch.chunk fills one after another."
 
 
 def layers_exercise(dp: int, tp: int, backend: str = "gloo") -> Exercise:
@@ -243,11 +232,7 @@ def judge_fused(shard: Shard, join: Join, heads: int, tp: int) -> str | Diagnosi
 
 
 def _rows_of(piece: Any, whole: Tensor, case: str) -> tuple[int, ...]:
-    """The numbers of the fused weight's rows that a piece holds.
-
-    Raises:
-        MistakeError: the piece is no tensor of whole rows.
-    """
+    """The numbers of the fused weight's rows that a piece holds; MistakeError if it has no whole rows."""
     if not isinstance(piece, Tensor) or piece.dim() != 2 or piece.shape[1] != whole.shape[1]:
         came = tuple(piece.shape) if isinstance(piece, Tensor) else type(piece).__name__
         raise MistakeError(case.format(f"a piece is (rows, {whole.shape[1]}); yours is {came}."))
@@ -311,7 +296,7 @@ def torn_exercise() -> Exercise:
         step = -(-heads * rows // tp)
         return sum(head * rows // step != (head * rows + rows - 1) // step for head in range(heads))
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("All three thirds of a head must be on *one* rank: compare q's rank with k's and v's, too.", runs),
         ("tp cuts all rows of q, k and v together, so its step is that of 3 · heads · rows.", one_third),
         ("With tp = 1 nothing is cut.", lambda heads, rows, tp: heads),

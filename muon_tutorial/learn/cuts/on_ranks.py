@@ -153,7 +153,7 @@ def slice_length(dp: int, tp: int) -> int:
 def who_holds(row: int, column: int, dp: int, tp: int, length: int) -> tuple[list[int], int]:
     """The reference: the ranks that hold the weight ``up[row, column]``, and the rank with its momentum.
 
-    ``length`` is the length of each rank's slice of the buffer, which begins with the piece of ``up``.
+    ``length`` is that of each rank's slice of the buffer, which begins with the piece of ``up``.
     """
     most = -(-UP[0] // tp)  # rows of the first piece
     tp_rank, my_row = divmod(row, most)

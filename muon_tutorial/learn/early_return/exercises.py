@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import Grid
 from ...worlds.local import LocalWorld
-from ..exercises.judge import Diagnosis, Exercise, Slip, first, numbers, written
+from ..exercises.judge import Diagnosis, Exercise, first, numbers, written
 from ..pictures.picture import Picture
 from . import loops
 from .loops import Loop, LoopTimes, TimedLoop, one_by_one, prefetch, time_loop
@@ -24,8 +24,6 @@ TRIED = (
     (LoopTimes.alike(3, 5, 3), 6),
 )
 """The times and windows that a loop is tried with."""
-
-SPOILERS: dict[str, list[str]] = {}
 
 
 def makespan(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
@@ -55,17 +53,12 @@ def makespan_exercise() -> Exercise:
     def shifted(by: int) -> Callable[..., float]:
         return lambda gathers, works, window: makespan(gathers, works, max(1, window + by))
 
-    def never_waits(gathers: Sequence[float], works: Sequence[float], window: int) -> float:
-        return gathers[0] + sum(works)
-
+    overlap = "So it is with a window of 1. With more, gathers and work overlap."
     unlimited = "Nothing limits how many are asked for: gather i begins when matrix i − window is done."
-    slips: tuple[Slip, ...] = (
-        (
-            "So it is with a window of 1. With more, gathers and work overlap.",
-            lambda g, w, window: makespan(g, w, 1),
-        ),
+    slips = (
+        (overlap, lambda g, w, window: makespan(g, w, 1)),
         (unlimited, lambda g, w, window: makespan(g, w, len(g))),
-        ("Work also waits for its gather, after the first, too.", never_waits),
+        ("Work also waits for its gather, after the first, too.", lambda g, w, window: g[0] + sum(w)),
         ("Your window is one too large: with 1, gather i begins when matrix i − 1 is done.", shifted(1)),
         ("Your window is one too small: with 2, gather i begins when matrix i − 2 is done.", shifted(-1)),
         ("Gathers travel one at a time.", _side_by_side),
@@ -105,14 +98,11 @@ def memory_exercise() -> Exercise:
     def first_only(sizes: Sequence[int], limit: int) -> int:
         return max((n for n in range(1, len(sizes) + 1) if sum(sizes[:n]) <= limit), default=0)
 
-    def below(sizes: Sequence[int], limit: int) -> int:
-        return largest_window(sizes, limit - 1)
-
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("You look only at the first matrices. Which ones are held later?", first_only),
         ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // max(sizes))),
         ("Matrices have different sizes.", lambda sizes, limit: min(len(sizes), limit // sizes[0])),
-        ("Exactly the limit still fits.", below),
+        ("Exactly the limit still fits.", lambda sizes, limit: largest_window(sizes, limit - 1)),
     )
     say, praise = "sizes {} and limit {}", "Bytes held, not matrices, are what a window costs."
     return written(largest_window, cases, *slips, say=say, praise=praise)

@@ -1,8 +1,7 @@
 """Lesson 12: loops over matrices, as generators: when a rank asks, when it waits, and how long that takes.
 
-In turn ``i`` each rank gathers one matrix, whose rows lie on all ranks, and works on it. The same loop runs
-on real ranks, in a world without processes, and in the timed world, on a toy machine where gathers and work
-take the milliseconds that they are given.
+In turn ``i`` each rank gathers one matrix, whose rows lie on all ranks, and works on it: on real ranks, in a
+world without processes, or in the timed world, where gathers and work take the milliseconds they are given.
 """
 
 from __future__ import annotations
@@ -104,12 +103,7 @@ class TimedLoop:
 
 
 def time_loop(loop: Loop, times: LoopTimes, window: int, ranks: int) -> TimedLoop:
-    """Run a loop on all ranks of the toy machine.
-
-    Raises:
-        MistakeError: the loop raised an error, or yielded something other than a Start or Wait.
-        OpenAnswerError: the function is a stub.
-    """
+    """Run a loop on all ranks of the toy machine; raises what ``guarded`` raises."""
     watches = [LoopWatch() for _ in range(ranks)]
     walks = [_timed_walk(loop, times, window, ranks, watch) for watch in watches]
     run = TimedWorld(Grid.of(dp=ranks), toy_machine(ranks)).run(walks)
@@ -140,7 +134,7 @@ def guarded(loop: Callable[..., Any], *given: Any) -> Walk:
     """Run a reader's generator, and turn its errors into one plain sentence.
 
     Raises:
-        MistakeError: it is no generator, it raised an error, or it yielded something other than a request.
+        MistakeError: it is no generator, raised an error, or yielded something other than a request.
         OpenAnswerError: the function is a stub.
     """
     walk = value_of(loop, *given)

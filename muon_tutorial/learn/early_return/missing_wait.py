@@ -1,7 +1,6 @@
 """Lesson 12: a program that uses two buffers in turn and forgets a wait, and the effect of adding one.
 
-Until a rank waits, a backend may read its buffer as late as it likes. Here the backend reads as late as
-possible: only when the rank waits.
+Until a rank waits, a backend may read its buffer as late as it likes; this one reads when the rank waits.
 """
 
 from __future__ import annotations
@@ -62,11 +61,7 @@ class ProgramRun:
 
 
 def with_wait(line: Any, ticket: Any) -> str:
-    """The program with a wait before a line; the wait is skipped while there is no such ticket.
-
-    Raises:
-        MistakeError: there is no such line, or no such ticket.
-    """
+    """The program with a wait before a line, skipped while there is no such ticket; else MistakeError."""
     lines = PROGRAM.splitlines()
     if not isinstance(line, int) or not 2 <= line <= len(lines):
         raise MistakeError(f"The wait goes before one of the lines 2 to {len(lines)}; yours is {line!r}.")
@@ -86,10 +81,7 @@ def with_wait(line: Any, ticket: Any) -> str:
 def run_program(source: str, ranks: int, share: float = SHARE) -> ProgramRun:
     """Run the program on real entries, read as late as possible, and in the timed world.
 
-    ``share`` is the milliseconds that sharing an update takes there.
-
-    Raises:
-        MistakeError: the program raised an error.
+    Sharing an update takes ``share`` milliseconds there. Raises MistakeError if the program raised an error.
     """
     names: dict[str, Any] = {"Start": Start, "Wait": Wait}
     exec(compile(source, "<the program>", "exec"), names)

@@ -1,9 +1,6 @@
 """Exercises: check an answer, say what is wrong with it, and give a hint after a failed try.
 
-An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference. A
-``Diagnosis`` has hints for its own mistake; ``Par`` says how good a good answer is. This module deals only
-with answers and messages. A notebook displays a check's result in colour, with a picture of the wrong
-answer if its ``Diagnosis`` has one.
+An answer of ``...`` counts as no answer: it is not judged, and the cells that follow use the reference.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -111,13 +109,11 @@ class AnswerVerdict:
 class Exercise:
     """One exercise: ``judge`` is given the answers and returns what is wrong with them, or None.
 
-    ``hints`` are given one by one, each after a failed try. If the ``Diagnosis`` has hints, those are given
-    instead, one each time that its mistake is made. ``praise`` says why the right answer is right, and
-    ``par`` says how good it is. Right answers are written to the reader's my_muon.py under the names in
-    ``keeps``, one name per answer.
+    ``hints`` are given one by one, each after a failed try; those of a ``Diagnosis``, each time that its
+    mistake is made. ``praise`` says why the right answer is right, and ``par`` how good it is. Right answers
+    are written to the reader's my_muon.py under the names in ``keeps``, one per answer.
 
-    >>> def judge(x):
-    ...     return None if x == 4 else f"2 + 2 is not {x}."
+    >>> judge = lambda x: None if x == 4 else f"2 + 2 is not {x}."
     >>> double = Exercise(judge, hints=("Count.",), praise="It is 4.")
     >>> double.check(...)
     No answer yet. Replace ... with yours, or go on without.
@@ -140,7 +136,7 @@ class Exercise:
     def check(self, *answers: Any) -> AnswerVerdict:
         """Judge the answers, given in the order of the exercise's stub."""
         try:
-            if any(_is_open(answer) for answer in answers):
+            if any(_is_open(answer) or (isinstance(answer, dict) and not answer) for answer in answers):
                 raise OpenAnswerError
             wrong = self.judge(*answers)
         except OpenAnswerError:
@@ -188,9 +184,8 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
     """What the reader's function returns.
 
     Raises:
-        OpenAnswerError: the function returned ``...``, or a tuple of nothing else.
-        MistakeError: it is no function, or it raised an error, whose line is named. The message takes the
-            place of ``{}`` in ``told``.
+        OpenAnswerError: the function returned ``...``, or a tuple or dictionary of nothing else.
+        MistakeError: it is no function, or raised an error, whose line takes the place of ``{}`` in ``told``.
     """
     if not callable(function):
         raise MistakeError(told.format("Give a function."))
@@ -201,13 +196,14 @@ def value_of(function: Callable[..., Any], *arguments: Any, told: str = "{}") ->
         where = f" In: {frames[0].line}" if frames and frames[0].line else ""
         said = f"The function raised {type(error).__name__}: {error}.{where}"
         raise MistakeError(told.format(said)) from error
-    if value is ... or (isinstance(value, tuple) and value and all(each is ... for each in value)):
+    if _is_open(value):
         raise OpenAnswerError
     return value
 
 
 def _is_open(answer: Any) -> bool:
-    return answer is ... or (isinstance(answer, dict) and all(value is ... for value in answer.values()))
+    parts = list(answer.values() if isinstance(answer, dict) else answer if isinstance(answer, tuple) else ())
+    return answer is ... or (bool(parts) and all(part is ... for part in parts))
 
 
 def names_or_none(answer: object, known: Container[object], kind: type = str) -> list[Any] | None:
@@ -227,10 +223,7 @@ def two_numbers(*answers: Any) -> tuple[float, ...]:
 
 
 def numbers(*asked: tuple[str, float, str], within: float = 0.0) -> Exercise:
-    """A quiz answered by numbers. Each item has a name, the right number, and what to say about a wrong one.
-
-    ``within`` is the relative error that an answer may have.
-    """
+    """A quiz answered by numbers. Each has a name, its value (up to a part ``within``), and what to say."""
 
     def judge(answers: Mapping[str, Any]) -> str | None:
         if not isinstance(answers, Mapping):
@@ -285,19 +278,24 @@ def written(
     Right. So it is.
     """
 
-    def judge(function: Callable[..., Any]) -> str | None:
-        found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
-        wanted = [right(*deepcopy(case)) for case in cases]
-        for case, mine, due in zip(cases, found, wanted, strict=True):
-            if not _alike(mine, due):
-                made = (
-                    said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases])
-                )
-                what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
-                return " ".join([what, *made][:2])
-        return None
+    return Exercise(partial(_judge_written, right, cases, slips, say), hints, praise)
 
-    return Exercise(judge, hints, praise)
+
+def _judge_written(
+    right: Callable[..., Any],
+    cases: Sequence[tuple[Any, ...]],
+    slips: Sequence[Slip],
+    say: str,
+    function: Callable[..., Any],
+) -> str | None:
+    found = [value_of(function, *deepcopy(case), told=f"For {say.format(*case)}: {{}}") for case in cases]
+    wanted = [right(*deepcopy(case)) for case in cases]
+    for case, mine, due in zip(cases, found, wanted, strict=True):
+        if not _alike(mine, due):
+            made = (said for said, slip in slips if _alike(found, [slip(*deepcopy(each)) for each in cases]))
+            what = f"For {say.format(*case)}: {_short(mine)}, where {_short(due)} is right."
+            return " ".join([what, *made][:2])
+    return None
 
 
 def _alike(mine: Any, right: Any) -> bool:

@@ -15,8 +15,6 @@ from ..pictures.holdings import RankBoxes, say_held
 from .on_ranks import SHAPE, TP_DIM, my_columns, weight
 from .pictures import draw_grid
 
-SPOILERS: dict[str, list[str]] = {}
-
 TP_HINT = "rank % tp is a rank's place along tp: 0, 1, … from left to right, in every row of the grid."
 CUT_HINT = "matrix.chunk(tp, dim=1) is a list of tp pieces, side by side. Take the one at your place."
 
@@ -40,17 +38,12 @@ def check_columns(dp: int, tp: int) -> Exercise:
 def check_momentum(dp: int, tp: int) -> Exercise:
     """The exercise: the part of its columns' momentum that a rank keeps."""
     whole, pieces = weight(0), [my_columns(weight(0), rank, tp) for rank in range(dp * tp)]
-    kept = [piece.flatten().chunk(dp)[rank // tp] for rank, piece in enumerate(pieces)]
+    parts = [piece.flatten().chunk(dp) for piece in pieces]
+    kept = [parts[rank][rank // tp] for rank in range(dp * tp)]
     slips = (
-        (
-            "those of another place along dp: it is rank // tp.",
-            lambda r: pieces[r].flatten().chunk(dp)[r % dp],
-        ),
+        ("those of another place along dp: it is rank // tp.", lambda r: parts[r][r % dp]),
         ("not cut over tp: take the rank's own columns first.", lambda r: whole.flatten().chunk(dp)[r // tp]),
-        (
-            "cut between columns: write them out row after row first.",
-            lambda r: pieces[r].chunk(dp, 1)[r // tp],
-        ),
+        ("cut between columns: write them out row by row first.", lambda r: pieces[r].chunk(dp, 1)[r // tp]),
         ("all its columns: along dp, each rank keeps only a part.", lambda r: pieces[r]),
     )
 

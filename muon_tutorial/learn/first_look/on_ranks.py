@@ -1,8 +1,4 @@
-"""Lesson 00 on real ranks: one matrix, its gradients, a rank's report of a step, and what a step costs.
-
-The gradients are small multiples of 1/64, so their sum over dp is exact, and any order of summation gives the
-same bits.
-"""
+"""Lesson 00 on real ranks: a matrix, its gradients (whose sums are exact), a step's report, and its cost."""
 
 from __future__ import annotations
 

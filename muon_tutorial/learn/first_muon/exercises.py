@@ -1,7 +1,4 @@
-"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz.
-
-A run is explained by its first wrong place: the rank, the matrix, and the likely cause.
-"""
+"""Exercises of lesson 04: owners, a skipped offset, two ways to share updates, load balance, the quiz."""
 
 from __future__ import annotations
 
@@ -17,18 +14,7 @@ from ... import Grid, Matrix, Plan, owner, round_robin
 from ...newton_schulz import DEFAULT_STEPS
 from ...plan.assign import longest_first, newton_schulz_cost
 from ...plan.strategies import plan_imbalance
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    names_or_none,
-    numbers,
-    two_numbers,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, names_or_none, numbers, two_numbers, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_ranks
 from . import on_ranks
 from .on_ranks import LENGTH, PLACES, SHAPES, WIRE, BufferPlace, Lacking, SharingRun, owner_lacks, place_of
@@ -84,7 +70,12 @@ def shares_by_index(costs: Sequence[float], ranks: int) -> float:
     >>> shares_by_index([3, 1, 1], 2)
     1.6
     """
-    return max(sum(costs[rank::ranks]) for rank in range(ranks)) * ranks / sum(costs)
+    return _in_shares([sum(costs[rank::ranks]) for rank in range(ranks)])
+
+
+def _in_shares(loads: Sequence[float]) -> float:
+    """The busiest rank's work in fair shares."""
+    return max(loads) * len(loads) / sum(loads)
 
 
 def check_fair_shares() -> Exercise:
@@ -93,25 +84,18 @@ def check_fair_shares() -> Exercise:
 
     def in_blocks(costs: Sequence[float], ranks: int) -> float:
         many = -(-len(costs) // ranks)
-        return max(sum(costs[rank * many :][:many]) for rank in range(ranks)) * ranks / sum(costs)
+        return _in_shares([sum(costs[rank * many :][:many]) for rank in range(ranks)])
 
-    def costliest(costs: Sequence[float], ranks: int) -> float:
-        return max(costs) * ranks / sum(costs)
+    def longest(costs: Sequence[int], ranks: int) -> float:
+        return _in_shares(loads_of(costs, longest_first(costs, [0] * ranks), ranks))
 
-    def longest(costs: Sequence[float], ranks: int) -> float:
-        return (
-            max(loads_of(costs, longest_first([int(cost) for cost in costs], [0] * ranks), ranks))
-            * ranks
-            / sum(costs)
-        )
+    def work(costs: Sequence[float], ranks: int) -> float:
+        return max(sum(costs[rank::ranks]) for rank in range(ranks))
 
-    slips: tuple[Slip, ...] = (
-        (
-            "That is the work itself. Divide it by a fair share.",
-            lambda c, n: shares_by_index(c, n) * sum(c) / n,
-        ),
+    slips = (
+        ("That is the work itself. Divide it by a fair share.", work),
         ("By index, rank r gets the matrices r, r + ranks, r + 2 · ranks, …", in_blocks),
-        ("That is the costliest matrix. Add up all that its rank has.", costliest),
+        ("That is the costliest matrix. Add up all that its rank has.", lambda c, n: max(c) * n / sum(c)),
         ("That is longest first. Here matrices are dealt out by index.", longest),
         ("That is the other way round.", lambda costs, ranks: 1 / shares_by_index(costs, ranks)),
     )
@@ -326,9 +310,11 @@ def check_share(ranks: int, backend: str = "gloo", seed: int = 0) -> Exercise:
     nobody_has, two = tuple((rank, "up1") for rank in range(ranks)), owner_lacks("q1", ranks)
     cases = [(), owner_lacks(LACKING, ranks), nobody_has, two + owner_lacks("o2", ranks)]
     play = partial(on_ranks.run_cases, ranks=ranks, cases=cases, backend=backend, seed=seed)
-    judge = judge_on_ranks(play, lambda runs: first(map(explain, runs)), on_ranks.say_trouble)
+    judge = judge_on_ranks(
+        play, lambda runs: next(filter(None, map(explain, runs)), None), on_ranks.say_trouble
+    )
     hints = (
-        "The offset must say the same on all ranks. What may it depend on?",
+        "The offset must be the same on all ranks. What may it depend on?",
         "`continue` skips the rest of the loop, and the last line of the loop moves the offset.",
         "Fill a place only if it is yours and there is a gradient. Move the offset in any case.",
     )

@@ -1,8 +1,7 @@
 """Lesson 04 on real ranks: updates shared through one flat buffer, and the bytes and seconds of steps.
 
-The matrices are those of a small GPT. A rank fills the buffer with the updates of the matrices it owns and
-leaves the rest at zero; an all_reduce adds the buffers up, and its inputs are kept. Bytes, time and
-the final bits are those of the package's own ``Muon(strategy="round_robin")``.
+Each rank fills the buffer with the updates of the matrices it owns, and leaves the rest at zero; an
+all_reduce adds the buffers up. Bytes, time and bits are those of ``Muon(strategy="round_robin")``.
 """
 
 from __future__ import annotations
@@ -277,11 +276,7 @@ def ring_sent(kind: str, size: int, ranks: int) -> int:
 
 
 def _check_alike(brought: str) -> None:
-    """Check that all ranks bring the same to their next collective.
-
-    Raises:
-        MismatchError: they bring different things.
-    """
+    """Raise MismatchError unless all ranks bring the same to their next collective."""
     found = gather_objects(brought)
     if len(set(found)) > 1:
         said = "; ".join(f"rank {rank} {what}" for rank, what in enumerate(found))
@@ -301,9 +296,9 @@ def say_axes(dp: int, tp: int) -> str:
 def run_share(
     function: Share, ranks: int, backend: str = "gloo", seed: int = 0, *, lacking: str = ""
 ) -> SharingRun:
-    """Run ``function(parameters, rank, ranks)`` on real ranks; if it is a stub or fails, run the reference.
+    """Run ``function(parameters, rank, ranks)``; if it is a stub or fails, say so and run the reference.
 
-    ``lacking`` names a matrix whose gradient is missing on its owner. Prints a line if it uses the reference.
+    ``lacking`` names a matrix whose gradient is missing on its owner.
     """
     cases = [owner_lacks(lacking, ranks) if lacking else ()]
     try:

@@ -1,8 +1,7 @@
-"""Lesson 04 as a film: training with the early code in a local world, with a fault on one rank in one step.
+"""Lesson 04 as a film: training with the early code in a local world, with a fault on one rank in step 1.
 
-A tiny GPT with the lesson's matrices learns random targets. The rank that you choose loses the gradient of
-one matrix in step 1, or gets one of its rows with the wrong sign. From then on, everything that ranks hold is
-compared with the same training without a fault.
+A tiny GPT with the lesson's matrices learns random targets. One rank loses the gradient of one matrix, or one
+row's sign turns; what ranks hold is compared with the same training without a fault.
 """
 
 from __future__ import annotations

@@ -11,18 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...newton_schulz import KELLER_JORDAN, Triple
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    numbers,
-    two_numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, two_numbers, value_of, why, written
 from . import singular_values
 from .singular_values import QUIET_START, SCOPE_STEPS, Step, flops, newton_schulz, polynomial
 
@@ -66,18 +55,12 @@ def write_lifting() -> Exercise:
 
         return needed
 
-    def endless(s: float, a: float, b: float, c: float) -> int:
-        return steps_needed(s, a, b, c) or 0
-
-    slips: tuple[Slip, ...] = (
-        (
-            "Ask before the first step: a value may be there already.",
-            lambda *given: max(1, steps_needed(*given) or 1),
-        ),
+    slips = (
+        ("Ask before the first step: a value may be there.", lambda *at: max(1, steps_needed(*at) or 1)),
         ("You count one step too many.", shifted(1)),
         ("You count one step too few.", shifted(-1)),
         ("s**3 and s**5 count, too, when s is no longer small.", linear),
-        ("If 20 steps are not enough, return None.", endless),
+        ("If 20 steps are not enough, return None.", lambda *given: steps_needed(*given) or 0),
     )
     praise = "A large a lifts fast, and that is why values do not settle."
     return written(steps_needed, cases, *slips, say="s = {}, a = {}, b = {}, c = {}", praise=praise)
@@ -185,10 +168,10 @@ def _judge_all(G: Tensor, function: Callable[..., object]) -> str | Diagnosis | 
     if not torch.allclose(value, newton_schulz(G)):
         counts = ((torch.allclose(value, newton_schulz(G, steps)), steps) for steps in range(9))
         values = torch.linalg.svdvals(value)
+        ends = f"Its singular values lie between {values[-1]:.2f} and {values[0]:.2f}"
         return why(
             *((near, f"That is {steps} steps, not {SCOPE_STEPS}.") for near, steps in counts),
-            otherwise=f"Its singular values go from {values[-1]:.2f} to {values[0]:.2f}, and not where five "
-            "steps bring them.",
+            otherwise=f"{ends}, not where five steps bring them.",
         )
     made, enough = count_products(lambda: function(G)).flops, flops(rows, columns)
     if made > 1.01 * enough:

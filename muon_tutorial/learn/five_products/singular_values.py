@@ -1,7 +1,4 @@
-"""Lesson 02: Newton–Schulz as a polynomial of singular values, spectra to apply it to, its cost and error.
-
-Everything except the timings is float64, so the pictures are the same on every machine.
-"""
+"""Lesson 02: Newton–Schulz as a polynomial of singular values (in float64), spectra, its cost and error."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Data recorded from real runs and shipped with the package, so that lessons start from the same numbers.
 
-``gradient.npz`` and ``gradient_down.npz``, the gradients of two matrices of the small GPT after 300 steps,
-are made again by
-
-    python -m muon_tutorial.learn.inputs.recordings
+``python -m muon_tutorial.learn.inputs.recordings`` makes ``gradient.npz`` and ``gradient_down.npz`` again.
 """
 
 from __future__ import annotations

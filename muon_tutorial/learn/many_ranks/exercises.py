@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..exercises.judge import Exercise, Slip, beside, guesses, numbers, written
+from ..exercises.judge import Exercise, beside, guesses, numbers, written
 from .scaling import RANKS, UNSEEN, step_at, steps
 
 SPOILERS = beside(idle=288, shrinks=r"1(?!\d)", slower=True)
@@ -26,7 +26,7 @@ def unseen_exercise() -> Exercise:
     """The prediction for a grid that no picture has shown."""
     right = unseen()
     fewer = "Each matrix has its own owner now. Which is the busiest, and has it less to do than before?"
-    slower = "Newton–Schulz stays, and so do the bytes a rank sends. What grows with the ranks?"
+    slower = "A rank still computes as much and sends as many bytes. What grows with the ranks?"
     return guesses(
         ("idle", right["idle"], "A matrix has one owner. How many owners are there, and how many matrices?"),
         ("shrinks", right["shrinks"], fewer),
@@ -58,13 +58,8 @@ def enough_owners(seconds: Sequence[float]) -> int:
 
 def enough_exercise() -> Exercise:
     """The exercise: the fewest owners with which the costliest matrix alone sets the time."""
-    cases: list[tuple[list[float]]] = [
-        ([4, 2, 2, 1, 1],),
-        ([2, 2, 3, 3, 2, 2, 4],),
-        ([5],),
-        ([3, 3, 2, 2, 2, 6],),
-    ]
-    slips: tuple[Slip, ...] = (
+    cases = [([4, 2, 2, 1, 1],), ([2, 2, 3, 3, 2, 2, 4],), ([5],), ([3, 3, 2, 2, 2, 6],), ([1, 2, 1, 1, 1],)]
+    slips = (
         ("That is one owner for each matrix. Do cheap ones need one each?", len),
         ("A matrix cannot be cut: its owner takes all of it.", lambda each: math.ceil(sum(each) / max(each))),
         ("Begin with one owner.", lambda each: max(2, enough_owners(each))),

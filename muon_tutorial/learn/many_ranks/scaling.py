@@ -1,6 +1,5 @@
-"""Lesson 14: the planner's predictions for a step on 32 to 16,384 ranks.
+"""Lesson 14: the planner's predictions for a step on 32 to 16,384 ranks, from a machine's file.
 
-Nothing here was measured. Seconds are computed from a machine's file, which names the sources of its numbers.
 The strategy is ``layerwise``: each matrix belongs to one place along dp, its owner, and all tp ranks of that
 place gather the matrix and work on it. So dp is the number of owners.
 """
@@ -36,8 +35,8 @@ LINKS: Mapping[str, float] = {"slower": 1 / 8, "as built": 1.0, "faster": 8.0}
 class StepAtScale:
     """A predicted step of a model on ``ranks`` ranks. Seconds are those of the busiest owner's ranks.
 
-    ``work`` is the Newton–Schulz work at each place along dp. ``once`` is the seconds that one owner would
-    take for all matrices, ``floor`` is the seconds for only the costliest, and ``largest`` is its shape.
+    ``work`` is the Newton–Schulz work at each place along dp. ``once`` is the seconds of one owner for all
+    matrices, ``floor`` for only the costliest, whose shape is ``largest``.
     """
 
     ranks: int

@@ -1,8 +1,4 @@
-"""The hard exercise of lesson 16: clip gradients on a mesh of two axes by their total norm.
-
-Real ranks hold four gradients, cut along both axes, along one, and along none. The judge looks at the factor
-by which each rank scaled each gradient.
-"""
+"""The hard exercise of lesson 16: clip gradients on a mesh of two axes by their total norm, by one factor."""
 
 from __future__ import annotations
 
@@ -41,8 +37,8 @@ LAID_OUT: tuple[tuple[tuple[int, ...], tuple[Placement, Placement]], ...] = (
 class ClipReport:
     """One rank's result: the factors of its gradients in each case, and its most collectives in a case.
 
-    ``alone``, ``copies`` and ``added`` are norms that wrong ways give in the long case: the norm of the
-    rank's own part, the norm with every copy counted, and the sum of norms instead of squares.
+    In the long case, ``alone`` is the norm of the rank's own part, ``copies`` counts every copy, ``added``
+    adds norms instead of squares.
     """
 
     is_open: bool

@@ -30,7 +30,7 @@ _STAYS = {
     "scheduler.step": "One scheduler moves the groups of both parts.",
     "zero_grad": "zero_grad of MuonWithAdamW clears the gradients of both parts.",
     "AdamW(": "That line says which optimizer steps. Loading restores the state that a kill takes from it.",
-    "torch.save": "Saving has nothing to do with who steps.",
+    "torch.save": "Saving does not depend on which optimizer steps.",
 }
 _STAYS_TO_SURVIVE = {
     "LambdaLR": "Its count has to come back, but the line that you add for loading does that. This line "

@@ -1,8 +1,4 @@
-"""Lesson 16: runs on real ranks that are killed, resume on another grid, and are compared bit by bit.
-
-A run leaves a diary and checkpoints. ``RunLife`` is read from the diary; ``opened`` reads a checkpoint of any
-grid in this process.
-"""
+"""Lesson 16: runs on real ranks that are killed, resume on another grid, and are compared bit by bit."""
 
 from __future__ import annotations
 
@@ -113,10 +109,9 @@ def new_folder() -> Path:
 def start(
     folder: Path, grid: tuple[int, int], job: Job, port: Port, echo: bool, backend: str, timeout: float
 ) -> bool:
-    """Start or restart the ranks of a run; returns False if the port's functions are stubs.
+    """Start or restart the ranks of a run; False if the port's functions are stubs.
 
-    Raises:
-        RankFailedError: a rank failed for another reason than the kill that the job asks for.
+    Raises RankFailedError if a rank failed for another reason than the kill that the job asks for.
     """
     asked: dict[str, Any] = {"args": (grid, folder, job, port, echo), "backend": backend, "output": "quiet"}
     try:

@@ -1,8 +1,4 @@
-"""Pictures of lesson 16: lanes from a notebook to a cluster, comparisons, and a run's life as a film.
-
-The lanes' text is defined here once; tests compare it with the commands that the lesson runs. In the film,
-ranks are lanes, steps are ticks, checkpoints are diamonds.
-"""
+"""Pictures of lesson 16: lanes from a notebook to a cluster, comparisons, and a run's life as a film."""
 
 from __future__ import annotations
 

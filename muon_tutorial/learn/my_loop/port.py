@@ -1,8 +1,4 @@
-"""Lesson 16: the reference for the four functions that a reader ports, and the loop around them.
-
-``train`` is one rank's part, started by ``launch()`` or by torchrun. Rank 0 writes a diary line by line, so
-that the diary of a killed run can be read afterwards. Knows nothing about how ranks are started.
-"""
+"""Lesson 16: the reference for the four functions that a reader ports, and the loop around them."""
 
 from __future__ import annotations
 
@@ -76,10 +72,7 @@ class Job:
 
 
 def factor_of(step: int, steps: int) -> float:
-    """The factor of the learning rates in a step: it falls linearly, to zero after the last step.
-
-    It stays zero, so that a loop that counts wrongly still ends, and its mistake can be explained.
-    """
+    """The factor of the learning rates in a step: falls to zero after the last step, and stays there."""
     return max(0.0, 1 - step / steps)
 
 
@@ -98,8 +91,7 @@ def other_grid(dp: int, tp: int) -> tuple[int, int]:
 def train(rank: int, grid: tuple[int, int], folder: Path, job: Job, port: Port, echo: bool = False) -> bool:
     """One rank's part of a run that resumes from the newest checkpoint in ``folder``, or begins there.
 
-    All ranks must call. With ``echo`` the loaded state is saved again before the first step. Returns False if
-    a function of the port is still a stub.
+    All ranks must call. With ``echo`` the loaded state is saved again. False: a function is still a stub.
     """
     mesh = build_mesh({"dp": grid[0], "tp": grid[1]})
     model = tiny_job.build(job.seed)

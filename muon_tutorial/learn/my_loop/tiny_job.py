@@ -1,9 +1,4 @@
-"""Lesson 16: the tiny model, its data, and how it is sharded. Plain PyTorch, without any optimizer.
-
-The model predicts the next symbol from one symbol through two MLP layers. tp also cuts embedding and head,
-and FSDP2 cuts everything over dp, so every parameter is a DTensor on one mesh. A batch depends only on the
-step and the seed.
-"""
+"""Lesson 16: the tiny model, its data, and how tp and FSDP2 shard it. Plain PyTorch, without an optimizer."""
 
 from __future__ import annotations
 
@@ -73,10 +68,7 @@ def shard(model: TinyModel, mesh: DeviceMesh) -> None:
 
 
 def batch_of(step: int, seed: int, place: int = 0, places: int = 1) -> tuple[Tensor, Tensor]:
-    """One dp place's part of a step's batch: symbols, and the symbols that follow them.
-
-    After s comes 5 s + 7, except one time in eight, when a random symbol comes.
-    """
+    """One dp place's part of a step's batch: symbols, and what follows: 5 s + 7, or (1 in 8) any."""
     generator = torch.Generator().manual_seed(seed * 100_003 + step)
     symbols = torch.randint(SYMBOLS, (BATCH,), generator=generator)
     odd = torch.randint(SYMBOLS, (BATCH,), generator=generator)

@@ -1,7 +1,4 @@
-"""Lesson 16: a plain loop gone wrong, a reader's port step by step, one step on two grids, and traps.
-
-Each function that takes a rank is one rank's part. It reports what happened, and does not judge it.
-"""
+"""Lesson 16: a plain loop gone wrong, a reader's port step by step, one step on two grids, and traps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The reader's own optimizer: answers stored as source in my_muon.py, and the reference for the rest.
-
-reference.py is a complete my_muon.py. blocks handles the text of such files; keep handles the reader's own
-file; on_ranks tries a file; training and finale train with it.
-"""
+"""The reader's own optimizer: answers kept in my_muon.py, completed by the reference, tried, and trained."""
 
 from __future__ import annotations
 

@@ -40,11 +40,7 @@ class BrokenFileError(ValueError):
 
 
 def blocks_of(text: str) -> dict[str, Block]:
-    """The blocks of a file, by name.
-
-    Raises:
-        BrokenFileError: a mark has no partner.
-    """
+    """The blocks of a file, by name; raises BrokenFileError if a mark has no partner."""
     found: dict[str, Block] = {}
     opened: re.Match | None = None
     for mark in _MARK.finditer(text):

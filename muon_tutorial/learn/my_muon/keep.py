@@ -1,7 +1,6 @@
 """Write a right answer as a block into the reader's my_muon.py, if the whole optimizer runs with it.
 
-The file is in the folder in which the notebook runs. It is written whole or not at all. A problem is reported
-in one line, and no lesson stops because of it.
+The file lies beside the notebook. It is written whole or not at all, and a problem is reported in one line.
 """
 
 from __future__ import annotations
@@ -97,8 +96,7 @@ def _try_on_ranks(found: Mapping[str, Block]) -> str | None:
 def source_with_helpers(name: str, function: Any) -> str:
     """The source of an answer with its name, and of the functions and constants that it uses.
 
-    Raises:
-        NotKeptError: it has no source, or it uses something that a file with only torch cannot have.
+    Raises NotKeptError if it has no source, or uses something that a file with only torch cannot have.
     """
     parts: dict[str, str] = {}
     known = names_of_reference()

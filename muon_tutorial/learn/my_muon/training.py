@@ -1,7 +1,7 @@
 """The finale on real ranks: a small GPT whose hidden matrices the reader's optimizer steps.
 
-tp cuts only the optimizer's matrices. Forward and backward run on whole weights on every rank, so the model
-needs no change, and only the optimizer is tried. AdamW steps embedding, head and norms.
+tp cuts only the optimizer's matrices: forward and backward run on whole weights on every rank. AdamW steps
+embedding, head and norms.
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ LR, ADAMW_LR = 0.02, 0.003
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A rank's record of its run: losses and seconds of each step, bytes sent, and bytes of state.
+    """A rank's record of its run from step ``begin`` on: losses, seconds, bytes sent, and bytes of state.
 
-    ``means`` are the full gradients that the optimizer computed in each step, and ``rates`` the learning
-    rates; ``begin`` is the first step.
+    ``means`` are the full gradients that the optimizer computed in each step; ``rates``, the learning rates.
     """
 
     begin: int

@@ -291,7 +291,7 @@ def check_shared_work(model: MixedModel) -> Exercise:
 
     hints = (
         "The costliest first, each to the holder who has the least work so far.",
-        "Count work with lesson.cost_of(shape), not rows: a square matrix is dearer than its rows say.",
+        "Count work with lesson.cost_of(shape), not rows: a square matrix costs more.",
         "min(state['holders'][index], key=…) picks among those who may.",
     )
 

@@ -1,7 +1,6 @@
 """Lesson 11 on real ranks: a reader's three functions, call by call and in ``Muon``, and traps to try.
 
-A run reports what happened, and does not judge it. Between calls the ranks exchange their status in a
-separate group: if a call fails on one of them, all stop and report it.
+Between calls the ranks exchange their status in a group of their own: if a call fails on one, all stop.
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ def rows_at(tensor: Tensor, position: int, ranks: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TrialNote:
-    """One call of a reader's function on one rank.
+    """One call of a reader's function on one rank: its result ``value``, or the ``error`` that it raised.
 
-    ``value`` and ``error``: its result, or the error that it raised. ``waited`` says whether another rank was
-    the cause of that error, ``talked`` whether it called any other rank, and ``nbytes`` how much it sent.
+    ``waited`` says whether another rank caused that error, ``talked`` whether it called any other rank.
     """
 
     call: Call

@@ -1,8 +1,7 @@
 """How many bytes each rank sends to which rank, observed from outside, for any collective.
 
 A collective is counted by its definition: in a gather, each rank sends its piece to the root; in a broadcast,
-the root sends the whole to every rank. How a backend forwards it is not observed. Knows the dispatcher's
-operators, and nothing about their purpose.
+the root sends the whole to every rank.
 """
 
 from __future__ import annotations

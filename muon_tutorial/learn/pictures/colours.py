@@ -1,8 +1,7 @@
 """One meaning for each colour in the whole course. No other file of the lessons names a colour.
 
-A saturated fill says *which rank*. Everything else is shown in other ways: a place along tp by a hatch or a
-label; a group of ranks by an outline; an optimizer by the colour of its line in a plot; right and wrong by an
-edge, a mark or a very pale fill, together with a word.
+A saturated fill says *which rank*. A hatch or a label is a place along tp, an outline a group of ranks, a
+line's colour an optimizer; an edge, a mark or a very pale fill, with a word, says right or wrong.
 """
 
 from __future__ import annotations

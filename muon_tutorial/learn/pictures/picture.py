@@ -1,8 +1,7 @@
 """A picture that every notebook viewer shows: one opaque card in one ``<img>``, with alt text.
 
-Bare SVG in a committed notebook is not shown while the notebook is untrusted; an ``<img alt src="data:…">``
-is. The card has its own background and ink, so it looks the same in any theme. Knows SVG and HTML, and
-nothing about what is drawn.
+An untrusted notebook shows no bare SVG, but an ``<img alt src="data:…">``. The card has its own background
+and ink, so it looks the same in any theme.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Lesson 08: a real gradient cut into pieces, each orthogonalized alone, compared with the right update.
 
-All updates are exact UVᵀ in float64, so every difference comes from the cut. ``in_directions`` shows where an
-update acts: off the diagonal, it maps an input to an output that the gradient never pairs.
+All updates are exact UVᵀ in float64, so every difference comes from the cut.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ def pieces_alone(matrix: Tensor, dim: int, tp: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An update compared with the UVᵀ that it should be.
+    """An update compared with the UVᵀ that it should be. ``values`` are its singular values, largest first.
 
-    ``cosine`` is 1 if both point the same way; ``distance`` is the norm of the difference over the norm of
-    UVᵀ, and ``at_best`` is the distance left after the best possible rescaling. ``values`` are the update's
-    singular values, the largest first.
+    ``cosine`` is 1 if both point the same way. ``distance`` is the difference's norm over that of UVᵀ, and
+    ``at_best`` is the distance left after the best possible rescaling.
     """
 
     cosine: float
@@ -55,10 +53,14 @@ class Comparison:
         )
 
 
+def nearness(update: Tensor, right: Tensor) -> tuple[float, float]:
+    """The exercise's reference: cosine and distance of an update to the right one."""
+    cosine = (update * right).sum() / (update.norm() * right.norm())
+    return cosine.item(), ((update - right).norm() / right.norm()).item()
+
+
 def compare(update: Tensor, matrix: Tensor) -> Comparison:
-    ideal = orthogonal(matrix)
-    cosine = ((update * ideal).sum() / (update.norm() * ideal.norm())).item()
-    distance = ((update - ideal).norm() / ideal.norm()).item()
+    cosine, distance = nearness(update, orthogonal(matrix))
     values = torch.linalg.svdvals(update).tolist()
     return Comparison(cosine, distance, max(0.0, 1 - cosine**2) ** 0.5, tuple(values))
 
@@ -77,9 +79,9 @@ class DirectionShares:
 
 
 def in_directions(update: Tensor, matrix: Tensor) -> Tensor:
-    """Uᵀ · update · V, with U and V from the SVD of a wide matrix: entry (i, j) maps input j to output i.
+    """Uᵀ · update · V, from the SVD of a wide matrix, V completed: entry (i, j) maps input j to output i.
 
-    V is completed to a square matrix: on inputs after the first ``len(matrix)``, the matrix is zero.
+    Off the diagonal, it maps an input to an output that the gradient never pairs.
 
     >>> whole = gradient()
     >>> bool((in_directions(orthogonal(whole), whole) - torch.eye(64, 256)).abs().max() < 1e-9)

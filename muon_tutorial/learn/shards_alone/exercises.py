@@ -12,21 +12,10 @@ from torch import Tensor
 
 from ...decay_and_add import adjusted_lr
 from ...plan.layout import Shard, shard_box
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, numbers, value_of, why, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, numbers, value_of, why, written
 from ..exercises.on_real_ranks import judge_on_ranks, say_failure
-from . import on_ranks
-from .cuts import (
-    DIMS,
-    SHAPE,
-    Comparison,
-    compare,
-    gradient,
-    in_directions,
-    matrices,
-    my_piece,
-    pieces_alone,
-    shares,
-)
+from . import cuts, on_ranks
+from .cuts import DIMS, SHAPE, Comparison, compare, gradient, matrices, my_piece, nearness, pieces_alone
 from .directions import HARMLESS, alone, draw_update
 from .on_ranks import JUDGED, GatherRun, SurvivalRun, budget, play_gather, probe, run_survival, say_trouble
 
@@ -153,15 +142,9 @@ def guess(tp: int) -> Exercise:
     return Exercise(judge, hints, "Squares of lengths add, whatever the entries are.")
 
 
-def nearness(update: Tensor, right: Tensor) -> tuple[float, float]:
-    """The exercise's reference: cosine and distance of an update to the right one."""
-    cosine = (update * right).sum() / (update.norm() * right.norm())
-    return cosine.item(), ((update - right).norm() / right.norm()).item()
-
-
 def energy_shares(turned: Tensor) -> tuple[float, ...]:
     """The exercise's reference: shares of the energy on the diagonal, beside it, and outside the square."""
-    found = shares(turned)
+    found = cuts.shares(turned)
     return found.diagonal, found.beside, found.outside
 
 
@@ -182,7 +165,7 @@ def write_nearness() -> Exercise:
     def off(a: Tensor, b: Tensor) -> Tensor:
         return (a - b).norm() / b.norm()
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("cosine: divide by both norms.", of(lambda a, b: (a * b).sum(), off)),
         ("cosine: a norm is not squared here.", of(lambda a, b: cos(a, b) / (a.norm() * b.norm()), off)),
         ("distance: divide it by the size of UVᵀ.", of(cos, lambda a, b: (a - b).norm())),
@@ -201,30 +184,24 @@ def write_shares() -> Exercise:
     """The exercise: where an update's energy is, in the gradient's own directions."""
 
     def parts(turned: Tensor, power: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The energy on the diagonal, inside the square, and of the whole."""
         sizes = turned.abs() ** power
         return sizes.diagonal().sum(), sizes[:, : len(turned)].sum(), sizes.sum()
 
-    def unsquared(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 1)
-        return [on / whole, (inside - on) / whole, (whole - inside) / whole]
+    def of(share: Callable[..., list[Tensor]], power: int = 2) -> Callable[[Tensor], list[Tensor]]:
+        return lambda turned: share(*parts(turned, power))
 
-    def undivided(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on, inside - on, whole - inside]
-
-    def overlapping(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on / whole, inside / whole, (whole - inside) / whole]
-
-    def all_beside(turned: Tensor) -> list[Tensor]:
-        on, inside, whole = parts(turned, 2)
-        return [on / whole, (whole - on) / whole, (whole - inside) / whole]
-
-    slips: tuple[Slip, ...] = (
-        ("Energy is the sum of *squared* entries.", unsquared),
-        ("Shares: divide by the whole energy.", undivided),
-        ("The diagonal is not beside itself: take it off the square.", overlapping),
-        ("Beside the diagonal means inside the square.", all_beside),
+    slips = (
+        ("Energy is the sum of *squared* entries.", of(lambda d, i, w: [d / w, (i - d) / w, (w - i) / w], 1)),
+        ("Shares: divide by the whole energy.", of(lambda d, i, w: [d, i - d, w - i])),
+        (
+            "The diagonal is not beside itself: take it off the square.",
+            of(lambda d, i, w: [d / w, i / w, (w - i) / w]),
+        ),
+        (
+            "Beside the diagonal means inside the square.",
+            of(lambda d, i, w: [d / w, (w - d) / w, (w - i) / w]),
+        ),
     )
     say, cases = "a matrix of {0.shape[0]} × {0.shape[1]}", _drawn(1, (3, 8), (2, 3))
     praise = "The last share is wasted: there the gradient is zero."
@@ -233,8 +210,8 @@ def write_shares() -> Exercise:
 
 def harmless(tp: int) -> tuple[str, str]:
     """The one matrix and cut for which shards alone are nearly right."""
-    cuts = [(name, cut) for name in matrices() for cut in DIMS]
-    [found] = [each for each in cuts if alone(*each, tp)[0].at_best < HARMLESS]
+    ways = [(name, cut) for name in matrices() for cut in DIMS]
+    [found] = [each for each in ways if alone(*each, tp)[0].at_best < HARMLESS]
     return found
 
 
@@ -327,7 +304,7 @@ def _judge_update(update: Tensor, name: str, sent: float) -> Diagnosis | None:
         return Diagnosis(f"{what} not all entries are finite.", ("Is there a root of a number below zero?",))
     if (result := compare(update, matrices()[name])).distance <= NEAR:
         return None
-    turned = in_directions(update, matrices()[name])
+    turned = cuts.in_directions(update, matrices()[name])
     picture = draw_update(f"Your update of the {name} matrix", result, turned, "shards_alone-mine")
     said, hints = _say_wrong(update, result, name, sent)
     return Diagnosis(f"{what} {said}", hints, picture)

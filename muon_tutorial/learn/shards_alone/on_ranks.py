@@ -1,8 +1,4 @@
-"""Lesson 08 on real ranks: shards gathered by the reader's function, and updates within a budget of bytes.
-
-Inside ``counting``, ``dist.all_reduce`` and ``dist.all_gather`` count what a rank sends on a ring; other
-collectives are refused, so that all bytes are counted.
-"""
+"""Lesson 08 on real ranks: shards gathered by the reader's function, and updates within a budget of bytes."""
 
 from __future__ import annotations
 

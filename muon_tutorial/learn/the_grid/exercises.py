@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ... import Coordinate, Grid
-from ..exercises.judge import Diagnosis, Exercise, Par, Slip, first, lines_of, numbers, value_of, written
+from ..exercises.judge import Diagnosis, Exercise, Par, first, lines_of, numbers, value_of, written
 from ..exercises.on_real_ranks import judge_on_ranks
 from .on_ranks import PATIENCE, AnswerRun, Groups, play_answers, read_groups, say_ranks, sorted_or_none
 from .pictures import picture_of_groups
@@ -186,23 +186,15 @@ def mismatch_exercise() -> Exercise:
         return first_mismatch([wanted[: min(map(len, lists))] for wanted in lists])
 
     def from_one(lists: Lists) -> int | None:
-        found = first_mismatch(lists)
-        return None if found is None else found + 1
+        at = first_mismatch(lists)
+        return None if at is None else at + 1
 
-    def neighbours(lists: Lists) -> int | None:
-        return first_mismatch(lists[:2])
-
-    def unordered(lists: Lists) -> int | None:
-        return first_mismatch([sorted(wanted) for wanted in lists])
-
-    slips: tuple[Slip, ...] = (
-        (
-            "A rank whose list has ended makes no such call: go to the end of the longest list.",
-            to_the_shortest,
-        ),
+    over = "A rank whose list has ended makes no such call: go to the end of the longest list."
+    slips = (
+        (over, to_the_shortest),
         ("Count calls from 0.", from_one),
-        ("Compare all ranks, not only the first two.", neighbours),
-        ("The order counts: compare call by call.", unordered),
+        ("Compare all ranks, not only the first two.", lambda lists: first_mismatch(lists[:2])),
+        ("The order counts: compare call by call.", lambda lists: first_mismatch(list(map(sorted, lists)))),
     )
     say, praise = "the lists {}", "If this is None, groups can be made."
     return written(first_mismatch, cases, *slips, say=say, praise=praise)

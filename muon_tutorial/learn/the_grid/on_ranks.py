@@ -145,8 +145,7 @@ def say_calls(found: Sequence[Sequence[int] | str]) -> str:
 def agree(wanted: Listed) -> None:
     """Check that all ranks are about to make the same groups. All ranks must call.
 
-    Raises:
-        MismatchError: it names the first group that differs, and what each rank wants there.
+    Raises MismatchError, which names the first group that differs, and what each rank wants there.
     """
     found = gather_objects([list(ranks) for ranks in wanted])
     for number, row in enumerate(zip_longest(*found), start=1):

@@ -45,7 +45,7 @@ class StepDifference:
     def first(self) -> Mark | None:
         """The first mark that is not "same": in the earliest phase, a wrong one before a missing one.
 
-        If a rank raised an error, all ranks stop early; then the mark is that of the rank that came farthest.
+        If a rank raised an error, all stop early; then it is the mark of the rank that came farthest.
         """
         others = [mark for mark in self.marks if mark.how != "same"]
         # an error in a rank's own code ended the run, rather than requests that do not match

@@ -1,7 +1,6 @@
 """Lesson 09: you are the network. A step in the stepping world, answered in the order that you choose.
 
-A rank runs until it needs others. A group can be answered once all its members ask. You choose which of the
-ready groups goes first, and the final weights have the same bits for every choice.
+A rank runs until it needs others; a group can be answered once all its members ask. No choice changes a bit.
 """
 
 from __future__ import annotations

@@ -75,8 +75,7 @@ def plan_of(dp: int, tp: int) -> Plan:
 def parameters_on(at: Coordinate, seed: int) -> list[Named]:
     """One rank's tp pieces of the matrices, each with the gradient on the rank's own text.
 
-    Raises:
-        UsageError: tp does not divide the sides that it cuts.
+    Raises UsageError if tp does not divide the sides that it cuts.
     """
     if any(weights(seed)[name].shape[dim] % at.size("tp") for name, (_, dim) in MATRICES.items()):
         raise UsageError(f"tp = {at.size('tp')} does not divide the sides that it cuts; take 1, 2 or 4")

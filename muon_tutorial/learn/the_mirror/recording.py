@@ -1,10 +1,8 @@
 """One step, recorded phase by phase in a small file, and read back from it.
 
 A recording holds, for every rank, matrix and moment of the step, which boxes of the matrix the rank held, and
-a hash of the bytes in them. Which rank a box came from is not computed from the plan: before the step, each
-rank runs the same routes with its own rank number in place of data, and sees whose numbers arrive.
-
-The recording that comes with the package was made by
+a hash of their bytes. Before the step, each rank runs the same routes with its rank number in place of data,
+and sees whose numbers arrive. The recording that comes with the package was made by
 
     diaries = launch(the_mirror.record_rank, 4, args=(2, 2, 0))
     source = "One step recorded on 4 real processes (Gloo), dp=2, tp=2"

@@ -11,18 +11,7 @@ from torch.nn import Module
 
 from ... import split_parameters
 from ...newton_schulz import zeropower_via_newtonschulz
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    MistakeError,
-    Par,
-    Slip,
-    lines_of,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises.judge import Diagnosis, Exercise, MistakeError, Par, lines_of, numbers, value_of, written
 from ..inputs.small_gpt import TrainedGPT
 from ..pictures.colours import MUON, WRONG
 from ..pictures.picture import Picture
@@ -62,11 +51,8 @@ def write_loudest() -> Exercise:
     spectra = ([5.0, 3.0, 2.0, 1.0, 1.0, 1.0], [2.0] * 8, [4.0, 3.0, 3.0, 2.0, 2.0, 1.0, 1.0])
     cases = [(torch.tensor(each), share) for each in spectra for share in (0.45, 0.95)]
 
-    def unsquared(S: Tensor, share: float) -> int:
-        return int((S.cumsum(0) / S.sum() < share).sum()) + 1
-
-    slips: tuple[Slip, ...] = (
-        ("Energy is the *square* of a singular value.", unsquared),
+    slips = (
+        ("Energy is the *square* of a singular value.", lambda S, share: loudest(S.sqrt(), share)),
         ("Count the one with which the share is reached, too.", lambda S, share: loudest(S, share) - 1),
         ("Begin with the loudest.", lambda S, share: loudest(S.flip(0), share)),
         ("Half is only one share: use the second argument.", lambda S, share: loudest(S, 0.5)),
@@ -90,7 +76,7 @@ def write_promise() -> Exercise:
     def over(size: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
         return lambda G, update: (G * update).sum() / size(update)
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("First divide the update by its largest singular value.", lambda G, update: (G * update).sum()),
         ("The norm is the root of all squared singular values. Only the largest counts.", over(torch.norm)),
         ("Divide by the update's singular value, not by that of G.", lambda G, u: promise(u, G)),
@@ -126,21 +112,11 @@ def write_split(model: Module) -> Exercise:
         if (mine, others) == (rest, hidden):
             return "These lists have changed places: Muon's comes first."
         wrong = [name for name in value[0] if name in rest]
-        vectors = [name for name in wrong if "norm" in name]
-        return (
-            why(
-                (
-                    vectors,
-                    f"Muon got {', '.join(vectors[:1])}: a vector has no directions. Ask parameter.dim().",
-                ),
-                (wrong, f"Muon got {', '.join(wrong)}: it is a matrix, but no hidden one."),
-                (
-                    mine != hidden,
-                    f"AdamW got {', '.join(sorted(hidden - mine)[:1])}, which is a hidden matrix.",
-                ),
-            )
-            or None
-        )
+        if vectors := [name for name in wrong if "norm" in name]:
+            return f"Muon got {vectors[0]}: a vector has no directions. Ask parameter.dim()."
+        if wrong:
+            return f"Muon got {', '.join(wrong)}: it is a matrix, but no hidden one."
+        return None if mine == hidden else f"AdamW got {min(hidden - mine)}, which is a hidden matrix."
 
     hints = ("parameter.dim() is 2 for a matrix, and names of hidden ones begin with blocks.",)
     return Exercise(judge, hints, "So split_parameters sorts them, too.")
@@ -368,7 +344,7 @@ def write_table() -> Exercise:
             promised = sum((each * function(each.clone())).sum().item() for each in _tables())
             best = sum((each * table_update(each)).sum().item() for each in _tables())
             if (left := 100 * (1 - promised / best)) > 1:  # how much less it promises, in percent
-                said = f"It leaves {left:.0f} percent of the promise on the table."
+                said = f"It gives up {left:.0f} percent of the promise."
                 if torch.allclose(value, svd_muon(G), atol=1e-3):
                     hint = "Its rows are not yet as long as they may be."
                     return Diagnosis(f"Muon keeps rows below 1, too, but: {said}", (hint,))

@@ -1,8 +1,7 @@
 """Lesson 01: SGD, AdamW and Muon race on the small GPT; a recording of the race is shipped.
 
-In every lane AdamW steps embedding, head and norms, with one learning rate that was tuned for AdamW. The
-lanes differ in the optimizer of the hidden matrices. ``python -m muon_tutorial.learn.why_muon.race`` tunes
-each lane and makes the recording again.
+In every lane AdamW steps embedding, head and norms, with one learning rate that was tuned for AdamW; only the
+hidden matrices' optimizer differs. ``python -m muon_tutorial.learn.why_muon.race`` tunes and records again.
 """
 
 from __future__ import annotations
@@ -169,8 +168,7 @@ def train_with(step: Callable[..., object] | None, steps: int, seed: int) -> lis
 def record(steps: int = STEPS) -> Race:
     """Tune every lane: first AdamW for the whole model, then each lane at each of its learning rates.
 
-    The best of the first runs sets the learning rate of all other parameters in every lane. The racers then
-    run again with other seeds, each at its best learning rate.
+    The best of the first sets the rate of all other parameters. The racers run again with other seeds.
     """
     whole = [run_lane("AdamW", rate, rate, steps, SEEDS[0]) for rate in RATES["AdamW"]]
     rest_rate = min(whole, key=lambda curve: curve.last).rate

@@ -1,8 +1,4 @@
-"""Lesson 01: updates from one gradient of a small GPT, the loss they save, and Muon's whole update.
-
-The three compared updates use no momentum, so they see the same gradient: SGD's is the gradient itself,
-Adam's divides each entry by its running size, Muon's is orthogonalized.
-"""
+"""Lesson 01: updates without momentum from one gradient, the loss that each saves, Muon's whole update."""
 
 from __future__ import annotations
 
@@ -138,10 +134,9 @@ def _drop(run: TrainedGPT, updates: Mapping[str, Tensor]) -> LossDrop:
 
 @dataclass(frozen=True, slots=True)
 class RowChanges:
-    """How much each other byte's row of the embedding's update changes when one byte's gradient is erased.
+    """How much the other bytes' rows of the embedding's update change when one byte's gradient is erased.
 
-    ``counts`` says how often each of these bytes was read; ``changes`` holds, for each optimizer, the norm of
-    each row's change relative to the row's.
+    ``counts`` says how often each was read; ``changes``, the norm of a row's change over that of the row.
     """
 
     erased: int

@@ -1,7 +1,4 @@
-"""Thin shells: basic controls over one picture. Without a kernel, only the picture is shown.
-
-Works with ipywidgets 7.7 and 8. A shell takes a pure function from the controls' values to a ``Picture``.
-"""
+"""Thin shells: basic controls over a picture, which alone is shown without a kernel. ipywidgets 7.7 and 8."""
 
 from __future__ import annotations
 
@@ -26,16 +23,14 @@ VIEW = "application/vnd.jupyter.widget-view+json"
 class Shell:
     """Controls, and a picture that is redrawn when one of them changes.
 
-    If drawing raises an error, it is shown in place of the picture, so that readers and the checks see it.
-    ``still`` is the one picture that a notebook without a kernel shows instead of the moving one.
+    An error in drawing is shown in place of the picture, so that readers and checks see it. ``still`` is the
+    one picture that a notebook without a kernel shows instead of the moving one.
 
     >>> from muon_tutorial.learn.pictures.picture import blank, finish
-    >>> def draw(size):
-    ...     return finish(blank(size, 10)[0], "line", f"a card of {size}")
-    >>> shell = Shell(draw, size=ipywidgets.IntSlider(20, 10, 30))
-    >>> shell.controls["size"].value = 30
-    >>> shell.picture.alt, "a card of 30" in shell.canvas.value
-    ('a card of 30', True)
+    >>> shell = Shell(lambda s: finish(blank(s, 10)[0], "line", f"a card of {s}"), s=slider("", 30, 10))
+    >>> shell.controls["s"].value = 20
+    >>> shell.picture.alt, "a card of 20" in shell.canvas.value
+    ('a card of 20', True)
     """
 
     def __init__(self, draw: Callable[..., Picture], still: Picture | None = None, **controls: Any) -> None:
@@ -77,9 +72,7 @@ def show(draw: Callable[..., Picture], still: Picture, live: bool = True, **cont
 def stops(control: Any) -> dict[str, Any]:
     """Every value that a control can take, by its label.
 
-    Raises:
-        TypeError: for a control that is not a slider over whole numbers, a choice, or a box of buttons whose
-            value is the number of the pressed one.
+    Raises TypeError unless it is a slider over whole numbers, a choice, or a box of buttons with a number.
     """
     if hasattr(control, "options"):
         pairs = [option if isinstance(option, tuple) else (option, option) for option in control.options]
@@ -191,9 +184,8 @@ def play(
 ) -> Shell | Picture:
     """A film of ``draw(moment=first … last, …)`` under its controls; only ``still`` if no kernel runs.
 
-    ``draw`` gets the moment as the keyword ``label``, and the other controls' values; it is called once for
-    each combination. ``interval`` is the milliseconds from one picture to the next: keep it longer than
-    drawing one takes, which should be 0.1 s at most.
+    ``draw`` gets the moment as the keyword ``label``, and the other controls' values, once per combination.
+    ``interval`` is the milliseconds per picture: more than drawing takes, which should be 0.1 s at most.
     """
     # the film comes first, because a page with room for few pictures keeps only the first control
     others = {name: control for name, control in controls.items() if name != label}

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
 from ... import DistMeta, Plan
-from ..exercises.judge import (
-    Diagnosis,
-    Exercise,
-    Par,
-    Slip,
-    first,
-    names_or_none,
-    numbers,
-    value_of,
-    why,
-    written,
-)
+from ..exercises import judge as judging
+from ..exercises.judge import Diagnosis, Exercise, Par, first, names_or_none, numbers, value_of, why, written
 from . import ranges
 from .on_ranks import sent_for_momentum
 from .pictures import draw_memories
@@ -80,7 +69,7 @@ def address_exercise() -> Exercise:
     def by_columns(meta: DistMeta, row: int, column: int, length: int) -> tuple[int, int]:
         return divmod(meta.global_range[0] + column * meta.shape[0] + row, length)
 
-    slips: tuple[Slip, ...] = (
+    slips = (
         ("A row has as many entries as the matrix has columns, meta.shape[1].", turned),
         ("Matrices before this one come first: add meta.global_range[0].", alone),
         ("Matrices are written out row after row.", by_columns),
@@ -182,7 +171,7 @@ def plan_exercise() -> Exercise:
         "Matrices into buckets first; then for each bucket its slice length; then its matrices, by rank.",
         "local_range(global_range, place, length) does the last part: call it for every place.",
     )
-    par = Par("lines", PAR_LINES, _lines_of)
+    par = Par("lines", PAR_LINES, lambda function: 1 + judging.lines_of(function))
     return Exercise(judge, hints, "That is dist_meta, for all ranks, without a message.", par)
 
 
@@ -226,12 +215,6 @@ _FIELD_HINTS = (
     "global_range counts from the start of the bucket: it begins at 0 in each of them.",
     "A slice is the bucket's length over dp, rounded up: the padding belongs to the bucket.",
 )
-
-
-def _lines_of(function: AllRanges) -> int:
-    """The number of a function's lines, without comments and empty lines."""
-    lines = inspect.getsource(function).splitlines()
-    return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
 
 def quiz(plan: Plan) -> Exercise:

@@ -1,7 +1,6 @@
 """Pictures of lesson 05: rulers, one entry, straddling matrices, and a rank's memory in a step.
 
-Three rulers over the same entries show matrices, buckets and slices. A fill shows which rank keeps an entry.
-Grey is padding, or not held.
+Rulers show matrices, buckets and slices over the same entries. A fill shows which rank keeps an entry.
 """
 
 from __future__ import annotations
