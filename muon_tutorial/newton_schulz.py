@@ -147,7 +147,7 @@ def _as_triple(values: object) -> Triple:
 
 
 def check_matrix(G: Tensor) -> None:
-    """Refuse, by ``UsageError``, anything but a dense real matrix, or a batch of them."""
+    """Raise ``UsageError`` for anything but a dense real matrix, or a batch of them."""
     if G.ndim not in (2, 3):
         raise UsageError(f"Newton–Schulz takes a matrix or a batch of matrices, got shape {tuple(G.shape)}")
     if G.is_complex() or G.is_sparse:

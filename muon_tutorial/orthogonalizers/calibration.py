@@ -86,7 +86,7 @@ class Calibration:
 
 
 def read_calibration(path: str | Path) -> Calibration:
-    """Read a calibration's file; ``UsageError`` if it cannot be read, or holds no calibration."""
+    """Read a calibration's file; raises ``UsageError`` if it cannot be read, or holds no calibration."""
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
         shapes = [

@@ -67,8 +67,8 @@ def read_choices(text: str) -> Mapping[Shape, str]:
 
 @cache
 def name_for(orthogonalize: str, rows: int, columns: int) -> str:
-    """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix; ``UsageError`` if
-    ``"auto"`` has not chosen one for its shape."""
+    """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix. Raises
+    ``UsageError`` if ``"auto"`` has not chosen one for its shape."""
     if not is_auto(orthogonalize):
         return orthogonalize
     choices, shape = read_choices(orthogonalize), shape_of(rows, columns)
@@ -80,7 +80,7 @@ def name_for(orthogonalize: str, rows: int, columns: int) -> str:
 
 
 def check_orthogonalize(group: Mapping[str, Any]) -> None:
-    """Refuse, by ``UsageError``, an unknown name, or coefficients or steps beside a recipe's own."""
+    """Raise ``UsageError`` for an unknown name, or for coefficients or steps beside a recipe's own."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         return

@@ -46,7 +46,7 @@ spectra where stock's rounding loses singular values and fills in others (k^−3
 
 def gram_recipe(group: Mapping[str, Any]) -> Recipe:
     """Return the Gram form of a parameter group's recipe; for ``"stock"``, with the group's coefficients.
-    ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
+    Raises ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         coefficients = coefficients_per_step(group["ns_coefficients"], group["ns_steps"])

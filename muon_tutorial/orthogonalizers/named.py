@@ -129,7 +129,7 @@ spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (`
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of this name; ``UsageError`` if there is none."""
+    """Return the recipe of this name; raises ``UsageError`` if there is none."""
     if name not in RECIPES:
         raise UsageError(
             f"orthogonalize must be {STOCK!r}, 'auto' or one of {', '.join(RECIPES)}; got {name!r}"

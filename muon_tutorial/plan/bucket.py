@@ -104,7 +104,7 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """The boxes that this rank works on in its buffer, in its own shape, one per entry; else None."""
+        """For each entry, the box of this rank's buffer that it works on, in its own shape, or None."""
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []

@@ -307,5 +307,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back: the inverse hops, in reverse order; ``OneWayError`` if one has no opposite."""
+        """The way back: the inverse hops, in reverse order. Raises ``OneWayError`` if one has no opposite."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

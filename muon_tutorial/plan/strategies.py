@@ -330,7 +330,7 @@ STRATEGIES: dict[str, Builder] = {
 
 
 def find_builder(strategy: str | Builder) -> Builder:
-    """The builder of that name, or ``StrategyError``; a builder is returned as it is."""
+    """The builder of that name; raises ``StrategyError`` if there is none. A builder is returned as it is."""
     if callable(strategy):
         return strategy
     if strategy not in STRATEGIES:

@@ -256,8 +256,8 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
-    """Whether ``GradScaler`` found infinity in this step's gradients; ``GradientError`` if only some ranks'
-    did. All ranks must run it, and get the same answer."""
+    """Whether ``GradScaler`` found infinity in this step's gradients. Raises ``GradientError`` if only some
+    ranks' did. All ranks must run it, and get the same answer."""
     found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
     if 0 < found < ranks.size:
         raise GradientError(

@@ -49,7 +49,7 @@ def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
 
 
 def local_gradient(param: Tensor) -> Tensor | None:
-    """This rank's part of a parameter's gradient, or None; ``GradientError`` if it is placed otherwise."""
+    """This rank's part of a gradient, or None. Raises ``GradientError`` if it is not placed as ``param``."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
