@@ -73,7 +73,6 @@ class ShardRange:
 
     @property
     def numel(self) -> int:
-        """The number of elements."""
         return self.stop - self.start
 
     def positions(self, start: int = 0) -> Tensor:
@@ -82,14 +81,6 @@ class ShardRange:
         width = max(1, self.shape[1])
         rows, columns = inside // width + self.offset[0], inside % width + self.offset[1]
         return rows * self.full_shape[1] + columns
-
-    def tail(self) -> tuple[int, Tensor]:
-        """Return how many elements precede the matrix's last partial block, and where the rest lie in it."""
-        edge = math.prod(self.full_shape) // _BLOCK * _BLOCK
-        last = max(0, self.numel - _BLOCK)
-        places = self.positions(last) - edge
-        in_tail = places[places >= 0]
-        return self.numel - len(in_tail), in_tail
 
 
 def decay_and_add(
@@ -104,11 +95,10 @@ def decay_and_add(
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
 
     With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape.
-    The result has the same bits as that part after the same call on the whole matrix. This assumes that the
-    whole matrix is contiguous, and that its update is laid out as by torch's Newton–Schulz (column-major if
-    tall) or, with ``by_rows``, as by recipes. The bits are those of a process with one thread: with more
-    threads, torch itself splits a bfloat16 matrix of more than 32,768 elements at other places, and rounds
-    other elements in the scalar loop.
+    The result has the same bits as that part after the same call on the whole matrix, if that is contiguous,
+    and its update is laid out as by torch's Newton–Schulz (column-major if tall) or, with ``by_rows``, as by
+    recipes. The bits are those of a process with one thread: with more, torch itself splits a bfloat16 matrix
+    of more than 32,768 elements at other places, and rounds other elements in the scalar loop.
 
     Raises:
         UsageError: the parameter, the update and the range differ in size.
@@ -146,18 +136,15 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
     """Add with full vectors, except in the whole matrix's last partial block, which may not fill a vector."""
-    body, places = shard.tail()
-    _add_in_full_blocks(param[:body], update[:body], adjusted)
-    tail = math.prod(shard.full_shape) % _BLOCK
-    _add_within(param[body:], update[body:], adjusted, places, tail)
-
-
-def _add_in_full_blocks(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
-    full = param.numel() // _BLOCK * _BLOCK
+    blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
+    places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
+    places = places[places >= 0]  # of the elements in the last partial block
+    body = shard.numel - len(places)
+    full = body // _BLOCK * _BLOCK
     for some, its_update in zip(param[:full].split(_SERIAL), update[:full].split(_SERIAL), strict=True):
         _add(some, its_update, adjusted)
-    places = torch.arange(param.numel() - full)
-    _add_within(param[full:], update[full:], adjusted, places, _BLOCK)
+    _add_within(param[full:body], update[full:body], adjusted, torch.arange(body - full), _BLOCK)
+    _add_within(param[body:], update[body:], adjusted, places, tail)
 
 
 def _add_within(param: Tensor, update: Tensor, adjusted: float | Tensor, places: Tensor, size: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -13,7 +12,6 @@ from torch import Tensor
 
 from muon_tutorial.decay_and_add import ShardRange, adjusted_lr, decay_and_add
 from muon_tutorial.errors import UsageError
-from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
 from muon_tutorial.step.momentum import momentum_update
 
 DTYPES = [torch.bfloat16, torch.float32, torch.float16]
@@ -95,22 +93,6 @@ def test_momentum_of_a_piece_is_the_piece_of_the_momentum(
     ns_input = momentum_update(buffer, grad, momentum, nesterov)
     assert torch.equal(momentum_update(part, its_grad, momentum, nesterov), cut(ns_input, piece))
     assert torch.equal(part, cut(buffer, piece))
-
-
-@pytest.mark.parametrize(
-    "shape", [(64, 64), (61, 70), (130, 97), (1, 5000), (5000, 1), (7, 5), (300, 301)], ids=str
-)
-def test_slices_that_tile_a_real_update_make_the_whole(shape: tuple[int, int]) -> None:
-    whole, grad = normal(*shape, seed=1, dtype=torch.bfloat16), normal(*shape, seed=2)
-    update = zeropower_via_newtonschulz(grad)
-    expected = whole.clone()
-    decay_and_add(expected, update, LR, LR, WEIGHT_DECAY)
-    bounds = [0, whole.numel() // 3, whole.numel() // 3, 2 * whole.numel() // 3 + 1, whole.numel()]
-    for start, stop in itertools.pairwise(bounds):
-        piece = ShardRange(shape, (0, 0), shape, start, stop)
-        part = whole.view(-1)[start:stop]
-        decay_and_add(part, update.reshape(-1)[start:stop], LR, LR, WEIGHT_DECAY, piece)
-    assert torch.equal(whole, expected)
 
 
 def test_the_trap_is_real() -> None:

@@ -102,11 +102,15 @@ ENVIRONMENT = ("os.environ", "os.getenv", "os.putenv", "os.unsetenv")
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One source file: its dotted name (without ``__init__``), path and syntax."""
+    """One source file: its dotted name (without ``__init__``), path, imports, and the names that it reads.
+
+    It does not hold the syntax: with a million nodes in memory, garbage collections take most of the time.
+    """
 
     name: str
     path: Path
-    nodes: list[ast.AST]
+    imports: list[ast.Import | ast.ImportFrom]
+    reads: list[tuple[int, list[str], bool]]
 
     @property
     def part(self) -> str:
@@ -128,40 +132,50 @@ def read_modules(root: Path) -> list[Module]:
     for path in paths:
         names = path.relative_to(root).with_suffix("").parts
         name = ".".join(names[:-1] if names[-1] == "__init__" else names)
-        modules.append(Module(name, path, [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]))
+        nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+        imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+        modules.append(Module(name, path, imports, [*names_in(nodes)]))
     return modules
 
 
-def imported(module: Module) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, local name, dotted target) for every import in a module, also inside functions."""
-    for node in module.nodes:
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                bound = alias.name if alias.asname else alias.name.split(".")[0]
-                yield node.lineno, alias.asname or bound, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
-            base = resolve_name("." * node.level + (node.module or ""), package)
-            for alias in node.names:
-                yield node.lineno, alias.asname or alias.name, f"{base}.{alias.name}"
-
-
-def used(module: Module) -> Iterator[tuple[ast.expr, str]]:
-    """Yield (expression, dotted name) for everything a module reads through a name it imported."""
-    targets = {}
-    for _, local, target in imported(module):
-        plain = local == target.split(".")[0]  # `import a.b` binds a
-        targets[local] = local if plain else target
-    inner = {node.value for node in module.nodes if isinstance(node, ast.Attribute)}
-    for node in module.nodes:
+def names_in(nodes: list[ast.AST]) -> Iterator[tuple[int, list[str], bool]]:
+    """Yield every name with its attributes: (line, the parts of the dotted name, whether it is called)."""
+    inner = {node.value for node in nodes if isinstance(node, ast.Attribute)}
+    called = {node.func for node in nodes if isinstance(node, ast.Call)}
+    for node in nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and node not in inner:
             names: list[str] = []
             head: ast.expr = node
             while isinstance(head, ast.Attribute):
                 names.insert(0, head.attr)
                 head = head.value
-            if isinstance(head, ast.Name) and head.id in targets:
-                yield node, ".".join([targets[head.id], *names])
+            if isinstance(head, ast.Name):
+                yield node.lineno, [head.id, *names], node in called
+
+
+def imported(module: Module) -> Iterator[tuple[int, str, str]]:
+    """Yield (line, local name, dotted target) for every import in a module, also inside functions."""
+    for node in module.imports:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.name if alias.asname else alias.name.split(".")[0]
+                yield node.lineno, alias.asname or bound, alias.name
+        else:
+            package = module.name if module.path.name == "__init__.py" else module.name.rpartition(".")[0]
+            base = resolve_name("." * node.level + (node.module or ""), package)
+            for alias in node.names:
+                yield node.lineno, alias.asname or alias.name, f"{base}.{alias.name}"
+
+
+def used(module: Module) -> Iterator[tuple[int, str, bool]]:
+    """Yield (line, dotted name, whether it is called) for all that a module reads through imported names."""
+    targets = {}
+    for _, local, target in imported(module):
+        plain = local == target.split(".")[0]  # `import a.b` binds a
+        targets[local] = local if plain else target
+    for line, (head, *names), is_called in module.reads:
+        if head in targets:
+            yield line, ".".join([targets[head], *names]), is_called
 
 
 def is_in(name: str, *families: str) -> bool:
@@ -197,15 +211,14 @@ def broken_rules(module: Module, known: set[str]) -> Iterator[tuple[int, str]]:
             yield line, f"imports {target}, floor {floor_of(target, known)}, from floor {floor}"
         if module.part in KNOW_NO_GROUP and is_in(target, "torch.distributed"):
             yield line, f"imports {target}: it knows no process group"
-    called = {node.func for node in module.nodes if isinstance(node, ast.Call)}
-    for node, name in used(module):
+    for line, name, is_called in used(module):
         moves = is_in(name, "torch.distributed") and MOVES_DATA.match(name.split(".")[-1])
         if moves and module.name not in MOVERS:
-            yield node.lineno, f"uses {name}: calls that move data live in worlds/live.py"
-        if module.part not in HANDLE_PROCESSES and node in called and STARTS_OR_STOPS.match(name):
-            yield node.lineno, f"calls {name}: processes are started and stopped in launching/"
+            yield line, f"uses {name}: calls that move data live in worlds/live.py"
+        if module.part not in HANDLE_PROCESSES and is_called and STARTS_OR_STOPS.match(name):
+            yield line, f"calls {name}: processes are started and stopped in launching/"
         if module.part not in ("worlds", *HANDLE_PROCESSES) and is_in(name, *ENVIRONMENT):
-            yield node.lineno, f"uses {name}: the environment is read in worlds/ only"
+            yield line, f"uses {name}: the environment is read in worlds/ only"
 
 
 def test_the_package_keeps_its_floors() -> None:
@@ -218,7 +231,7 @@ def test_the_package_names_its_own_modules_relatively() -> None:
     found = {
         module.name
         for module in read_modules(ROOT)
-        for node in module.nodes
+        for node in module.imports
         if isinstance(node, ast.ImportFrom) and is_in(node.module or "", PACKAGE)
     }
     assert {name for name in found if is_in(name, PACKAGE)} == {f"{PACKAGE}.__main__"}
@@ -256,16 +269,11 @@ PLANTED = {
         "optimizer/x.py",
         "import torch.distributed\ntorch.distributed.send(t, 1)",
     ),
-    "data moved through torch": ("learn/x.py", "from torch import distributed\ndistributed.isend(t, 1)"),
-    "a function of collectives handed on": (
-        "optimizer/x.py",
-        "import torch.distributed as d\nf = d.all_gather",
-    ),
+    "a function of collectives handed on": ("learn/x.py", "from torch import distributed as d\nf = d.isend"),
     "a process started": ("learn/x.py", "import subprocess\nsubprocess.run(['true'])"),
     "a process stopped": ("training/x.py", "from os import killpg\nkillpg(1, 9)"),
     "processes from torch": ("worlds/live.py", "import torch.multiprocessing as mp\nmp.spawn(f)"),
     "a process group in the engine": ("engine/x.py", "import torch.distributed as dist"),
-    "the environment in the engine": ("engine/x.py", "import os\nos.environ['RANK']"),
     "the environment by name": ("optimizer/x.py", "from os import environ\nenviron.get('RANK')"),
     "a module without a floor": ("helpers.py", "x = 1"),
 }

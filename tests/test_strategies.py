@@ -60,9 +60,10 @@ def on_a_process(rank: int, jobs: list[tuple[Case, str, Grid]]) -> list[list[Ten
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, left_out(torch.bfloat16)], ids=str)
-@pytest.mark.parametrize("sizes", GRIDS, ids=str)
+@pytest.mark.parametrize("sizes", [left_out(it) if it in ((1, 1), (2, 2)) else it for it in GRIDS], ids=str)
 @pytest.mark.parametrize("strategy", VARIANTS)
 def test_in_process_equals_single_process(strategy: str, sizes: tuple[int, int], dtype: torch.dtype) -> None:
+    """Real processes do the same on 1 × 1 and 2 × 2."""
     grid, case = Grid.of(dp=sizes[0], tp=sizes[1]), replace(UNEVEN, dtype=dtype)
     ranks = seated(grid, partial(VARIANTS[strategy], round_bytes=SMALL_BUCKETS), case)
     ranks.steps(whole_gradients(case))
@@ -82,15 +83,3 @@ def test_real_processes_equal_single_process(world_size: int, monkeypatch: pytes
     by_rank = launch(on_a_process, world_size, args=(jobs,))
     for (case, _, grid), live in zip(jobs, zip(*by_rank, strict=True), strict=True):
         assert_own_parts(live, single_process(case), case, grid)
-
-
-def test_a_printed_plan_tells_strategies_apart() -> None:
-    matrices = [Matrix(index, f"m{index}", (64, 64)) for index in range(8)]
-    grid = Grid.of(dp=2, tp=2)
-    said = {name: str(build(matrices, grid)) for name, build in VARIANTS.items()}
-    assert "8 matrices in 1 buckets" in said["owner, longest first"]
-    shares = {"owner, longest first": 1, "round_robin, all_reduce": 2, "replicated": 4, "throwaway": 4}
-    for name, most in shares.items():
-        assert f"busiest rank has {most}.00 fair shares" in said[name]
-    assert "each rank's own" in said["zero1, all"]
-    assert str(owner([], grid)).startswith("owner on dp=2 × tp=2: 0 matrices in 0 buckets")

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..errors import RequestError
-from ..plan.exchange import BufferSlice, Cargo, Exchange, Parcels
+from ..plan.exchange import BufferSlice, Exchange, Parcels, SharedPart
 from ..plan.grid import Coordinate
 from ..plan.layout import Hop, HopPieces, Move, Owned, Partial, Replicate, Shard
 from .collective import IDLE, Collective, Label, Walk
@@ -31,7 +31,6 @@ def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) ->
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
-    assert isinstance(hop, Hop)
     change = type(hop.src), type(hop.dst)
     if change not in _MOVES:
         raise RequestError(f"{label}: there is no hop from {hop.src} to {hop.dst} along {hop.axis!r}")
@@ -62,7 +61,7 @@ def _exchange(
     )
     del packed  # frees memory for the new buffer
     if isinstance(x, Pieces):
-        return Pieces.unpack(answer, parcels.coming, zip(kept, parcels.kept_as, strict=True))
+        return Pieces.unpack(answer, parcels.coming, zip(parcels.kept_as, kept, strict=True))
     unpacked = _keep_parts(x, parcels)
     _unpack(answer, unpacked, parcels.coming)
     return unpacked
@@ -75,26 +74,25 @@ def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
     return buffer
 
 
-def _pack(x: Tensor, cargo: Cargo) -> Tensor:
+def _pack(x: Tensor, parts: Sequence[SharedPart]) -> Tensor:
     """Pack boxes of a flat buffer, one after the other. On meta, one ``copy_`` stands for all."""
     if x.is_meta:
-        packed = x.new_empty(sum(math.prod(shape) for _, _, shape in cargo))
+        packed = x.new_empty(sum(part.numel for part in parts))
         return packed.copy_(packed)
-    return torch.cat([x.new_empty(0), *(view(x, held)[index].reshape(-1) for held, index, _ in cargo)])
+    return torch.cat([x.new_empty(0), *(view(x, part.held)[part.index].reshape(-1) for part in parts)])
 
 
 def _unpack(
-    arrived: Tensor,  # [sum of the cargo's elements]
+    arrived: Tensor,  # [sum of the parts' elements]
     buffer: Tensor,  # [elements of the layout]
-    cargo: Cargo,
+    parts: Sequence[SharedPart],
 ) -> None:
     """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
         arrived.copy_(arrived)  # stands for the copies of all boxes
     else:
-        parts = arrived.split([math.prod(shape) for _, _, shape in cargo])
-        for part, (held, index, shape) in zip(parts, cargo, strict=True):
-            view(buffer, held)[index] = part.view(shape)
+        for part, elements in zip(parts, arrived.split([part.numel for part in parts]), strict=True):
+            view(buffer, part.held)[part.index] = elements.view(part.box.shape)
 
 
 def _all_gather(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -126,13 +124,11 @@ def gather_together(
     return [partial(_unpadded, *its) for its in zip(rows, hops, pieces, strict=True)]
 
 
-def _slice(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    return x[hop.pieces(at).index]
-    yield  # a generator that asks for nothing
-
-
-def _keep(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    return x
+def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
+    """All ranks hold the whole tensor: this one keeps its slice, all of it, or nothing."""
+    if isinstance(hop.dst, Owned):
+        return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
+    return x[hop.pieces(at).mine.slices] if isinstance(hop.dst, Shard) else x
     yield  # a generator that asks for nothing
 
 
@@ -150,13 +146,7 @@ def _scatter_from_owner(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, la
     pieces, root = hop.pieces(at), hop.src.rank
     send = _padded_pieces(x, pieces) if at[hop.axis] == root else None
     answer = yield Collective("scatter", (hop.axis,), dtype, send, pieces.size, label, root)
-    return _first(answer, pieces.shape)
-
-
-def _keep_if_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    assert isinstance(hop.dst, Owned)
-    return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
-    yield  # a generator that asks for nothing
+    return _first(answer, pieces.mine.shape)
 
 
 def _broadcast(x: Any, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -178,7 +168,7 @@ def _reduce_scatter(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, lab
         return (yield from _sum_slices_of_all(x, hop, pieces, dtype, label))
     send = _padded_pieces(x, pieces)
     answer = yield Collective("reduce_scatter", (hop.axis,), dtype, send, pieces.size, label)
-    return _first(answer, pieces.shape)
+    return _first(answer, pieces.mine.shape)
 
 
 def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -192,29 +182,29 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """An all_gather of slices of any length: each non-empty slice is broadcast, in order of position."""
     whole = x.new_empty(hop.shape, dtype=dtype)
-    for root, run, length in pieces.filled:
-        send = x.reshape(-1) if (run,) == pieces.index else None
-        whole[run] = yield Collective("broadcast", (hop.axis,), dtype, send, length, label, root)
+    for root, box in pieces.uneven.items():
+        send = x.reshape(-1) if box == pieces.mine else None
+        whole[box.slices] = yield Collective("broadcast", (hop.axis,), dtype, send, box.numel, label, root)
     return whole
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
     """A reduce_scatter into slices of any length: each non-empty slice is reduced to its position."""
     mine = x.new_empty(0, dtype=dtype)
-    for root, run, length in pieces.filled:
-        receive = length if (run,) == pieces.index else 0
-        answer = yield Collective("reduce", (hop.axis,), dtype, x[run], receive, label, root)
+    for root, box in pieces.uneven.items():
+        receive = box.numel if box == pieces.mine else 0
+        answer = yield Collective("reduce", (hop.axis,), dtype, x[box.slices], receive, label, root)
         mine = answer if receive else mine
     return mine
 
 
 _MOVES = {
     (Shard, Replicate): _all_gather,
-    (Replicate, Shard): _slice,
-    (Replicate, Partial): _keep,
+    (Replicate, Shard): _keep_own,
+    (Replicate, Partial): _keep_own,
     (Shard, Owned): _gather_to_owner,
     (Owned, Shard): _scatter_from_owner,
-    (Replicate, Owned): _keep_if_owner,
+    (Replicate, Owned): _keep_own,
     (Owned, Replicate): _broadcast,
     (Partial, Replicate): _all_reduce,
     (Partial, Shard): _reduce_scatter,
@@ -236,7 +226,10 @@ def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
     """All positions' pieces, flat, one after the other, each padded to the length of the largest."""
     if not pieces.uneven:
         return x.reshape(-1)
-    return torch.cat([_padded(x[index], pieces.size) for index, _ in pieces.uneven])
+    rows = x.new_zeros(pieces.parts, pieces.size)
+    for place, box in pieces.uneven.items():
+        rows[place, : box.numel] = x[box.slices].reshape(-1)
+    return rows.view(-1)
 
 
 def _unpadded(
@@ -248,8 +241,9 @@ def _unpadded(
     if not pieces.uneven:
         return answer.reshape(hop.shape)
     assert isinstance(hop.src, Shard)
-    rows = zip(answer.view(pieces.parts, pieces.size), pieces.uneven, strict=True)
-    return torch.cat([_first(row, shape) for row, (_, shape) in rows], hop.src.dim)
+    rows = answer.view(pieces.parts, pieces.size)
+    boxes = pieces.uneven.items()
+    return torch.cat([_first(rows[place], box.shape) for place, box in boxes], hop.src.dim)
 
 
 def view(buffer: Tensor, held: BufferSlice) -> Tensor:

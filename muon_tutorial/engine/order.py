@@ -1,10 +1,9 @@
 """A window of generators in flight, in an order that depends only on the plan.
 
 Each turn first admits new tasks. Then every task in flight waits for its own last request and issues the next
-one: the newest tasks go first, and tasks admitted together go in order. So while an older task computes, the
-newer one's first request is already in flight, and the older one's last answer arrives while the newer one
-computes. A task takes the same number of turns on every rank (``stand_by`` yields the empty ones), so all
-members of a group issue the same sequence.
+one: the newest tasks go first, and tasks admitted together go in order. So while one task computes, another's
+request is in flight. A task takes the same number of turns on every rank (``stand_by`` yields the empty
+ones), so all members of a group issue the same sequence.
 """
 
 from __future__ import annotations

@@ -6,60 +6,46 @@ that stay are not moved: no buffer holds the whole bucket in between.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..plan.exchange import BufferSlice, Cargo, Index, Parcels
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InParts:
-    """A box of ``shape`` in parts: each part and its index in the box."""
-
-    shape: Shape
-    parts: tuple[tuple[Tensor, Index], ...]
-
-    def box(self) -> Tensor:
-        """The box: its only part, or all parts put together. On meta, one ``copy_`` stands for all."""
-        first = self.parts[0][0]
-        if first.shape == self.shape:
-            return first
-        box = first.new_empty(self.shape)
-        if box.is_meta:
-            return box.copy_(box)
-        for part, index in self.parts:
-            box[index] = part
-        return box
+from ..plan.exchange import BufferSlice, Parcels, SharedPart
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The boxes that this rank holds, by the index of their matrix.
+    """The boxes that this rank holds, by the index of their matrix: each one's parts, with their indices.
 
-    Taking a box removes it, so that its memory is free as soon as it has been used. Empty boxes need not be
-    put.
+    Taking a box puts its parts together and removes it, so that its memory is free as soon as it has been
+    used. Empty boxes need not be put.
     """
 
     dtype: torch.dtype
     device: torch.device
-    _boxes: dict[int, Tensor | InParts] = field(default_factory=dict)
+    _parts: dict[int, list[tuple[tuple[slice, ...], Tensor]]] = field(default_factory=dict)
 
     def put(self, matrix: int, box: Tensor) -> None:
         """Store a matrix's box, in its own shape."""
-        self._boxes[matrix] = box
+        self._parts[matrix] = [((), box)]
 
     def take(self, held: BufferSlice) -> Tensor:
-        """Remove and return a matrix's box, in its own shape."""
-        if 0 in held.box.shape:  # an empty box need not be put
-            return torch.empty(held.box.shape, dtype=self.dtype, device=self.device)
-        box = self._boxes.pop(held.entry.matrix.index)
-        return box.box() if isinstance(box, InParts) else box
+        """Remove and return a matrix's box, in its own shape. On meta, one ``copy_`` stands for all."""
+        shape = held.box.shape
+        if 0 in shape:  # an empty box need not be put
+            return torch.empty(shape, dtype=self.dtype, device=self.device)
+        parts = self._parts.pop(held.entry.matrix.index)
+        _, first = parts[0]
+        if first.shape == shape:
+            return first
+        box = first.new_empty(shape)
+        if box.is_meta:
+            return box.copy_(box)
+        for index, part in parts:
+            box[index] = part
+        return box
 
     def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
         """Remove all boxes; returns the parts that leave, flat, one after the other, and those that stay,
@@ -68,45 +54,41 @@ class Pieces:
         A part that both stays and leaves is stored once, among those that leave. A box that stays whole is
         not copied. Other parts that stay are copied, so that they do not keep their whole box alive.
         """
-        numel = sum(math.prod(shape) for *_, shape in parcels.leaving)
+        numel = sum(part.numel for part in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)
         start = 0
-        for held, index, shape in () if packed.is_meta else parcels.leaving:
-            stop = start + math.prod(shape)
-            packed[start:stop].view(shape).copy_(self._box(held)[index])
+        for part in () if packed.is_meta else parcels.leaving:
+            stop = start + part.numel
+            packed[start:stop].view(part.box.shape).copy_(self._box(part)[part.index])
             start = stop
         stays = [
-            self._part(*part) if begin is None else packed[begin : begin + math.prod(part[2])].view(part[2])
+            self._own(part) if begin is None else packed[begin : begin + part.numel].view(part.box.shape)
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
-        self._boxes.clear()
+        self._parts.clear()
         return packed.copy_(packed) if packed.is_meta else packed, stays  # stands for the copies of all boxes
 
-    def _part(self, held: BufferSlice, index: Index, shape: Shape) -> Tensor:
-        box = self._box(held)
-        if box.shape == shape:
+    def _own(self, part: SharedPart) -> Tensor:
+        box = self._box(part)
+        if box.shape == part.box.shape:
             return box.contiguous()
-        return box[index].clone(memory_format=torch.contiguous_format)
+        return box[part.index].clone(memory_format=torch.contiguous_format)
 
-    def _box(self, held: BufferSlice) -> Tensor:
-        box = self._boxes[held.entry.matrix.index]
-        assert isinstance(box, Tensor)
+    def _box(self, part: SharedPart) -> Tensor:
+        [(_, box)] = self._parts[part.held.entry.matrix.index]
         return box
 
     @classmethod
     def unpack(
-        cls, arrived: Tensor, cargo: Cargo, kept: Iterable[tuple[Tensor, tuple[BufferSlice, Index, Shape]]]
+        cls,
+        arrived: Tensor,  # [elements that come]
+        coming: Sequence[SharedPart],
+        kept: Iterable[tuple[SharedPart, Tensor]],
     ) -> Pieces:
         """The opposite of ``pack``: boxes made of the parts that arrived and those that stayed."""
-        sizes = [math.prod(shape) for *_, shape in cargo]
-        came = [*zip(arrived.split(sizes), cargo, strict=True), *kept]
-        parts: dict[int, list[tuple[Tensor, Index]]] = {}
-        shapes: dict[int, Shape] = {}
-        for part, (held, index, shape) in came:
-            matrix = held.entry.matrix.index
-            parts.setdefault(matrix, []).append((part.view(shape), index))
-            shapes[matrix] = held.box.shape
-        boxes: Mapping[int, Tensor | InParts] = {
-            matrix: InParts(shapes[matrix], tuple(its)) for matrix, its in parts.items()
-        }
-        return cls(arrived.dtype, arrived.device, dict(boxes))
+        pieces = cls(arrived.dtype, arrived.device)
+        came = zip(coming, arrived.split([part.numel for part in coming]), strict=True)
+        for part, elements in (*came, *kept):
+            parts = pieces._parts.setdefault(part.held.entry.matrix.index, [])
+            parts.append((part.index, elements.view(part.box.shape)))
+        return pieces

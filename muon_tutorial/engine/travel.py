@@ -39,9 +39,8 @@ AT_ONCE = 8
 def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
     """The sum over all ranks of a few numbers, [n], with the same bits on each rank.
 
-    Along a short axis every rank sends its numbers to every other. That takes one round of messages, while an
-    all_reduce takes two for each other rank, and with more ranks than cores a round takes a millisecond. All
-    ranks of the grid must run it.
+    Along a short axis every rank sends its numbers to every other: one round of messages, while an all_reduce
+    takes two for each other rank. All ranks of the grid must run it.
     """
     n = x.numel()
     for axis, ranks in zip(at.grid.axes, at.grid.sizes, strict=True):

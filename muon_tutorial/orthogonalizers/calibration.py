@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import UsageError
 from ..newton_schulz import zeropower_via_newtonschulz
-from .choices import CANDIDATES, Shape
+from .choices import CANDIDATES, Shape, shape_of
 from .iterate import LEAST_STACKED, orthogonalize
 from .named import KELLER_JORDAN_FIVE, RECIPES, STOCK
 from .products import LEAST_SYMMETRIC, full_float32, symmetric_share
@@ -35,7 +34,8 @@ HOPELESS = 1.6
 """A candidate is not timed if its operations would take more than this many times the best one's seconds."""
 
 LEAST_OWN = 0.02
-"""Processor time is counted in ticks; from this many seconds on, the length of a tick does not matter."""
+"""Under a limit of processor time (a cgroup quota), Linux counts it in ticks of milliseconds. From this many
+seconds on, the length of a tick does not matter."""
 
 ROUNDS = 5
 
@@ -58,7 +58,6 @@ class ShapeTimes:
 
     @property
     def fastest(self) -> str:
-        """The name of the fastest candidate."""
         return min(self.seconds, key=self.seconds.__getitem__)
 
 
@@ -71,8 +70,8 @@ class Calibration:
 
     def find(self, rows: int, columns: int) -> ShapeTimes | None:
         """Return the times for this shape, or None if it was not measured."""
-        sides = sorted((rows, columns))
-        return next((one for one in self.shapes if sorted((one.rows, one.columns)) == sides), None)
+        sides = shape_of(rows, columns)
+        return next((one for one in self.shapes if shape_of(one.rows, one.columns) == sides), None)
 
     def measured(self, shapes: Iterable[Shape], device: torch.device) -> Calibration:
         """Return a calibration that also has these shapes; measures those missing, in about a second each."""
@@ -83,20 +82,22 @@ class Calibration:
         return found
 
     def text(self) -> str:
-        """The calibration as JSON."""
         return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
 
 
 def read_calibration(path: str | Path) -> Calibration:
-    """Read a calibration's file.
-
-    Raises:
-        UsageError: the file cannot be read, or holds no calibration.
-    """
+    """Read a calibration's file; raises ``UsageError`` if it cannot be read, or holds no calibration."""
     try:
         held = json.loads(Path(path).read_text(encoding="utf-8"))
-        shapes = tuple(map(_shape_times, held["shapes"]))
-        return Calibration(str(held["machine"]), shapes)
+        shapes = [
+            ShapeTimes(
+                int(each["rows"]),
+                int(each["columns"]),
+                {str(name): float(value) for name, value in each["seconds"].items()},
+            )
+            for each in held["shapes"]
+        ]
+        return Calibration(str(held["machine"]), tuple(shapes))
     except OSError as error:
         raise UsageError(f"the calibration {path} cannot be read: {error.strerror}") from None
     except UsageError as error:
@@ -105,32 +106,25 @@ def read_calibration(path: str | Path) -> Calibration:
         raise UsageError(f"{path} is not a calibration: {error!r}") from None
 
 
-def _shape_times(held: Any) -> ShapeTimes:
-    seconds = {str(name): float(value) for name, value in held["seconds"].items()}
-    return ShapeTimes(int(held["rows"]), int(held["columns"]), seconds)
-
-
 def measure_shape(rows: int, columns: int, device: torch.device, rounds: int = ROUNDS) -> ShapeTimes:
     """Time the candidates on a shape. They take turns, and each candidate's shortest time counts."""
     matrices = _matrices(*_timed_shape(rows, columns), device)
-    rows_timed, columns_timed = matrices.shape[-2:]
     workspace = Workspace()  # one for all, as in a step: its place in memory shifts times by a few per cent
-    runs = {name: _run(name, matrices, workspace) for name in _hopeful(rows_timed, columns_timed, device)}
+    hopeful = _hopeful(matrices.size(-2), matrices.size(-1), device)
+    runs = {name: _run(name, matrices, workspace) for name in hopeful}
     best = dict.fromkeys(runs, float("inf"))
     for turn in range(rounds + 1):
         for name, run in runs.items():
             seconds = _seconds(run, device)
             if turn:  # the first warms up
-                best[name] = min(best[name], seconds / (len(matrices) if matrices.ndim == 3 else 1))
+                best[name] = min(best[name], seconds / matrices.shape[:-2].numel())
     return ShapeTimes(rows, columns, best)
 
 
 def _timed_shape(rows: int, columns: int) -> Shape:
     """The shape itself, or a smaller one of the same ratio."""
-    shrink = LARGEST_SIDE / min(rows, columns)
-    if shrink >= 1:
-        return rows, columns
-    return max(1, round(rows * shrink)), max(1, round(columns * shrink))
+    shrink = min(1, LARGEST_SIDE / min(rows, columns))
+    return round(rows * shrink), round(columns * shrink)
 
 
 def _matrices(rows: int, columns: int, device: torch.device) -> Tensor:
@@ -174,18 +168,14 @@ def _rate(n: int, dtype: torch.dtype, device: torch.device) -> float:
 
 def _run(name: str, matrices: Tensor, workspace: Workspace) -> Callable[[], object]:
     if name == STOCK:
-        one_by_one: Sequence[Tensor] = list(matrices) if matrices.ndim == 3 else [matrices]
+        one_by_one = list(matrices.view(-1, *matrices.shape[-2:]))
         return lambda: [zeropower_via_newtonschulz(matrix) for matrix in one_by_one]
     out = torch.empty_like(matrices, dtype=torch.bfloat16)
     return lambda: orthogonalize(matrices, RECIPES[name], workspace=workspace, out=out)
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call; for a single thread its processor time, so that other load counts for less.
-
-    Under a limit of processor time (a cgroup quota), Linux counts it in ticks of milliseconds. So only times
-    of at least ``LEAST_OWN`` are used.
-    """
+    """Seconds of a call; for a single thread its processor time, so that other load counts for less."""
     alone = device.type == "cpu" and torch.get_num_threads() == 1
     _wait_for(device)
     begun, own = time.perf_counter(), time.process_time()
@@ -196,6 +186,5 @@ def _seconds(run: Callable[[], object], device: torch.device) -> float:
 
 
 def _wait_for(device: torch.device) -> None:
-    """Wait until a device has done its work; a CPU already has."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)

@@ -67,27 +67,20 @@ def read_choices(text: str) -> Mapping[Shape, str]:
 
 @cache
 def name_for(orthogonalize: str, rows: int, columns: int) -> str:
-    """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix.
-
-    Raises:
-        UsageError: ``"auto"`` has not chosen a recipe for its shape.
-    """
+    """Return the name of the recipe that a group's ``orthogonalize`` gives for a matrix. Raises
+    ``UsageError`` if ``"auto"`` has not chosen one for its shape."""
     if not is_auto(orthogonalize):
         return orthogonalize
-    chosen = read_choices(orthogonalize).get(shape_of(rows, columns))
-    if chosen is None:
+    choices, shape = read_choices(orthogonalize), shape_of(rows, columns)
+    if shape not in choices:
         raise UsageError(
             f"orthogonalize={orthogonalize!r} has no choice for a matrix of shape {(rows, columns)}"
         )
-    return chosen
+    return choices[shape]
 
 
 def check_orthogonalize(group: Mapping[str, Any]) -> None:
-    """Refuse an unknown name, and coefficients or steps given with a recipe that brings its own.
-
-    Raises:
-        UsageError: the group has one of these; the error says which.
-    """
+    """Raise ``UsageError`` for an unknown name, or for coefficients or steps beside a recipe's own."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         return

@@ -4,9 +4,9 @@ If X, n × l, is cut along l, ``XXᵀ`` is the sum of the shards' own products. 
 matrix, as in ``iterate``, and gives a Q such that ``QX`` is the result. So each shard is multiplied by Q on
 its own. If instead a tall matrix is cut along its rows, the same is done with ``XᵀX`` and ``XQ``.
 
-The result does not have the bits of a single process, because the sum of the shards' products rounds
-differently: ``DIFFERENCE`` and ``QUALITY_DIFFERENCE`` bound the difference. Products and iterates are fp32,
-shards and results bf16. Knows nothing of ranks: the caller sums what ``packed_gram`` writes.
+The sum of the shards' products rounds differently than in a single process: ``DIFFERENCE`` and
+``QUALITY_DIFFERENCE`` bound that. Products and iterates are fp32, shards and results bf16. Knows nothing of
+ranks: the caller sums what ``packed_gram`` writes.
 """
 
 from __future__ import annotations
@@ -31,26 +31,22 @@ DIFFERENCE = 0.05
 """How far a result in shards may be from that of ``iterate`` with the same recipe: ‖X − Y‖/‖Y‖ (Frobenius).
 
 Measured on every spectrum of ``quality``, 96 × 384, 384 × 96 and 512 × 512, in 2, 4 and 8 shards: at most
-0.008 with Keller Jordan's coefficients (0.0002 on Gaussian matrices), and 0.02 with minimax's on 512 × 512,
-where rounding decides the smallest singular values. With 8 shards it is no larger than with 2.
+0.008 with Keller Jordan's coefficients, and 0.02 with minimax's on 512 × 512, where rounding decides the
+smallest singular values. With 8 shards it is no larger than with 2.
 """
 
 QUALITY_DIFFERENCE = 0.05
 """How far the two numbers of ``Quality``, error and largest singular value, may be from those of ``"stock"``
 in a single process with the same coefficients, on the same spectra and shards. Measured: 0.003 and 0.016; on
-48 × 192 0.026, because bf16 iterates blur its cliff. (From ``iterate`` with the same recipe: 0.0002 and
-0.005.) The matrices themselves differ from stock's as much as those of ``orthogonalize="gram"`` in one
-process: ‖X − Y‖/‖Y‖ is 0.01 on Gaussian matrices, 0.02 on k^−1, and up to 0.32 on spectra where stock's
-rounding loses singular values and fills in others (k^−3, rank 8).
+48 × 192 0.026, because bf16 iterates blur its cliff. The matrices themselves differ from stock's as much as
+those of ``orthogonalize="gram"`` in one process: ‖X − Y‖/‖Y‖ is 0.01 on Gaussian matrices, and up to 0.32 on
+spectra where stock's rounding loses singular values and fills in others (k^−3, rank 8).
 """
 
 
 def gram_recipe(group: Mapping[str, Any]) -> Recipe:
     """Return the Gram form of a parameter group's recipe; for ``"stock"``, with the group's coefficients.
-
-    Raises:
-        UsageError: the group's recipe has no such form, or its coefficients could explode.
-    """
+    Raises ``UsageError`` if the recipe has no such form, or the coefficients could explode."""
     name = group.get("orthogonalize", STOCK)
     if name == STOCK:
         coefficients = coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
@@ -79,8 +75,7 @@ def pack_symmetric(A: Tensor, packed: Tensor) -> None:
     """Write the upper triangle of a symmetric matrix into ``packed``, [n(n + 1)/2].
 
     The format is like LAPACK's (RFP, Gustavson et al. 2010): the whole upper right block, then a rectangle in
-    which the triangles of the two diagonal blocks lie side by side. This takes a few copies; packing row by
-    row would take n.
+    which the triangles of the two diagonal blocks lie side by side: a few copies, instead of one per row.
 
     >>> A, packed = torch.tensor([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0], [3.0, 5.0, 6.0]]), torch.empty(6)
     >>> pack_symmetric(A, packed)
@@ -144,17 +139,13 @@ def orthogonalize_shard(
 
 
 def _multiplier(packed: Tensor, recipe: Recipe, eps: float, square: list[Tensor]) -> Tensor:
-    """The n × n matrix that every shard is multiplied by, from the unscaled Gram matrix.
-
-    The squared Frobenius norm of X is the Gram matrix's trace; the Schatten 4-norm of X is the square root of
-    the Gram matrix's Frobenius norm.
-    """
+    """The n × n matrix that every shard is multiplied by, from the unscaled Gram matrix."""
     A = square[0]
     unpack_symmetric(packed, A)
-    norm = A.diagonal().sum().sqrt().clamp(min=eps)
+    norm = A.diagonal().sum().sqrt().clamp(min=eps)  # the trace is X's squared Frobenius norm
     A.masked_fill_(norm.isinf(), 0.0)  # squares beyond fp32: then the update is zero, as stock's is
     A.div_(norm).div_(norm)
-    if recipe.scaling == "schatten":
+    if recipe.scaling == "schatten":  # by X's Schatten 4-norm, the root of its Gram matrix's Frobenius norm
         # As in iterate: at least this, so that a matrix of norm below eps stays small.
         root = torch.linalg.matrix_norm(A).clamp(min=A.size(-1) ** -0.5 * 0.99).sqrt()
         A.div_(root).div_(root)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -61,36 +61,14 @@ def orthogonalize(
         out = torch.empty(G.shape, dtype=torch.bfloat16, device=G.device)
     if out.numel() == 0:
         return out
-    if out.ndim == 2:
-        _orthogonalize(out, [G], recipe, eps, workspace)
-    else:
-        _orthogonalize_stack(out, list(G), recipe, eps, workspace)
+    runs: Iterable[tuple[Tensor, Tensor]] = [(out, G)]
+    if out.ndim == 3:
+        _, rows, columns = out.shape
+        size = run_length(rows, columns, recipe, out.device) if len(out) > 1 else 1
+        runs = zip(out, G, strict=True) if size == 1 else zip(out.split(size), G.split(size), strict=True)
+    for results, matrices in runs:
+        _orthogonalize(results, matrices, recipe, eps, workspace)
     return out
-
-
-def orthogonalize_all(
-    matrices: Sequence[Tensor], recipe: Recipe, eps: float = DEFAULT_EPS, workspace: Workspace | None = None
-) -> list[Tensor]:
-    """Return the orthogonal factor of each matrix; small ones of equal shape are iterated as one stack.
-
-    The bits are those of ``orthogonalize`` on each matrix by itself.
-
-    >>> import torch
-    >>> from .named import RECIPES
-    >>> square, wide = torch.eye(2), torch.ones(2, 3)
-    >>> [tuple(X.shape) for X in orthogonalize_all([square, wide, square], RECIPES["gram"])]
-    [(2, 2), (2, 3), (2, 2)]
-    """
-    workspace = workspace or Workspace()
-    results: dict[int, Tensor] = {}
-    keys = [(*matrix.shape, matrix.device) for matrix in matrices]
-    for places in runs_of_equals(keys, lambda key: run_length(key[0], key[1], recipe, key[2])):
-        first = matrices[places[0]]
-        out = torch.empty((len(places), *first.shape), dtype=torch.bfloat16, device=first.device)
-        if out.numel():
-            _orthogonalize_stack(out, [matrices[place] for place in places], recipe, eps, workspace)
-        results.update(zip(places, out, strict=True))
-    return [results[place] for place in range(len(matrices))]
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -116,13 +94,14 @@ def run_length(rows: int, columns: int, recipe: Recipe, device: torch.device = C
     """Return how many matrices of this shape can be iterated as one stack with the bits that each gets alone;
     1 if they do not stack.
 
-    Large matrices gain nothing. In a stack of odd sizes some members would lie unaligned, and kernels differ
-    there. Whether this CPU's kernels give stacked matrices the same bits is tried out once per shape, recipe
-    and number of threads. The meta device behaves as the CPU does; on other devices nothing is stacked.
+    Large matrices gain nothing, and kernels differ on members that a stack of odd sizes would not align. This
+    CPU's kernels are tried out once per shape, recipe and number of threads. The meta device behaves as the
+    CPU does; on other devices nothing is stacked.
     """
     most = _most_stacked(rows, columns, recipe)
-    keeps_bits = most > 1 and device.type in ("cpu", "meta") and _tried_out(rows, columns, recipe)
-    return most if keeps_bits else 1
+    if most == 1 or device.type not in ("cpu", "meta"):
+        return 1
+    return most if _keeps_bits(rows, columns, recipe, torch.get_num_threads(), RUN_BYTES) else 1
 
 
 def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
@@ -133,10 +112,6 @@ def _most_stacked(rows: int, columns: int, recipe: Recipe) -> int:
         return 1
     elements = sum(math.prod(shape) for shape in _shapes((rows, columns), recipe))
     return min(MOST_STACKED, max(1, RUN_BYTES // (elements * itemsize)))
-
-
-def _tried_out(rows: int, columns: int, recipe: Recipe) -> bool:
-    return _keeps_bits(rows, columns, recipe, torch.get_num_threads(), RUN_BYTES)
 
 
 @cache
@@ -150,27 +125,12 @@ def _keeps_bits(rows: int, columns: int, recipe: Recipe, threads: int, run_bytes
             G = torch.randn((most, rows, columns), generator=generator, dtype=torch.float32, device="cpu")
             together, alone = (torch.empty_like(G, dtype=torch.bfloat16) for _ in range(2))
             for out, member in zip(alone, G, strict=True):
-                _orthogonalize(out, [member], recipe, DEFAULT_EPS, workspace)
+                _orthogonalize(out, member, recipe, DEFAULT_EPS, workspace)
             for size in sizes:
-                _orthogonalize(together[:size], list(G[:size]), recipe, DEFAULT_EPS, workspace)
+                _orthogonalize(together[:size], G[:size], recipe, DEFAULT_EPS, workspace)
                 if not torch.equal(together[:size], alone[:size]):
                     return False
     return True
-
-
-def _orthogonalize_stack(
-    out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
-) -> None:
-    """Write the orthogonal factors of equal shapes into ``out``, bf16, one run or one matrix at a time."""
-    rows, columns = out.shape[-2:]
-    run = run_length(rows, columns, recipe, out.device) if len(matrices) > 1 else 1
-    if run == 1:
-        for place, matrix in enumerate(matrices):
-            _orthogonalize(out[place], [matrix], recipe, eps, workspace)
-        return
-    for begin in range(0, len(matrices), run):
-        part = slice(begin, begin + run)
-        _orthogonalize(out[part], matrices[part], recipe, eps, workspace)
 
 
 def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
@@ -178,7 +138,8 @@ def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
     *batch, rows, columns = shape
     n = min(rows, columns)
     gram = recipe.iterates_on_gram(rows, columns, symmetric_share(n))
-    count = 4 if gram or (recipe.dtype is torch.bfloat16 and recipe.degree > 5) else 2
+    long_polynomials = any(len(polynomial) > 3 for polynomial in recipe.coefficients)
+    count = 4 if gram or (recipe.dtype is torch.bfloat16 and long_polynomials) else 2
     # Rows are a cache line longer: with a large power of two, a column would map to a few sets of the cache.
     pitch = n + ALIGNMENT // recipe.dtype.itemsize if n >= LEAST_SYMMETRIC else n
     return [shape] * 2 + [(*batch, n, pitch)] * count
@@ -186,9 +147,13 @@ def _shapes(shape: tuple[int, ...], recipe: Recipe) -> list[tuple[int, ...]]:
 
 @full_float32()
 def _orthogonalize(
-    out: Tensor, matrices: Sequence[Tensor], recipe: Recipe, eps: float, workspace: Workspace
+    out: Tensor,  # [rows, columns], or [matrices, rows, columns]; bf16
+    G: Tensor,  # as out, any dtype
+    recipe: Recipe,
+    eps: float,
+    workspace: Workspace,
 ) -> None:
-    """Write the orthogonal factors of one matrix [rows, columns], or of a stack of them, into ``out``.
+    """Write the orthogonal factor of a matrix, or those of a stack in one run, into ``out``.
 
     A tall matrix is iterated as a wide one. In bf16 it is copied into row-major order, because products on a
     transpose are slower than this copy; in fp32 it is used as a transposed view.
@@ -202,8 +167,7 @@ def _orthogonalize(
     if lies is not wide:
         X, Y = X.mT, Y.mT
     square = [buffer[..., :n] for buffer in padded]  # [.., n, n]
-    for place, matrix in zip([out] if out.ndim == 2 else out, matrices, strict=True):
-        place.copy_(matrix)  # rounded, as torch.optim.Muon does
+    out.copy_(G)  # rounded, as torch.optim.Muon does
     X.copy_(wide)
     X.div_(_norms(X).clamp(min=eps))
     A = square[0]
@@ -264,9 +228,8 @@ def _without_constant(out: Tensor, coefficients: Sequence[float], A: Tensor, spa
 def gram_polynomial(coefficients: Sequence[Polynomial], square: Sequence[Tensor]) -> Tensor:
     """The n × n matrix Q for which ``QX`` is the iteration's result; ``square[0]`` holds ``R = XXᵀ``.
 
-    A step multiplies X from the left by ``P = a + bR + cR² + …``. So Q is multiplied by P once, and R by P
-    twice. All of them are polynomials in the first R, so they are symmetric and commute. Without steps, Q is
-    the identity.
+    A step multiplies X from the left by ``P = a + bR + cR² + …``, so Q by P once, and R by P twice. All are
+    polynomials in the first R, so they are symmetric and commute. Without steps, Q is the identity.
     """
     R, *free, Q = square
     if not coefficients:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 
@@ -38,10 +38,9 @@ MINIMAX: tuple[Polynomial, ...] = (
 """The Polar Express's construction (arXiv 2505.16932) with degrees 5, 5, 5, 9, on [0.0021, 1], safety 1.01.
 
 Each is the odd polynomial of its degree closest to 1 on the interval that the previous ones leave. Matrices
-are divided by the Schatten norm, which is smaller than the Frobenius norm. So their singular values start
-higher than with the five stock steps, and four steps bring them closer to 1. Degree 9 costs one product more
-than degree 5 (``squares``). It comes last, because its large coefficients would make the Gram form less
-accurate in an earlier step. ``tests/orthogonalizers/test_named.py`` checks that each is closest.
+are divided by the Schatten norm, which is smaller than the Frobenius norm, so their singular values start
+higher than with the five stock steps. Degree 9 costs one product more than degree 5 (``squares``). It comes
+last, because its large coefficients would make the Gram form less accurate in an earlier step.
 """
 
 MINIMAX_BF16: tuple[Polynomial, ...] = (
@@ -97,17 +96,8 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
-
-    gaussian: float
-    power_law: float
-    rank_8: float
-    cliff: float
-    nearly_zero: float
-    largest: float
-
+Bounds = namedtuple("Bounds", "gaussian power_law rank_8 cliff nearly_zero largest")
+"""Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
 
 BOUNDS: Mapping[str, Bounds] = {
     STOCK: Bounds(0.225, 0.295, 0.070, 0.48, 0.96, 1.21),
@@ -124,14 +114,14 @@ BOUNDS: Mapping[str, Bounds] = {
 """Errors as ``quality`` measures them against float64, on 128 × 128, 256 × 64 and 384 × 768.
 
 The power laws are k^−1 to k^−3. Turbo-Muon scales each row by its own number: if singular values differ much,
-its result is close to the orthogonal factor of another matrix. A nearly zero matrix, of norm below ``eps``,
-stays small, as with stock; only turbo's scaling makes it large.
+its result is close to another matrix's. A nearly zero matrix, of norm below ``eps``, stays small, as with
+stock; only turbo's scaling makes it large.
 """
 
 LARGER_UPDATES = (1.03, 1.18)
 """Bounds of the ratio of an update's Frobenius norm to stock's, on the same Gaussian matrix, for all recipes
-except ``"float32"`` and ``"gram"``, which have stock's coefficients. Measured: 1.12 on 128 × 128, 1.15 on
-256 × 64, 1.04 on 384 × 768, 1.08 on 768 × 768. Stock leaves most singular values below 1."""
+except ``"float32"`` and ``"gram"``, which have stock's coefficients. Stock leaves most singular values below
+1; measured: 1.04 on 384 × 768 to 1.15 on 256 × 64."""
 
 DROP_INS = tuple(name for name in RECIPES if name != "turbo")
 """The recipes whose quality is not below stock's: error at most 1 % above stock's on Gaussian and power-law
@@ -139,11 +129,7 @@ spectra, at most 0.15 on low rank, largest singular value at most 1.45 on all (`
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of this name.
-
-    Raises:
-        UsageError: no recipe has this name.
-    """
+    """Return the recipe of this name; raises ``UsageError`` if there is none."""
     if name not in RECIPES:
         raise UsageError(
             f"orthogonalize must be {STOCK!r}, 'auto' or one of {', '.join(RECIPES)}; got {name!r}"

@@ -29,14 +29,13 @@ class Recipe:
     """A way to orthogonalize: coefficients, one polynomial per step, and how the steps are computed.
 
     ``form``: ``"direct"`` iterates on the matrix; ``"gram"`` iterates on the small matrix XXᵀ and multiplies
-    the large one once at the end, if that takes fewer operations. ``dtype``: the dtype of products and
-    iterates; in any case the input is first rounded to bf16, as in ``torch.optim.Muon``, and so is the
-    result. ``scaling``: what the matrix is divided by at first. ``"frobenius"``: its Frobenius norm.
-    ``"schatten"``: its Schatten 4-norm ‖XXᵀ‖^½, which is closer to the largest singular value, and free,
-    since XXᵀ is needed anyway. ``"rows"``: each row by its own number (the almost-orthogonal scaling of arXiv
-    2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which changes the singular vectors, too.
-    ``source``: where the coefficients were published. In float32 the number of threads may change the last
-    bits, as with any fp32 product of MKL; in bfloat16 it does not, as with stock.
+    the large one once at the end, if that takes fewer operations. ``dtype``: that of products and iterates;
+    the input is first rounded to bf16, as in ``torch.optim.Muon``, and so is the result. In float32 the
+    number of threads may change the last bits; in bfloat16 it does not. ``scaling``: what the matrix is
+    divided by at first. ``"frobenius"``: its Frobenius norm. ``"schatten"``: its Schatten 4-norm ‖XXᵀ‖^½,
+    which is closer to the largest singular value. ``"rows"``: each row by its own number (the scaling of
+    arXiv 2208.03160 that Turbo-Muon, arXiv 2512.04632, starts with), which changes the singular vectors, too.
+    ``source``: where the coefficients were published.
 
     Raises:
         UsageError: the recipe could explode, or cannot be computed in its form and dtype.
@@ -70,11 +69,6 @@ class Recipe:
                 f"{peak(self.coefficients):.3g}, which is above {LARGEST}: "
                 "give them a safety factor (with_safety)"
             )
-
-    @property
-    def degree(self) -> int:
-        """The highest degree of a step's polynomial."""
-        return 2 * max((len(polynomial) for polynomial in self.coefficients), default=1) - 1
 
     def iterates_on_gram(self, rows: int, columns: int, share: float = 1.0) -> bool:
         """Whether this shape is iterated on its Gram matrix: if the form allows that and it saves operations.

@@ -74,11 +74,8 @@ def completed_squares(polynomial: Coefficients) -> Squares:
 
 
 def check_polynomial(polynomial: Coefficients) -> None:
-    """Refuse a polynomial that ``evaluate`` cannot evaluate.
-
-    Raises:
-        UsageError: its degree, apart from zeros at its end, is 3, 5, 6 or 7, or it is no chain of squares.
-    """
+    """Raise ``UsageError`` for what ``evaluate`` cannot evaluate: degrees 3, 5, 6 and 7, apart from zeros at
+    the end, and degree 8 if it is no chain of squares."""
     kept = _without_zeros(polynomial)
     if len(kept) > 2:
         completed_squares(kept)

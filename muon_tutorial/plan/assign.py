@@ -13,21 +13,17 @@ def newton_schulz_cost(sides: tuple[int, int]) -> int:
 
 
 def gram_cost(side: int, elements: int) -> int:
-    """Operations per iteration, averaged over five, at a rank that holds ``elements`` of a cut matrix.
-
-    All five together take two products with the shard, of ``2·side·elements`` each, and 17 products of
-    ``side`` × ``side`` matrices for the iteration on the Gram matrix, which every rank of the cut repeats.
-    """
+    """Operations per iteration, averaged over five, at a rank that holds ``elements`` of a cut matrix: two
+    products with its shard, and 17 of ``side`` × ``side`` matrices, which every rank of the cut repeats."""
     return (4 * side * elements + 34 * side**3) // 5
 
 
 def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     """Give each job to the position with the least work of this round, the costliest jobs first.
 
-    ``loads`` is the work that each position has from earlier rounds. The largest share of this round goes to
-    the position with the smallest load, so that rounds even out; ties go to the lower position. The makespan
-    of a round is at most 4/3 of the best possible (Graham 1969, "Bounds on multiprocessing timing
-    anomalies").
+    ``loads`` is each position's work from earlier rounds. The largest share of this round goes to the
+    position with the smallest load, so that rounds even out; ties go to the lower position. A round takes at
+    most 4/3 of the best possible time (Graham 1969, "Bounds on multiprocessing timing anomalies").
 
     >>> longest_first([1, 4, 1, 1, 1], [0, 0])
     [1, 0, 1, 1, 1]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from .grid import Coordinate, Grid
 from .layout import Box, Route, run_boxes
 from .matrix import BucketEntry, Cut, Matrix, Part
 
+T = TypeVar("T")
 Interval = tuple[int, int]
 GRAM_DTYPE = torch.float32
 """The dtype in which Gram matrices are summed: in bf16 the iteration on them diverges."""
@@ -35,7 +36,6 @@ class StoredShard:
 
     @property
     def numel(self) -> int:
-        """Elements that the rank stores."""
         return self.in_piece[1] - self.in_piece[0]
 
 
@@ -66,10 +66,9 @@ class Bucket:
     between steps. ``compute_layout``: where matrices are orthogonalized. Routes: ``gradient`` from the
     model's layout to storage, ``compute`` from storage to the compute layout and back, ``parameter`` from
     storage to the model's layout. An entry's workers are positions in the group over ``axes``.
-    ``summands`` is the number of local gradients that the gradient route sums. Buckets of one ``round`` run
-    abreast, so their owners work at the same time. ``phases`` name the compute route, and its way back.
-    ``tp_gather``: matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per
-    ``"bucket"``.
+    ``summands``: how many local gradients the gradient route sums. Buckets of one ``round`` run abreast, so
+    their owners work at the same time. ``phases`` name the compute route, and its way back. ``tp_gather``:
+    matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per ``"bucket"``.
     """
 
     index: int = field(default=0, kw_only=True)
@@ -105,16 +104,12 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """The boxes that this rank works on in its buffer, one per entry; None for those of other ranks.
-
-        This depends only on the coordinate, never on data. Each box has the shape that the rank works on.
-        """
+        """For each entry, the box of this rank's buffer that it works on, in its own shape, or None."""
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []
         for piece in self.buffer_slices(layout, at):
-            shape = piece.entry.matrix.shape
-            box = Box((0,) * len(shape), shape) if whole else piece.entry.matrix.box(at)
+            box = Box.whole(piece.entry.matrix.shape) if whole else piece.entry.matrix.box(at)
             works = self.works_on(piece.entry, at)
             found.append(BufferSlice(piece.entry, piece.offset, box) if works else None)
         return tuple(found)
@@ -165,10 +160,8 @@ def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Offset and shape of the rank's piece, in rows and columns: further dimensions count as columns.
-
-    Further dimensions are never cut, so a run of the second dimension is a run of columns.
-    """
+    """Offset and shape of the rank's piece, in rows and columns: further dimensions, which are never cut,
+    count as columns."""
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)
@@ -193,20 +186,15 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
     return max(alike.box(grid.at(grid.rank({"tp": place}))).numel for place in range(grid.size("tp")))
 
 
-def fill_buckets(
-    run: Sequence[Matrix], weights: Sequence[int], round_bytes: int
-) -> Iterator[tuple[Matrix, ...]]:
-    """Split the matrices of a buffer, in order, into runs of at most ``round_bytes``.
-
-    ``weights`` are the bytes of each matrix. A matrix that is larger gets its own bucket.
-    """
-    filled: list[Matrix] = []
+def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:
+    """Split a sequence into runs that weigh at most ``round_bytes``, or hold one that is heavier."""
+    filled: list[T] = []
     load = 0
-    for matrix, weight in zip(run, weights, strict=True):
+    for each, weight in zip(run, weights, strict=True):
         if filled and load + weight > round_bytes:
             yield tuple(filled)
             filled, load = [], 0
-        filled.append(matrix)
+        filled.append(each)
         load += weight
     if filled:
         yield tuple(filled)
@@ -214,13 +202,12 @@ def fill_buckets(
 
 def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
     """The matrices of each flat buffer, in order: those that share group and dtypes."""
-    ordered = sorted(matrices, key=lambda it: (it.group, str(it.dtype), str(it.grad_dtype), it.index))
-    return [list(run) for _, run in groupby(ordered, buffer_key)]
 
+    def kind(it: Matrix) -> tuple[int, str, str]:
+        return it.group, str(it.dtype), str(it.grad_dtype)
 
-def buffer_key(matrix: Matrix) -> tuple[int, torch.dtype, torch.dtype]:
-    """What the matrices of a buffer have in common: optimizer group and dtypes."""
-    return matrix.group, matrix.dtype, matrix.grad_dtype
+    ordered = sorted(matrices, key=lambda it: (*kind(it), it.index))
+    return [list(run) for _, run in groupby(ordered, kind)]
 
 
 def padded(size: int, multiple: int) -> int:

@@ -9,11 +9,11 @@ stored for all ranks.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal
 
 from .grid import Coordinate
 from .layout import FEW_RANKS, Box, Owned, Shard, shard_box
@@ -34,87 +34,12 @@ class BufferSlice:
         return self.offset, self.offset + self.box.numel
 
 
-@dataclass(frozen=True, slots=True)
-class VirtualBuffer:
-    """The whole virtual buffer: every rank holds its piece of each matrix at the entry's offset."""
+class Layout:
+    """Which box of each matrix a rank's flat buffer holds, and where; here, box after box.
 
-    size: int
-
-    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The part of each matrix in the rank's buffer, in order."""
-        return (BufferSlice(entry, entry.offset, entry.matrix.box(at)) for entry in entries)
-
-    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's buffer."""
-        return self.size
-
-
-@dataclass(frozen=True)  # without slots, to cache where uneven slices begin
-class SlicedBuffer:
-    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
-
-    Slices have equal lengths, unless ``sizes`` states each, or the ``owner`` holds everything.
+    ``holders``, ``senders`` and ``sends`` serve exchanges, which lead from and to any layout except a
+    ``VirtualBuffer``.
     """
-
-    axis: str
-    size: int
-    sizes: tuple[int, ...] | None = None
-    owner: int | None = None
-
-    @property
-    def cut(self) -> Shard | Owned:
-        """How the axis cuts the buffer."""
-        return Shard(0, self.sizes) if self.owner is None else Owned(self.owner)
-
-    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The rank's part of each matrix: the intersection of its slice with the matrix's elements."""
-        start = self._slice(at).offset[0]
-        for entry in entries:
-            box = self.box(entry, at)
-            yield BufferSlice(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
-
-    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The interval of the matrix's flat piece that the rank's slice holds."""
-        piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
-        return self._slice(at).overlap(piece).seen_from(piece)
-
-    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's slice."""
-        return self._slice(at).numel
-
-    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Slices are disjoint, so every rank sends its own."""
-        return True
-
-    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """Positions of the rank's group over ``axes`` that may hold a part of the matrix."""
-        first, last = entry.offset, entry.offset + entry.size - 1
-        if axes != (self.axis,):
-            return range(at.size(*axes))
-        if self.owner is not None:
-            return range(self.owner, self.owner + 1)
-        if self.sizes is not None:
-            return range(bisect_right(self._starts, first) - 1, bisect_right(self._starts, last))
-        step = -(-self.size // at.size(self.axis))
-        return range(first // step, last // step + 1)
-
-    senders = holders
-    """The positions that may send to a rank."""
-
-    @cached_property
-    def _starts(self) -> tuple[int, ...]:
-        """Where each slice begins, if their sizes are stated."""
-        return tuple(accumulate(self.sizes or (), initial=0))[:-1]
-
-    def _slice(self, at: Coordinate) -> Box:
-        place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # there may be thousands: their sums are cached
-            return Box((self._starts[place],), (self.sizes[place],))
-        return shard_box((self.size,), self.cut, place, at.size(self.axis))
-
-
-class InLine:
-    """A layout in which the boxes that a rank holds lie one after the other."""
 
     __slots__ = ()
 
@@ -134,22 +59,96 @@ class InLine:
         """The number of elements in the rank's buffer."""
         return sum(self.box(entry, at).numel for entry in entries)
 
-
-@dataclass(frozen=True, slots=True)
-class LocalShards(InLine):
-    """Every rank holds its own pieces, cut like the parameters, one after the other."""
-
-    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """Whether this rank sends. If several ranks have the piece, the sender is the one at the receiver's
-        position along all axes that do not cut the matrix."""
-        return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
-
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """Positions of the rank's group over ``axes`` that may hold a part of the matrix: all."""
+        """The positions in the rank's group over ``axes`` that may hold a part of the matrix."""
         return range(at.size(*axes))
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank: those that differ from it only along the matrix's axes."""
+        """The holders that may send to a rank."""
+        return self.holders(entry, axes, to)
+
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
+        """Whether rank ``at`` sends its part of the matrix to rank ``to``."""
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualBuffer(Layout):
+    """The whole virtual buffer: every rank holds its piece of each matrix at the entry's offset."""
+
+    size: int
+
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
+        return (BufferSlice(entry, entry.offset, entry.matrix.box(at)) for entry in entries)
+
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
+        return self.size
+
+
+@dataclass(frozen=True)  # without slots, to cache where uneven slices begin
+class SlicedBuffer(Layout):
+    """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
+
+    Slices have equal lengths, unless ``sizes`` states each, or the ``owner`` holds everything.
+    """
+
+    axis: str
+    size: int
+    sizes: tuple[int, ...] | None = None
+    owner: int | None = None
+
+    @property
+    def cut(self) -> Shard | Owned:
+        return Shard(0, self.sizes) if self.owner is None else Owned(self.owner)
+
+    def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
+        start = self._slice(at).offset[0]
+        for entry in entries:
+            box = self.box(entry, at)
+            yield BufferSlice(entry, entry.offset + box.offset[0] - start if box.numel else 0, box)
+
+    def box(self, entry: BucketEntry, at: Coordinate) -> Box:
+        piece = Box((entry.offset,), (entry.matrix.box(at).numel,))
+        return self._slice(at).overlap(piece).seen_from(piece)
+
+    def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
+        return self._slice(at).numel
+
+    def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
+        first, last = entry.offset, entry.offset + entry.size - 1
+        if axes != (self.axis,):
+            return range(at.size(*axes))
+        if self.owner is not None:
+            return range(self.owner, self.owner + 1)
+        if self.sizes is not None:
+            return range(bisect_right(self._starts, first) - 1, bisect_right(self._starts, last))
+        step = -(-self.size // at.size(self.axis))
+        return range(first // step, last // step + 1)
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each slice begins, if their sizes are stated."""
+        return tuple(accumulate(self.sizes or (), initial=0))[:-1]
+
+    def _slice(self, at: Coordinate) -> Box:
+        place = at[self.axis]
+        if self.sizes is not None and self.owner is None:  # there may be thousands: their sums are cached
+            return Box((self._starts[place],), (self.sizes[place],))
+        return shard_box((self.size,), self.cut, place, at.size(self.axis))
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShards(Layout):
+    """Every rank holds its own pieces, cut like the parameters, one after the other.
+
+    If several ranks have a piece, the sender is the one at the receiver's position along all axes that do not
+    cut the matrix.
+    """
+
+    def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
+        return all(at[axis] == to[axis] for axis in at if axis not in entry.matrix.axes)
+
+    def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
         cutting = [axis for axis in axes if axis in entry.matrix.axes]
         return (Coordinate(to.grid, rank).position(*axes) for rank in to.group(*cutting))
 
@@ -168,13 +167,12 @@ class PiecesInSlices(LocalShards):
         return self.slices.length(entries, at)
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The box of the matrix that the rank holds, if its slice does."""
         box = entry.matrix.box(at)
         return box if self.slices.box(entry, at).numel else Box(box.offset, (0,) * len(box.shape))
 
 
 @dataclass(frozen=True, slots=True)
-class WholeMatrices(InLine):
+class WholeMatrices(Layout):
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
     ``frame``: they hold the whole ``"matrix"``, or the whole ``"piece"`` that tensor parallelism leaves,
@@ -187,31 +185,30 @@ class WholeMatrices(InLine):
     workers: Literal["owner", "holders"]
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
-        """The owner sends to all; a holder keeps what it has."""
         return self.workers == "owner" or at == to
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """Positions of the rank's group over ``axes`` that may hold the matrix: its workers."""
         return entry.workers if axes == self.axes else range(at.size(*axes))
 
-    senders = holders
-    """The positions that may send to a rank."""
-
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The whole matrix or piece at a worker, an empty box elsewhere."""
         shape = entry.matrix.shape if self.frame == "matrix" else (entry.matrix.box(at).numel,)
         works = at.position(*self.axes) in entry.workers
-        return Box((0,) * len(shape), shape if works else (0,) * len(shape))
+        return Box.whole(shape if works else (0,) * len(shape))
 
 
-Layout = VirtualBuffer | SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
-End = SlicedBuffer | PiecesInSlices | LocalShards | WholeMatrices
-"""The layouts that an exchange can lead from and to."""
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """A box of a matrix that two ranks share: the slice in which one rank holds it, and its index there."""
 
+    held: BufferSlice
+    box: Box
+    index: tuple[slice, ...]
+    numel: int
 
-Index = tuple[slice, ...]
-Cargo = tuple[tuple[BufferSlice, Index, tuple[int, ...]], ...]
-"""Parts of a rank's buffer that move or stay: each one's slice, its index in the slice, and its shape."""
+    @property
+    def key(self) -> tuple[int, Box]:
+        """Equal for the same elements of the same matrix."""
+        return self.held.entry.matrix.index, self.box
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,17 +216,16 @@ class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
     ``leaving`` is packed once for all receivers: position p gets ``sends[p]`` elements beginning at
-    ``starts[p]``, and positions that get the same parts share the same elements. ``receives`` are the numbers
-    of elements from each position. Parts that a rank keeps do not travel: each part of ``kept``, in the old
-    buffer, becomes the corresponding part of ``kept_as`` in the new one. ``kept_at`` is where that part
-    begins among the packed elements, or None if no other rank gets it. ``length`` is the number of elements
-    in the new buffer.
+    ``starts[p]``, and positions that get the same parts share them. ``receives`` counts the elements from
+    each position. Parts that a rank keeps do not travel: ``kept`` lists them in the old buffer, ``kept_as``
+    in the new one. ``kept_at`` is where each begins among the packed elements, or None if no other rank gets
+    it. ``length`` is the number of elements in the new buffer.
     """
 
-    leaving: Cargo
-    coming: Cargo
-    kept: Cargo
-    kept_as: Cargo
+    leaving: tuple[SharedPart, ...]
+    coming: tuple[SharedPart, ...]
+    kept: tuple[SharedPart, ...]
+    kept_as: tuple[SharedPart, ...]
     kept_at: tuple[int | None, ...]
     sends: tuple[int, ...]
     starts: tuple[int, ...]
@@ -243,12 +239,11 @@ class Exchange:
 
     axes: tuple[str, ...]
     entries: tuple[BucketEntry, ...]
-    src: End
-    dst: End
+    src: Layout
+    dst: Layout
 
     @cached_property
     def inverse(self) -> Exchange:
-        """The same move, the other way."""
         return Exchange(self.axes, self.entries, self.dst, self.src)
 
     @cached_property
@@ -264,32 +259,29 @@ class Exchange:
         ends = (end.slices for end in (self.src, self.dst) if isinstance(end, PiecesInSlices))
         return any(it.owner not in (None, at[it.axis]) for it in ends)
 
-    def parcels(self, at: Coordinate) -> Parcels:
-        """What one rank sends, receives and keeps; cached for a few ranks, enough for one process."""
-        if at not in self._known:
-            if len(self._known) == FEW_RANKS:
-                self._known.clear()
-            self._known[at] = self._parcels(at)
-        return self._known[at]
-
     @cached_property
-    def _known(self) -> dict[Coordinate, Parcels]:
-        return {}
+    def parcels(self) -> Callable[[Coordinate], Parcels]:
+        """What one rank sends, receives and keeps; cached for a few ranks, enough for one process."""
+        return lru_cache(FEW_RANKS)(self._parcels)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+        return Exchange, (self.axes, self.entries, self.src, self.dst)
 
     def _parcels(self, at: Coordinate) -> Parcels:
         positions, own = at.size(*self.axes), at.position(*self.axes)
         out, into = self._by_position(at, self._leaving(at)), self._by_position(at, self._coming(at))
-        kept, kept_as = out.pop(own, []), into.pop(own, [])
+        kept, kept_as = tuple(out.pop(own, ())), tuple(into.pop(own, ()))
         leaving, starts, known = _packed_once(out)
+        sends, receives = ({place: sum(p.numel for p in its[place]) for place in its} for its in (out, into))
         return Parcels(
             leaving=leaving,
-            coming=tuple(part.cargo for parts in into.values() for part in parts),
-            kept=tuple(part.cargo for part in kept),
-            kept_as=tuple(part.cargo for part in kept_as),
+            coming=tuple(part for parts in into.values() for part in parts),
+            kept=kept,
+            kept_as=kept_as,
             kept_at=tuple(known.get(part.key) for part in kept),
-            sends=_listed({place: sum(it.numel for it in parts) for place, parts in out.items()}, positions),
+            sends=_listed(sends, positions),
             starts=_listed(starts, positions),
-            receives=_listed({place: sum(it.numel for it in its) for place, its in into.items()}, positions),
+            receives=_listed(receives, positions),
             length=self.dst.length(self.entries, at),
         )
 
@@ -309,46 +301,27 @@ class Exchange:
                 if self.src.sends(held.entry, other, at):
                     yield position, held, self.src.box(held.entry, other)
 
-    def _slices(self, layout: End, at: Coordinate) -> list[BufferSlice]:
+    def _slices(self, layout: Layout, at: Coordinate) -> list[BufferSlice]:
         """The non-empty slices: among thousands of ranks, one rank shares few matrices with few others."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 
     def _by_position(
         self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
-    ) -> dict[int, list[_Part]]:
+    ) -> dict[int, list[SharedPart]]:
         """The parts that this rank shares with each position, including its own, in order of position."""
-        found: dict[int, list[_Part]] = {}
+        found: dict[int, list[SharedPart]] = {}
         for position, held, theirs in pairs:
-            part = _Part(held, *_shared(held.box, theirs))
+            part = SharedPart(held, *_shared(held.box, theirs))
             if part.numel:
                 found.setdefault(position, []).append(part)
         return dict(sorted(found.items()))
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """The part of a matrix that two ranks share: the slice in which one rank holds it, and its box."""
-
-    held: BufferSlice
-    box: Box
-    index: Index
-    numel: int
-
-    @property
-    def cargo(self) -> tuple[BufferSlice, Index, tuple[int, ...]]:
-        return self.held, self.index, self.box.shape
-
-    @property
-    def key(self) -> tuple[int, Box]:
-        """Equal for the same elements of the same matrix."""
-        return self.held.entry.matrix.index, self.box
-
-
 def _packed_once(
-    parts: Mapping[int, Sequence[_Part]],
-) -> tuple[Cargo, dict[int, int], dict[tuple[int, Box], int]]:
+    parts: Mapping[int, Sequence[SharedPart]],
+) -> tuple[tuple[SharedPart, ...], dict[int, int], dict[tuple[int, Box], int]]:
     """The parts to pack, with equal parcels only once; where each position's parcel and each part begin."""
-    cargo: list[_Part] = []
+    leaving: list[SharedPart] = []
     starts: dict[int, int] = {}
     begins: dict[tuple[int, Box], int] = {}
     packed: dict[tuple[tuple[int, Box], ...], int] = {}
@@ -360,8 +333,8 @@ def _packed_once(
             for part in own:
                 begins[part.key] = length
                 length += part.numel
-            cargo += own
-    return tuple(part.cargo for part in cargo), starts, begins
+            leaving += own
+    return tuple(leaving), starts, begins
 
 
 def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
@@ -373,7 +346,7 @@ def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
-def _shared(mine: Box, theirs: Box) -> tuple[Box, Index, int]:
+def _shared(mine: Box, theirs: Box) -> tuple[Box, tuple[slice, ...], int]:
     """The intersection of two boxes, its index in the first, and its number of elements."""
     box = mine.overlap(theirs)
     return box, box.seen_from(mine).slices, box.numel

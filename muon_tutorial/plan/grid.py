@@ -40,12 +40,10 @@ class Grid:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the grid holds."""
         return math.prod(self.sizes)
 
     @property
     def ranks(self) -> range:
-        """All ranks, in order."""
         return range(self.world_size)
 
     def size(self, axis: str) -> int:

@@ -7,16 +7,19 @@ notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from ..errors import GridError, OneWayError
 from .grid import Coordinate
+
+if TYPE_CHECKING:
+    from .exchange import Exchange
 
 FEW_RANKS = 16
 """The number of ranks whose geometry is cached: a plan may have thousands, but a process serves a few."""
@@ -106,7 +109,6 @@ class Box:
 
     @property
     def numel(self) -> int:
-        """Elements in the box."""
         return math.prod(self.shape)
 
     @property
@@ -115,6 +117,17 @@ class Box:
         return tuple(
             slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True)
         )
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Box:
+        """The whole of a tensor of ``shape``."""
+        return cls((0,) * len(shape), shape)
+
+    def with_run(self, dim: int, start: int, length: int) -> Box:
+        """The same box, but with ``length`` indices from ``start`` on along ``dim``."""
+        offset, shape = list(self.offset), list(self.shape)
+        offset[dim], shape[dim] = start, length
+        return Box(tuple(offset), tuple(shape))
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
         """The same box in the coordinates of a larger tensor, in which its frame starts at ``offset``."""
@@ -140,14 +153,12 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
     >>> shard_box((5, 4), Shard(0), 2, 3)
     Box(offset=(4, 0), shape=(1, 4))
     """
-    whole = Box((0,) * len(shape), tuple(shape))
     if isinstance(placement, Owned) and placement.rank != position:
-        return Box(whole.offset, (0,) * len(shape))
+        return Box.whole((0,) * len(shape))
     if not isinstance(placement, Shard):
-        return whole
-    offset, extent = list(whole.offset), list(whole.shape)
-    offset[placement.dim], extent[placement.dim] = placement.run(shape[placement.dim], position, parts)
-    return Box(tuple(offset), tuple(extent))
+        return Box.whole(tuple(shape))
+    run = placement.run(shape[placement.dim], position, parts)
+    return Box.whole(tuple(shape)).with_run(placement.dim, *run)
 
 
 def run_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
@@ -177,36 +188,26 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
     return tuple(Box((row, *box.offset), (1, *box.shape)) for box in inner)
 
 
-_Piece: TypeAlias = tuple[tuple[slice, ...], tuple[int, ...]]
-_Uneven: TypeAlias = tuple[_Piece, ...]
-_Filled: TypeAlias = tuple[tuple[int, slice, int], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class HopPieces:
     """The pieces into which one end of a hop cuts its tensor, for one rank.
 
-    ``index`` and ``shape`` are this rank's piece; ``size`` is the number of elements in the largest of all
-    ``parts``. ``uneven`` lists index and shape of every piece, by position. It is empty if all pieces are
-    runs of equally many rows, because these lie one after the other in memory. ``filled`` repeats those of a
-    flat tensor that are not empty, each with its position.
+    ``mine`` is this rank's; ``size`` is the number of elements in the largest of all ``parts``. ``uneven``
+    holds every piece that is not empty, by position. If all are runs of equally many rows, ``uneven`` is
+    empty, because these lie one after the other in memory.
     """
 
-    index: tuple[slice, ...]
-    shape: tuple[int, ...]
+    mine: Box
     size: int
     parts: int
-    uneven: _Uneven = ()
-    filled: _Filled = ()
+    uneven: Mapping[int, Box] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)  # without slots, to cache the pieces
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
-    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``. Each hop has an
-    opposite hop, except ``Partial`` → ``Shard`` and ``Partial`` → ``Owned``, because a sum cannot be taken
-    apart again.
+    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``.
     """
 
     axis: str
@@ -219,15 +220,15 @@ class Hop:
         """The same change, the other way.
 
         Raises:
-            OneWayError: the hop is a reduce_scatter or a reduce, which have no opposite.
+            OneWayError: the hop is a reduce_scatter or a reduce: a sum cannot be taken apart again.
         """
         if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
-            done, kept, back = "reduce", "Owned", "a broadcast"
+            done, back = "reduce", "a broadcast"
             if isinstance(self.dst, Shard):
-                done, kept, back = "reduce_scatter", "Shard", "an all_gather"
+                done, back = "reduce_scatter", "an all_gather"
             raise OneWayError(
-                f"a {done} over {self.axis!r} has no opposite: the ranks' summands are gone; "
-                f"ask for the hop from {kept} to Replicate instead, which is {back}"
+                f"a {done} over {self.axis!r} has no opposite: the ranks' summands are gone; ask for the hop "
+                f"from {type(self.dst).__name__} to Replicate instead, which is {back}"
             )
         return Hop(self.axis, self.dst, self.src, self.shape)
 
@@ -237,7 +238,6 @@ class Hop:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The hop's only axis."""
         return (self.axis,)
 
     @cached_property
@@ -245,17 +245,13 @@ class Hop:
         """Whether every rank already holds what it needs, so that no collective is needed."""
         return isinstance(self.src, Replicate)
 
-    def pieces(self, at: Coordinate) -> HopPieces:
-        """The pieces at the end of the hop that cuts the tensor; cached for a few ranks."""
-        if at not in self._known:
-            if len(self._known) == FEW_RANKS:
-                self._known.clear()
-            self._known[at] = self._pieces(at)
-        return self._known[at]
-
     @cached_property
-    def _known(self) -> dict[Coordinate, HopPieces]:
-        return {}
+    def pieces(self) -> Callable[[Coordinate], HopPieces]:
+        """The pieces at the end of the hop that cuts the tensor, for one rank; cached for a few ranks."""
+        return lru_cache(FEW_RANKS)(self._pieces)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+        return Hop, (self.axis, self.src, self.dst, self.shape)
 
     def _pieces(self, at: Coordinate) -> HopPieces:
         cut, parts = self.src if isinstance(self.src, Shard) else self.dst, at.size(self.axis)
@@ -263,57 +259,27 @@ class Hop:
         mine = shard_box(self.shape, cut, at[self.axis], parts)
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
         if equal and cut.dim == 0:  # no list of all positions: a plan may have thousands of ranks
-            return HopPieces(mine.slices, mine.shape, mine.numel, parts)
-        if len(self.shape) == 1:
-            longest, uneven, filled = _runs(cut, self.shape[0], parts)
-            return HopPieces(mine.slices, mine.shape, longest, parts, uneven, filled)
-        lengths = cut.lengths(self.shape[cut.dim], parts)
-        before, after = self.shape[: cut.dim], self.shape[cut.dim + 1 :]
-        boxes = [
-            Box((*(0 for _ in before), start, *(0 for _ in after)), (*before, length, *after))
-            for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False)
-        ]
-        uneven = tuple((box.slices, box.shape) for box in boxes)
-        return HopPieces(mine.slices, mine.shape, max(box.numel for box in boxes), parts, uneven)
+            return HopPieces(mine, mine.numel, parts)
+        boxes = _filled_boxes(self.shape, cut, parts)
+        return HopPieces(mine, max((box.numel for box in boxes.values()), default=0), parts, boxes)
 
 
 @lru_cache(maxsize=256)  # one list, shared by all ranks and by the hops of a bucket
-def _runs(cut: Shard, length: int, parts: int) -> tuple[int, _Uneven, _Filled]:
-    """The length of a flat buffer's longest piece, all pieces, and those that are not empty."""
-    lengths = cut.lengths(length, parts)
+def _filled_boxes(shape: tuple[int, ...], cut: Shard, parts: int) -> dict[int, Box]:
+    """The boxes that are not empty, by position: of thousands of positions, few may hold one."""
+    lengths, whole = cut.lengths(shape[cut.dim], parts), Box.whole(shape)
     runs = enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False))
-    filled = tuple((place, slice(start, start + n), n) for place, (start, n) in runs if n)
-    uneven = [_EMPTY] * parts
-    for place, run, n in filled:
-        uneven[place] = (run,), (n,)
-    return max(lengths), tuple(uneven), filled
+    boxes = {place: whole.with_run(cut.dim, start, length) for place, (start, length) in runs if length}
+    return {place: box for place, box in boxes.items() if box.numel}
 
 
-_EMPTY: _Piece = (slice(0, 0),), (0,)
-"""An empty piece, shared: of thousands of positions, few hold a part of a flat buffer."""
-
-
-class Move(Protocol):
-    """An element of a route: a hop along one axis, or an exchange of many matrices over several."""
-
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """The axes over which it communicates."""
-
-    @property
-    def silent(self) -> bool:
-        """Whether no collective is needed."""
-
-    @property
-    def inverse(self) -> Move:
-        """The same move, the other way."""
+Move: TypeAlias = "Hop | Exchange"
+"""An element of a route: a hop along one axis, or an exchange of many matrices over several."""
 
 
 @dataclass(frozen=True)  # without slots, to cache the inverse
 class Route:
     """Hops in order, and the dtype that travels.
-
-    Its ``inverse`` leads back: the inverse hops, in reverse order.
 
     >>> out = Route((Hop("tp", Shard(1), Replicate(), (4, 6)),), torch.bfloat16)
     >>> print(out)
@@ -341,9 +307,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back.
-
-        Raises:
-            OneWayError: a hop has no opposite.
-        """
+        """The way back: the inverse hops, in reverse order. Raises ``OneWayError`` if one has no opposite."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

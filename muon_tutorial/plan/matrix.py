@@ -104,7 +104,6 @@ class Matrix:
 
     @property
     def numel(self) -> int:
-        """Elements of the whole matrix."""
         return math.prod(self.shape)
 
     @property
@@ -120,7 +119,6 @@ class Matrix:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes that cut the parameter."""
         return tuple(axis for axis, _ in self.cuts)
 
     def cut(self, axis: str) -> Shard | None:
@@ -128,19 +126,18 @@ class Matrix:
         return dict(self.cuts).get(axis)
 
     def box(self, at: Coordinate) -> Box:
-        """The box of the matrix that lies in this rank's part of the parameter; it may be empty.
-
-        A run of the parameter's rows or columns is also a run of the matrix's, even if others lie in between.
-        """
+        """The box of the matrix that lies in this rank's part of the parameter; it may be empty."""
         held = self._held(at)
         if self.part is None:
             return held
-        place = Box(self.part.offset, self._span())
-        box, runs = held.overlap(place).seen_from(place), self.part.runs
+        place, runs = Box(self.part.offset, self.shape), self.part.runs
         if runs is None:
-            return box
+            return held.overlap(place).seen_from(place)
+        lines = runs.line(self.shape[runs.dim] - 1) + 1  # with those of other matrices in between
+        place = place.with_run(runs.dim, self.part.offset[runs.dim], lines)
+        box = held.overlap(place).seen_from(place)
         first, stop = map(runs.before, _ends(box, runs.dim))
-        return Box(_with(box.offset, runs.dim, first), _with(box.shape, runs.dim, stop - first))
+        return box.with_run(runs.dim, first, stop - first)
 
     def slices(self, at: Coordinate) -> Index:
         """The index of this rank's ``box`` in its part of the parameter."""
@@ -155,10 +152,7 @@ class Matrix:
         return (*index[: runs.dim], lines, *index[runs.dim + 1 :])
 
     def in_parameter(self, box: Box) -> Iterator[Box]:
-        """Yield the boxes of the parameter that make up a box of the matrix, in order of elements.
-
-        Rows in runs give one box per run; columns in runs give one per row and run.
-        """
+        """Yield the boxes of the parameter that make up a box of the matrix, in order of elements."""
         if self.part is None or (runs := self.part.runs) is None:
             yield box if self.part is None else box.shifted(self.part.offset)
             return
@@ -170,13 +164,6 @@ class Matrix:
                 offset = (*place, runs.line(begin), *box.offset[runs.dim + 1 :])
                 shape = (*(1 for _ in place), count, *box.shape[runs.dim + 1 :])
                 yield Box(offset, shape).shifted(self.part.offset)
-
-    def _span(self) -> tuple[int, ...]:
-        """The matrix's extent in its parameter, including the lines between its own."""
-        runs = None if self.part is None else self.part.runs
-        if runs is None:
-            return self.shape
-        return _with(self.shape, runs.dim, runs.line(self.shape[runs.dim] - 1) + 1)
 
     def _held(self, at: Coordinate) -> Box:
         return held_box(self.shape if self.part is None else self.part.shape, self.cuts, at)
@@ -223,22 +210,21 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
         raise UsageError(
             f"parts={parts!r} does not split the {shape[dim]} {lines} of a parameter of shape {shape}"
         )
-    first, one = (0,) * len(shape), (1,) * lead + shape[lead:]
-    return [
-        (
-            Box((*place, *_with(first, dim, start)[lead:]), _with(one, dim, count)),
-            None if run == count else Runs(dim, run, stride),
-        )
+    rows_and_columns = (0,) * (len(shape) - lead)
+    wholes = (
+        Box((*place, *rows_and_columns), (1,) * lead + shape[lead:])
         for place in product(*map(range, shape[:lead]))
+    )
+    return [
+        (whole.with_run(dim, start, count), None if run == count else Runs(dim, run, stride))
+        for whole in wholes
         for start, count, run, stride in inside
     ]
 
 
 def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
-    """For each matrix: its first line (row or column), the number of its lines, run length and stride.
-
-    None if this does not fit ``length`` lines.
-    """
+    """For each matrix: its first line (row or column), the number of its lines, run length and stride; None
+    if this does not fit ``length`` lines."""
     kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
     stride = sum(numbers)
@@ -262,7 +248,7 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
     """
     places = part_boxes(whole.shape, parts, transposed)
     if places is None:
-        places = [(Box((0,) * len(whole.shape), whole.shape), None)]
+        places = [(Box.whole(whole.shape), None)]
     flat = parts in (None, "flatten")
     through = [(axis, cut.dim) for axis, cut in whole.cuts if flat and cut.dim > 1]
     if through:
@@ -295,10 +281,6 @@ def _ends(box: Box, dim: int) -> tuple[int, int]:
     return box.offset[dim], box.offset[dim] + box.shape[dim]
 
 
-def _with(values: tuple[int, ...], place: int, value: int) -> tuple[int, ...]:
-    return (*values[:place], value, *values[place + 1 :])
-
-
 @dataclass(frozen=True, slots=True)
 class SummedGram:
     """A matrix that stays cut: the iteration runs on the sum of its shards' Gram matrices, [side, side].
@@ -313,11 +295,6 @@ class SummedGram:
     def elements(self) -> int:
         """Elements of its upper triangle; only these travel."""
         return self.side * (self.side + 1) // 2
-
-    def sides_of(self, numel: int) -> tuple[int, int]:
-        """Rows and columns of a shard of ``numel`` elements."""
-        along = numel // self.side
-        return (along, self.side) if self.cut == 0 else (self.side, along)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +335,7 @@ def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> B
 
 @lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
 def _cut_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], places: tuple[tuple[int, int], ...]) -> Box:
-    box = Box((0,) * len(shape), shape)
+    box = Box.whole(shape)
     for (_, shard), (position, parts) in zip(cuts, places, strict=True):
         box = shard_box(box.shape, shard, position, parts).shifted(box.offset)
     return box

@@ -49,7 +49,6 @@ class _Round:
     work: dict[int, int] = field(default_factory=dict)
 
     def has_room(self, job: Job) -> bool:
-        """Whether every position that works on the matrix can take it."""
         return all(
             self.held.get(place, 0) + job.weight <= self.most_bytes
             and self.work.get(place, 0) + job.cost <= self.most_work
@@ -57,7 +56,6 @@ class _Round:
         )
 
     def add(self, job: Job) -> None:
-        """Give the matrix to its positions."""
         self.jobs.append(job.number)
         for place in job.places:
             self.held[place] = self.held.get(place, 0) + job.weight
@@ -68,12 +66,10 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     """Distribute jobs over rounds; returns the numbers of each round's jobs.
 
     If every position can hold all its jobs within ``limit.all``, there is one round. Else each round takes up
-    to ``limit.each`` bytes per position, or as much as the largest job if that is more.
-
-    The costliest jobs go first, each into the first round that has room. The job that opens a round also
-    limits its work: if n jobs of its size fit into a round, no position gets more than n times its work. This
-    keeps the ranks of a round about equally busy. Rounds and jobs are sorted by the jobs' numbers, because
-    gradients become complete in the reverse of that order.
+    to ``limit.each`` bytes per position, or as much as the largest job if that is more. The costliest jobs go
+    first, each into the first round that has room. The job that opens a round also limits its work, to as
+    many times its own as would fit by bytes: this keeps the ranks of a round about equally busy. Rounds and
+    jobs are sorted by the jobs' numbers, because gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

@@ -63,22 +63,10 @@ class Plan:
         """The master plan for one rank: one entry per matrix, in the order of the buckets."""
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
 
-    def __str__(self) -> str:
-        """Facts for choosing a strategy: buckets, the balance of the work, and the largest buffer."""
-        matrices = sum(len(bucket.entries) for bucket in self.buckets)
-        gradients = "each rank's own" if self.expects == "local" else "already averaged"
-        peak = max((peak_buffer(self, self.grid.at(rank)) for rank in self.grid.ranks[:64]), default=0)
-        return (
-            f"{self.strategy} on {self.grid}: {matrices} matrices in {len(self.buckets)} buckets, gradients "
-            f"{gradients}; the busiest rank has {plan_imbalance(self):.2f} fair shares of Newton–Schulz; "
-            f"largest flat buffer {peak:,} bytes"
-        )
-
     def workers(self, matrix: int) -> tuple[int, ...]:
         """The ranks that orthogonalize a matrix, by its index."""
-        coordinates = [self.grid.at(rank) for rank in self.grid.ranks]
-        found = next((b, e) for b in self.buckets for e in b.entries if e.matrix.index == matrix)
-        return tuple(at.rank for at in coordinates if found[0].works_on(found[1], at))
+        bucket, entry = next((b, e) for b in self.buckets for e in b.entries if e.matrix.index == matrix)
+        return tuple(rank for rank in self.grid.ranks if bucket.works_on(entry, self.grid.at(rank)))
 
 
 Builder = Callable[..., Plan]
@@ -104,9 +92,7 @@ def replicated(
 
     def bucket(run: Sequence[Matrix]) -> Bucket:
         entries = _virtual_entries(run, grid, [range(grid.size("dp"))] * len(run))
-        here, nothing = LocalShards(), Route((), run[0].grad_dtype)
-        stay = Route((), run[0].dtype)
-        return Bucket(("dp",), entries, here, here, here, nothing, Route((), WIRE), stay)
+        return _kept_in_the_model(entries, LocalShards(), LocalShards(), Route((), WIRE))
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
         weights = _weights(run, grid)
@@ -128,9 +114,8 @@ def round_robin(
     """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; all ranks apply all updates.
 
     Args:
-        order: ``"size"`` counts matrices from the costliest on, as KellerJordan/Muon sorts them, so that
-            positions have about the same work; ``"index"`` counts them in the optimizer's order, as the first
-            distributed Muon did.
+        order: ``"size"`` counts matrices from the costliest on, as KellerJordan/Muon sorts them; ``"index"``
+            in the optimizer's order, as the first distributed Muon did.
         back: how owners share their updates: by an ``"all_reduce"`` of a buffer that is zero for matrices of
             other ranks (as published), or by an ``"all_gather"``, at half the bytes. If a round is larger
             than ``round_bytes``, each owner broadcasts its own.
@@ -178,16 +163,14 @@ def zero1(
     A bucket takes a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice.
 
     Args:
-        cut: what dp cuts into equal slices. ``"list"``: one list of all matrices, as published, so a matrix
-            lies on few ranks. Shapes are mixed along the list, so that equal slices are about equal work.
-            ``"bucket"``: each bucket by itself, as in Megatron-LM's optimizer. If one matrix fills a bucket,
-            all ranks then work on all matrices.
+        cut: what dp cuts into equal slices. ``"list"``: one list of all matrices, as published, with shapes
+            mixed, so that a matrix lies on few ranks and equal slices are about equal work. ``"bucket"``:
+            each bucket by itself, as in Megatron-LM's optimizer.
         gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
-            ``"boundary"`` gathers only the matrices that cross a slice boundary, on the ranks that keep a
-            part of them.
+            ``"boundary"`` only the matrices that cross a slice boundary, on the ranks that keep a part.
         round_bytes: the most bytes of one owner's gradients that a rank may hold in all rounds in flight
-            together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is more. A round's
-            buckets travel one after the other. For ``cut="bucket"``, the size of a bucket.
+            together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is more. For
+            ``cut="bucket"``, the size of a bucket.
         tp_gather: over tp, one all_gather per ``"matrix"``, or one per ``"bucket"``: the same bytes in fewer
             requests, but all whole matrices of a bucket that a rank works on are in memory at once.
 
@@ -231,10 +214,9 @@ def layerwise(
 ) -> Plan:
     """Each matrix belongs to one dp position, which keeps its momentum and runs Newton–Schulz.
 
-    Gradients are reduced to the owners, and the owners send the stepped parameters to all ranks. Summed over
-    the ranks, this takes as many bytes as ZeRO-1 with AdamW. Slices are as long as the owners' matrices, so
-    only pieces that tensor parallelism cut unevenly are padded. Owners share the Newton–Schulz cost of all
-    matrices, longest first.
+    Gradients are reduced to the owners, and the owners send the stepped parameters to all ranks: as many
+    bytes as ZeRO-1 with AdamW, summed over the ranks. Owners share the Newton–Schulz cost of all matrices,
+    longest first.
 
     Args:
         tp: what the tp ranks at a dp position do. ``"share"``: each matrix is gathered to one of them, which
@@ -265,33 +247,23 @@ def gram(
     For X, n × l, cut along l, each rank multiplies its own columns into an n × n matrix. One all_reduce over
     tp sums these to the Gram matrix XXᵀ, for a whole bucket at once, in fp32, and only upper triangles. Every
     tp rank iterates on it, and multiplies its own shard by the result. A tall matrix that is cut along its
-    rows is treated the same way, with XᵀX.
+    rows is treated the same way, with XᵀX. Over dp it works like ``layerwise``.
 
     Compared with gathering the matrix on T ranks, which all repeat the iterations (``zero1``, ``layerwise``),
-    a rank sends 2(n + 1)/l times the bytes, which is less from an aspect ratio of 2 on. Its work is
-    4n²l/T + 34n³ operations for five iterations instead of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T
-    if there are at least T matrices to share, and sends l/(nT) times ``gram``'s bytes, there and back. So
-    ``owner`` sends less up to an aspect ratio of T, and computes less up to about 2T. ``scripts/gram.py``
-    measures this.
+    a rank sends 2(n + 1)/l times the bytes. Its work is 4n²l/T + 34n³ operations for five iterations instead
+    of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T if there are at least T matrices to share, and sends
+    l/(nT) times ``gram``'s bytes, there and back. ``scripts/gram.py`` measures this.
 
-    Over dp it works like ``layerwise``, not like ``replicated``: dp positions should not repeat work that is
-    divided over tp, and should not all keep the momentum. Gradients are local, and the step averages them.
-    With dp=1 there is no difference.
-
-    All tp ranks gather a matrix that is cut along its short side, or along a dimension that counts a stack,
-    because its Gram matrix, l × l, would take more bytes and operations than the gather. A matrix that is not
-    cut is orthogonalized by all tp ranks. Both use the group's own recipe, with the same bits. Matrices that
-    stay cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or
+    Other matrices are gathered by all tp ranks, with the group's own recipe and its bits. Matrices that stay
+    cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or
     ``"minimax"``; other recipes are refused. The result is *not* bitwise that of a single process, because
-    the sum rounds differently, by one part in 10⁷ of the Gram matrix. An update is within 5 % of that of
-    ``orthogonalize="gram"`` in one process, in Frobenius norm (measured: 0.8 % with Keller Jordan's
-    coefficients, 2 % with minimax's). Its error and its largest singular value are within 0.05 of stock's.
-    ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them. All tp ranks
-    iterate on the same bits.
+    the sum rounds differently. An update is within 5 % of that of ``orthogonalize="gram"`` in one process, in
+    Frobenius norm. Its error and its largest singular value are within 0.05 of stock's.
+    ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
 
     Args:
         least_aspect: a matrix stays cut only if its cut side is at least this many times as long as the other
-            side. ``2.0`` gathers squares, too; below 1, matrices cut along their short side may stay cut.
+            side: ``2.0`` gathers squares, too.
 
     Raises:
         StrategyError: ``least_aspect`` is not positive.
@@ -300,9 +272,11 @@ def gram(
         raise StrategyError(f"gram knows a least_aspect above 0; got {least_aspect!r}")
 
     def entry(matrix: Matrix) -> BucketEntry:
-        whole = _unplaced(matrix, grid)
-        summed = _summed_gram(matrix, least_aspect) if whole.route.hops else None
-        return whole if summed is None else replace(whole, route=Route((), WIRE), gram=summed)
+        whole, cut, sides = _unplaced(matrix, grid), matrix.cut("tp"), matrix.sides
+        dim = -1 if cut is None else cut.dim - leading(matrix)  # rows, columns, or none of them
+        if not whole.route.hops or dim not in (0, 1) or sides[dim] < least_aspect * sides[1 - dim]:
+            return whole
+        return replace(whole, route=Route((), WIRE), gram=SummedGram(dim, sides[1 - dim]))
 
     return _plan("gram", matrices, grid, "local", _layerwise_rounds(grid, entry), round_bytes)
 
@@ -322,8 +296,7 @@ def owner(
             ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
         round_bytes: the most bytes of whole matrices, in bf16 as they travel, that a rank may own in all
             rounds in flight together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is
-            more. A rank also holds the pieces that it sends, which are as many bytes if the group cuts every
-            matrix. If ranks hold copies of the parameters, each also receives every update of these rounds.
+            more. A rank also holds the pieces that it sends, and each copy of a parameter gets its update.
 
     Raises:
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
@@ -335,9 +308,9 @@ def owner(
 def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Each matrix is gathered on exactly one rank of every replica; nothing travels between replicas.
 
-    A replica is a group of ranks that together hold every matrix once: the ranks along the axes that cut any
-    matrix (under HSDP, those of one shard group). ``owner`` orthogonalizes a matrix once and sends its update
-    to all replicas. Here every replica repeats the work, and slow links between replicas stay idle.
+    A replica is the ranks along the axes that cut any matrix (under HSDP, one shard group). ``owner``
+    orthogonalizes a matrix once and sends its update to all replicas. Here every replica repeats the work,
+    and slow links between replicas stay idle.
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
     rounds = _owned_rounds(axes, grid, "longest_first")
@@ -357,11 +330,7 @@ STRATEGIES: dict[str, Builder] = {
 
 
 def find_builder(strategy: str | Builder) -> Builder:
-    """The builder of that name; a builder is returned as it is.
-
-    Raises:
-        StrategyError: no strategy has that name.
-    """
+    """The builder of that name; raises ``StrategyError`` if there is none. A builder is returned as it is."""
     if callable(strategy):
         return strategy
     if strategy not in STRATEGIES:
@@ -391,11 +360,8 @@ def _routes_text(bucket: Bucket) -> str:
 
 
 def _route_text(route: Route) -> str:
-    moves = []
-    for move in route.hops:
-        assert isinstance(move, Hop | Exchange)
-        axes = (move.axis,) if isinstance(move, Hop) else move.axes
-        moves.append(f"{'×'.join(axes)} {type(move.src).__name__}→{type(move.dst).__name__}")
+    ends = [(move.axes, type(move.src).__name__, type(move.dst).__name__) for move in route.hops]
+    moves = [f"{'×'.join(axes)} {src}→{dst}" for axes, src, dst in ends]
     return f"{' then '.join(moves) or 'stays'} in {route.dtype}"
 
 
@@ -414,10 +380,10 @@ def plan_imbalance(plan: Plan) -> float:
 
 
 def work_by_position(plan: Plan) -> list[int]:
-    """Newton–Schulz work of one iteration at each position of the buckets' group, in operations.
+    """Newton–Schulz work of one iteration, in operations, at each position of the buckets' only group.
 
-    All buckets of a plan have their workers in one group: ``plan.buckets[0].axes``. Work is added at the
-    first worker and subtracted after the last, and then summed, so a thousand workers cost no more than one.
+    Work is added at the first worker and subtracted after the last, and then summed, so a thousand workers
+    cost no more than one.
     """
     positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
     change = [0] * (positions + 1)
@@ -426,21 +392,6 @@ def work_by_position(plan: Plan) -> list[int]:
             change[entry.workers.start] += entry.cost
             change[entry.workers.stop] -= entry.cost
     return list(accumulate(change[:-1]))
-
-
-def peak_buffer(plan: Plan, at: Coordinate) -> int:
-    """Bytes of the largest flat buffer that a rank holds for any bucket."""
-    flat = (
-        bucket.length(layout, at) * route.dtype.itemsize
-        for bucket in plan.buckets
-        for layout, route in (
-            (bucket.model_layout, bucket.gradient),
-            (bucket.storage_layout, bucket.compute),
-            (bucket.compute_layout, bucket.compute),
-            (bucket.model_layout, bucket.parameter),
-        )
-    )
-    return max([*flat, *(bucket.gram_bytes(at) for bucket in plan.buckets)], default=0)
 
 
 Rounds: TypeAlias = Iterable[Sequence[Bucket]]
@@ -518,12 +469,61 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
     return [of[number] for number in numbers]
 
 
-def _virtual_entries(run: Sequence[Matrix], grid: Grid, workers: Sequence[range]) -> tuple[BucketEntry, ...]:
-    """Entries in sequence in the virtual buffer, each with its tensor-parallel route."""
+def _virtual_entries(
+    run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
+) -> tuple[BucketEntry, ...]:
+    """Entries in the virtual buffer, each with its tensor-parallel route; in sequence without ``offsets``."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
-    return tuple(
-        BucketEntry(matrix, sum(sizes[:i]), sizes[i], workers[i], _tp_route(matrix, grid))
-        for i, matrix in enumerate(run)
+    starts = accumulate(sizes, initial=0) if offsets is None else offsets
+    rows = zip(run, starts, sizes, workers, strict=False)
+    return tuple(BucketEntry(it, at, size, its, _tp_route(it, grid)) for it, at, size, its in rows)
+
+
+def _kept_in_the_model(
+    entries: tuple[BucketEntry, ...],
+    held: Layout,
+    worked: Layout,
+    compute: Route,
+    axes: tuple[str, ...] = ("dp",),
+    phases: tuple[str, str] = ("keep", "keep"),
+) -> Bucket:
+    """A bucket of averaged gradients: they and the parameters stay where the model has them."""
+    first = entries[0].matrix
+    return Bucket(
+        axes=axes,
+        entries=entries,
+        model_layout=held,
+        storage_layout=held,
+        compute_layout=worked,
+        gradient=Route((), first.grad_dtype),
+        compute=compute,
+        parameter=Route((), first.dtype),
+        phases=phases,
+    )
+
+
+def _stored_in_slices(
+    entries: tuple[BucketEntry, ...],
+    grid: Grid,
+    slices: SlicedBuffer,
+    worked: Layout,
+    compute: Route,
+    axes: tuple[str, ...] = ("dp",),
+    phases: tuple[str, str] = ("dp gather", "dp slice"),
+) -> Bucket:
+    """A bucket whose virtual buffer is cut over dp between steps, and whose gradients the step averages."""
+    first = entries[0].matrix
+    return Bucket(
+        axes=axes,
+        entries=entries,
+        model_layout=VirtualBuffer(slices.size),
+        storage_layout=slices,
+        compute_layout=worked,
+        gradient=_dp_route(grid, Partial(), slices.cut, slices.size, first.grad_dtype),
+        compute=compute,
+        parameter=_dp_route(grid, slices.cut, Replicate(), slices.size, first.dtype),
+        summands=grid.size("dp"),
+        phases=phases,
     )
 
 
@@ -532,28 +532,22 @@ def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bu
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)
-    stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
-    phases = ("keep", "updates all_reduce")
-    return Bucket(("dp",), entries, whole, whole, whole, stay, compute, back, phases=phases)
+    return _kept_in_the_model(entries, whole, whole, compute, phases=("keep", "updates all_reduce"))
 
 
 def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
     """A bucket whose owners share updates by an all_gather of segments, or its only owner by a broadcast."""
-    dp = grid.size("dp")
+    dp, alone = grid.size("dp"), len(set(owners)) == 1
     sizes = [largest_piece(matrix, grid) for matrix in run]
-    alone = len(set(owners)) == 1
-    segment, ends = max(1, *_filled(sizes, owners, dp)), [0] * dp
-    entries = []
-    for matrix, size, place in zip(run, sizes, owners, strict=True):
-        offset = (0 if alone else place * segment) + ends[place]
-        entries.append(BucketEntry(matrix, offset, size, range(place, place + 1), _tp_route(matrix, grid)))
-        ends[place] += size
+    filled, before = _filled(sizes, owners, dp)
+    segment = max(1, *filled)
+    offsets = [(0 if alone else place * segment) + own for place, own in zip(owners, before, strict=True)]
+    entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners], offsets)
     whole = VirtualBuffer(segment if alone else dp * segment)
     worked = SlicedBuffer("dp", whole.size, owner=owners[0] if alone else None)
     compute = _dp_route(grid, Replicate(), worked.cut, whole.size, WIRE)
-    stay, back = Route((), run[0].grad_dtype), Route((), run[0].dtype)
     phases = ("keep", "update broadcast" if alone else "updates all_gather")
-    return Bucket(("dp",), tuple(entries), whole, whole, worked, stay, compute, back, phases=phases)
+    return _kept_in_the_model(entries, whole, worked, compute, phases=phases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -578,7 +572,6 @@ class _List:
         return cls(run, dp, length, sizes, ends, workers)
 
     def most_work(self) -> int:
-        """Operations of the busiest position."""
         work = [0] * self.dp
         for matrix, places in zip(self.matrices, self.workers, strict=True):
             for place in places:
@@ -604,8 +597,7 @@ def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
     """The matrices in the better of two orders: the one that leaves the busiest position less work.
 
     The first spreads the matrices of each shape evenly, so that any run of the list has about its share of
-    the work. The second fills each slice with the largest matrix that still fits, so that few matrices lie in
-    two slices, where two positions would work on them.
+    the work. The second fills each slice with the largest matrix that still fits, so that few lie in two.
     """
     spread = _List.of(_spread(run), grid)
     filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
@@ -641,25 +633,14 @@ def _sliced(
     gather: Literal["all", "boundary"],
 ) -> Bucket:
     """A bucket whose virtual buffer is cut over dp between steps."""
-    first, size = entries[0].matrix, slices.size
-    worked: Layout = VirtualBuffer(size)
-    compute = _dp_route(grid, slices.cut, Replicate(), size, WIRE)
+    worked: Layout = VirtualBuffer(slices.size)
+    compute = _dp_route(grid, slices.cut, Replicate(), slices.size, WIRE)
     if slices.owner is not None and gather == "boundary":
         worked, compute = slices, Route((), WIRE)  # its only worker has everything
     elif gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
-    return Bucket(
-        axes=("dp",),
-        entries=entries,
-        model_layout=VirtualBuffer(size),
-        storage_layout=slices,
-        compute_layout=worked,
-        gradient=_dp_route(grid, Partial(), slices.cut, size, first.grad_dtype),
-        compute=compute,
-        parameter=_dp_route(grid, slices.cut, Replicate(), size, first.dtype),
-        summands=grid.size("dp"),
-    )
+    return _stored_in_slices(entries, grid, slices, worked, compute)
 
 
 def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None) -> RoundMaker:
@@ -699,43 +680,31 @@ def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[i
 
     ``owners`` are dp positions, or ranks if ``tp`` ranks at each position share its matrices.
     """
-    first, places = run[0].matrix, [owner // tp for owner in owners]
-    filled = _filled([entry.size for entry in run], places, grid.size("dp"))
-    slices, ends = SlicedBuffer("dp", sum(filled), owner=places[0]), {places[0]: 0}
-    if len(set(places)) > 1:
-        slices = SlicedBuffer("dp", sum(filled), tuple(filled))
-        ends = dict(enumerate(accumulate(filled, initial=0)))
-    entries = []
-    for entry, owner, place in zip(run, owners, places, strict=True):
-        route = entry.route if tp == 1 else Route((), WIRE)
-        at = ends[place]
-        entries.append(replace(entry, offset=at, workers=range(owner, owner + 1), route=route))
-        ends[place] += entry.size
-    worked: Layout = slices
-    compute = Route((), WIRE)
-    if tp > 1:
-        worked = WholeMatrices(("dp", "tp"), "matrix", "owner")
-        compute = Route((Exchange(("tp",), tuple(entries), PiecesInSlices(slices), worked),), WIRE)
-    return Bucket(
-        axes=("dp",) if tp == 1 else ("dp", "tp"),
-        entries=tuple(entries),
-        model_layout=VirtualBuffer(slices.size),
-        storage_layout=slices,
-        compute_layout=worked,
-        gradient=_dp_route(grid, Partial(), slices.cut, slices.size, first.grad_dtype),
-        compute=compute,
-        parameter=_dp_route(grid, slices.cut, Replicate(), slices.size, first.dtype),
-        summands=grid.size("dp"),
-        phases=("keep", "keep") if tp == 1 else ("tp gather to owners", "tp scatter from owners"),
-    )
+    places, sizes = [owner // tp for owner in owners], [entry.size for entry in run]
+    filled, before = _filled(sizes, places, grid.size("dp"))
+    slices = SlicedBuffer("dp", sum(filled), tuple(filled))
+    if len(set(places)) == 1:
+        slices = SlicedBuffer("dp", sum(filled), owner=places[0])
+    starts = [*accumulate(filled, initial=0)]
+    offsets = [starts[place] + own for place, own in zip(places, before, strict=True)]
+    rows = zip(run, offsets, owners, strict=True)
+    entries = tuple(replace(it, offset=at, workers=range(owner, owner + 1)) for it, at, owner in rows)
+    if tp == 1:
+        return _stored_in_slices(entries, grid, slices, slices, Route((), WIRE))
+    entries = tuple(replace(entry, route=Route((), WIRE)) for entry in entries)
+    worked = WholeMatrices(("dp", "tp"), "matrix", "owner")
+    compute = Route((Exchange(("tp",), entries, PiecesInSlices(slices), worked),), WIRE)
+    phases = ("tp gather to owners", "tp scatter from owners")
+    return _stored_in_slices(entries, grid, slices, worked, compute, worked.axes, phases)
 
 
-def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> list[int]:
-    """The number of elements of a bucket that each position owns."""
-    filled = [0] * positions
+def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> tuple[list[int], list[int]]:
+    """How many elements of a bucket each position owns, and how many of these come before each matrix."""
+    filled, before = [0] * positions, []
     for size, place in zip(sizes, owners, strict=True):
+        before.append(filled[place])
         filled[place] += size
-    return filled
+    return filled, before
 
 
 def _owned_rounds(
@@ -764,18 +733,10 @@ def _owned_rounds(
 
 
 def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
-    first, whole = entries[0].matrix, WholeMatrices(axes, "matrix", "owner")
-    return Bucket(
-        axes=axes,
-        entries=entries,
-        model_layout=LocalShards(),
-        storage_layout=LocalShards(),
-        compute_layout=whole,
-        gradient=Route((), first.grad_dtype),
-        compute=Route((Exchange(axes, entries, LocalShards(), whole),), WIRE),
-        parameter=Route((), first.dtype),
-        phases=("gather to owners", "scatter from owners"),
-    )
+    whole = WholeMatrices(axes, "matrix", "owner")
+    compute = Route((Exchange(axes, entries, LocalShards(), whole),), WIRE)
+    phases = ("gather to owners", "scatter from owners")
+    return _kept_in_the_model(entries, LocalShards(), whole, compute, axes, phases)
 
 
 def one_by_one(plan: Plan) -> Plan:
@@ -823,16 +784,6 @@ def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...
     boxes = [alike.box(grid.at(grid.rank({"tp": place}))) for place in range(grid.size("tp"))]
     lengths = Shard(cut.dim, tuple(box.shape[cut.dim] if box.numel else 0 for box in boxes))
     return Route((Hop("tp", lengths, Replicate(), shape),), WIRE)
-
-
-def _summed_gram(matrix: Matrix, least_aspect: float) -> SummedGram | None:
-    """The Gram matrix of a matrix whose rows or columns tp cuts; None for other cuts or too short a side."""
-    cut, sides = matrix.cut("tp"), matrix.sides
-    assert cut is not None
-    dim = cut.dim - leading(matrix)
-    if dim not in (0, 1) or sides[dim] < least_aspect * sides[1 - dim]:
-        return None
-    return SummedGram(dim, sides[1 - dim])
 
 
 def _dp_route(grid: Grid, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:

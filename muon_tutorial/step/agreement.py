@@ -54,11 +54,7 @@ class Fingerprint:
     error: TutorialError | None = None
 
     def raise_error(self, rank: int) -> None:
-        """Raise the error, if there is one, with the rank's number.
-
-        Raises:
-            TutorialError: of the error's class.
-        """
+        """Raise the error, if there is one, with the rank's number."""
         if self.error is not None:
             raise type(self.error)(f"rank {rank}: {self.error}")
 
@@ -88,8 +84,8 @@ def agree_on_gradients(
     """Find out which gradients exist on any rank, [gradients]. All ranks must run it, and all agree.
 
     Each rank sends hashes of its fingerprint and of which gradients it has, and how much of its limit the
-    largest element takes up: infinity if an element is not finite. The meta device has no values, so there
-    nothing is wrong, and all gradients are assumed to exist.
+    largest element takes up: infinity if an element is not finite. On the meta device, which has no values,
+    all gradients are assumed to exist.
 
     Raises:
         GradientError: on every rank: a gradient is not finite, or would not be once summed, or is missing on
@@ -112,19 +108,15 @@ def agree_on_gradients(
     same = [ranks.size * int(squares) == int(total) ** 2 for total, squares in pairs]
     if not all(same[:2]):
         yield from _refuse_other_fingerprints(fingerprint, texts, ranks)
-    if fingerprint.error is not None:
-        fingerprint.raise_error(ranks.rank)
+    fingerprint.raise_error(ranks.rank)
     if not all(same[2:]) or not shares <= 1:
         there = yield from _agree_one_by_one(own, largest, ranks)
     return there
 
 
 def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
-    """Compare only fingerprints, with the first message of a step. All ranks must run it.
-
-    Raises:
-        MismatchError: the fingerprints differ; every rank raises it.
-    """
+    """Compare only fingerprints, by the first message of a step; if they differ, every rank raises
+    ``MismatchError``. All ranks must run it."""
     yield from agree_on_gradients(OwnGradients(), ranks, fingerprint)
 
 
@@ -148,12 +140,11 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
     """Find out which gradients exist on any rank, when ranks differ or a sum may not be finite."""
-    count = len(own.tensors)
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0)])
     summed = yield from ranks.total(flags, "gradient flags")  # [3 × gradients]
-    holders, wrong, largest_sums = (part.tolist() for part in summed.split(count))
+    holders, wrong, largest_sums = summed.view(3, len(there)).tolist()
     guilty = [index for index, found in enumerate(wrong) if found]
     if guilty:
         on = yield from _ranks_where(not bool(finite[guilty[0]]), ranks)
@@ -162,9 +153,7 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
             f"the gradient of {own.names[guilty[0]]} holds NaN or infinity {on}{others}; nothing was "
             "changed: skip this step, or fix the loss"
         )
-    for index, (total, limit) in enumerate(
-        zip(largest_sums, own.limits or (), strict=own.limits is not None)
-    ):
+    for index, (total, limit) in enumerate(zip(largest_sums, own.limits or (), strict=False)):
         if total > limit:
             column = (yield from rank_table([float(largest[index])], ranks))[:, 0].tolist()
             raise NotFiniteError(
@@ -194,12 +183,7 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
-    """Raise an error that says what differs on which rank, from all ranks' hashes of each text.
-
-    Raises:
-        TutorialError: this rank's own error.
-        MismatchError: another rank's error, or texts that differ.
-    """
+    """Raise this rank's own error, or one that says what differs on which rank, by hashes of each text."""
     row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)
@@ -225,10 +209,8 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str
 def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
     """Text that says which ranks' values differ from the rest; ``ranks`` are their numbers.
 
-    >>> say_outliers([7, 7, 3, 7])
-    'rank 2 differs from the others'
-    >>> say_outliers([7, 3])
-    'ranks 0 and 1 differ'
+    >>> say_outliers([7, 7, 3, 7]), say_outliers([7, 3])
+    ('rank 2 differs from the others', 'ranks 0 and 1 differ')
     """
     ranks = range(len(values)) if ranks is None else ranks
     value, times = Counter(values).most_common(1)[0]
@@ -263,7 +245,8 @@ def _hash(text: str) -> int:
 def checksum(tensor: Tensor) -> Tensor:
     """A hash of a tensor's bits and their positions, [], int64. Any single flipped bit changes it; other
     changes go unnoticed once in half a million."""
-    words = _bits(tensor)
+    integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # 64-bit sums wrap
+    words = tensor.detach().contiguous().reshape(-1).view(integers)
     whole = len(words) // _COLUMNS * _COLUMNS
     sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)  # one sum per column
     for rows in words[:whole].view(-1, _COLUMNS).split(_ROWS):  # sum(dtype=…) takes twelve times as long
@@ -272,19 +255,9 @@ def checksum(tensor: Tensor) -> Tensor:
     return (sums % HASHES * _WEIGHTS.to(sums.device)).sum() % HASHES
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    words = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # 64-bit sums wrap
-    return tensor.detach().contiguous().reshape(-1).view(words)
-
-
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
-    """Whether ``GradScaler`` found infinity in this step's gradients; the same answer on every rank.
-
-    All ranks must run it.
-
-    Raises:
-        GradientError: on every rank: only some found it.
-    """
+    """Whether ``GradScaler`` found infinity in this step's gradients. Raises ``GradientError`` if only some
+    ranks' did. All ranks must run it, and get the same answer."""
     found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
     if 0 < found < ranks.size:
         raise GradientError(

@@ -31,9 +31,9 @@ def clip_gradients(
 ) -> Walk:
     """Scale gradients so that their common norm is at most ``max_norm``; returns the old norm and the scale.
 
-    ``averaged`` are the flat gradients of buckets, by index. Gradients of other buckets stay in the model and
-    are not changed here; the step multiplies them by the scale. ``rest`` are the parameters that another
-    optimizer steps. All ranks of the grid must run it.
+    ``averaged`` are the flat gradients of buckets, by index. Those of other buckets stay in the model, and
+    the step multiplies them by the scale. ``rest`` are the parameters that another optimizer steps. All ranks
+    of the grid must run it.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part, copies in (*_bucket_shares(buckets, averaged), *_rest_shares(rest, at)):

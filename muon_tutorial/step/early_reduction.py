@@ -2,8 +2,7 @@
 
 Buckets are sent strictly in the plan's reverse order, as backward goes through a model, and over a process
 group of their own. So all ranks issue the same collectives in the same order, whatever order their gradients
-appear in and whatever else they communicate. Backward waits for no collective. Knows hooks and buckets;
-``step.py`` uses the result.
+appear in and whatever else they communicate. Backward waits for no collective.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ class EarlyReduction:
 
     @torch.no_grad()
     def arrive(self, index: int) -> None:
-        """Record that backward has produced a parameter's gradient, and send complete buckets.
-
-        Raises:
-            GradientError: that gradient is already on its way.
-        """
+        """Record that backward has produced a parameter's gradient, and send complete buckets."""
         if self.finished or any(index in self.members[place] for place in range(self.begun)):
             raise GradientError(
                 "a backward() has added to a gradient that is already on its way to the other ranks: put "
@@ -112,11 +107,7 @@ class EarlyReduction:
         return not torch.equal(checksum(pack_gradients(self.buckets[place])), self.sent[place])
 
     def drop(self) -> None:
-        """Forget gradients that have arrived, and start over.
-
-        Raises:
-            GradientError: some are still on their way, and other ranks may have sent more or fewer.
-        """
+        """Forget gradients that have arrived, and start over."""
         if self.begun and not self.finished:
             raise GradientError(
                 "gradients that backward() has begun to send cannot be dropped, as other ranks wait for the "

@@ -77,4 +77,5 @@ def _each(packed: Tensor, cut: Sequence[Cut]) -> tuple[Tensor, ...]:
 
 def _shard(box: Tensor, gram: SummedGram) -> Tensor:
     """This rank's box of a matrix as a shard, [rows, columns], which may be empty."""
-    return box.reshape(gram.sides_of(box.numel()))
+    along = box.numel() // gram.side
+    return box.reshape((along, gram.side) if gram.cut == 0 else (gram.side, along))

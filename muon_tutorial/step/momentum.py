@@ -40,10 +40,9 @@ def update_momentum(
 ) -> Tensor | Pieces:  # [stored]
     """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` is this rank's stored part of the bucket, flat, or None if gradients stay in the model; then
-    they are read there and multiplied by ``scale``. The inputs are flat as well, or ``Pieces`` if they travel
-    separately. An input that no rank needs is not made. ``present`` are the parameters that have a gradient;
-    the inputs of all others are zero.
+    ``gradient`` is flat, or None if gradients stay in the model, where they are read and multiplied by
+    ``scale``. The inputs are flat as well, or ``Pieces`` if they travel separately; one that no rank needs is
+    not made. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)
@@ -108,7 +107,6 @@ class MomentumShard:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the momentum."""
         numel = sum(shard.numel for shard in self.shards)
         return (numel,) if self.flat else tuple(self.parameter.data.shape)
 
@@ -176,13 +174,10 @@ class MomentumShard:
 def momentum_shards(
     plan: Plan, at: Coordinate, parameters: Sequence[ParameterState]
 ) -> dict[int, MomentumShard]:
-    """The part of each parameter's momentum that a rank stores, by the parameter's index.
-
-    A parameter's matrices may lie in several buckets.
-    """
+    """The part of each parameter's momentum that a rank stores, by the parameter's index."""
     shards: dict[int, list[StoredShard]] = {}
     flat: dict[int, bool] = {}
-    for bucket in plan.buckets:
+    for bucket in plan.buckets:  # a parameter's matrices may lie in several
         for shard in bucket.stored_shards(at):
             shards.setdefault(shard.entry.matrix.param, []).append(shard)
             flat[shard.entry.matrix.param] = isinstance(bucket.storage_layout, SlicedBuffer)

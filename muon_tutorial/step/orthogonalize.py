@@ -18,7 +18,7 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length
+from ..orthogonalizers.iterate import run_length, runs_of_equals
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
@@ -78,18 +78,15 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
 
     It takes only matrices that are already whole on this rank. Returns their indices.
     """
-    alike: dict[tuple[tuple[int, int], int], list[RankMatrix]] = {}
-    for matrix in bucket.matrices:
-        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
-            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
-    done: list[int] = []
-    for its in alike.values():
-        most = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
-        if most > 1:
-            for begin in range(0, len(its), most):
-                _orthogonalize_stack(bucket, boxes, its[begin : begin + most])
-            done += [matrix.index for matrix in its]
-    return frozenset(done)
+    works = [matrix for matrix in bucket.matrices if matrix.work is not None]
+    wholes = [matrix for matrix in works if matrix.entry.gram is None and not matrix.entry.route.hops]
+    groups = {id(matrix.parameter.group): matrix.parameter.group for matrix in wholes}
+    keys = [(matrix.sides, id(matrix.parameter.group)) for matrix in wholes]
+    runs = runs_of_equals(keys, lambda key: stack_size(key[0], groups[key[1]], bucket.device))
+    stacks = [[wholes[place] for place in places] for places in runs if len(places) > 1]
+    for its in stacks:
+        _orthogonalize_stack(bucket, boxes, its)
+    return frozenset(matrix.index for its in stacks for matrix in its)
 
 
 def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequence[RankMatrix]) -> None:
@@ -127,10 +124,7 @@ def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """The opposite of ``take_box``. A slice is copied, because a view would keep the whole matrix alive.
-
-    A member of a stack does keep the stack alive, but that is only a few megabytes.
-    """
+    """The opposite of ``take_box``. A slice is copied, because a view would keep the whole matrix alive."""
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
@@ -139,10 +133,7 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """How many matrices [rows, columns] a group's recipe can stack without changing the results' bits.
-
-    It is 1 if they cannot be stacked.
-    """
+    """How many matrices [rows, columns] a group's recipe can stack with the same bits; 1 if none."""
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:
         return 1
@@ -156,10 +147,9 @@ def newton_schulz_update(
     group: Mapping[str, Any],
     workspace: Workspace | None = None,
 ) -> Tensor:  # as whole
-    """Newton–Schulz with a group's settings, on a whole matrix reshaped to ``sides``; the shape is kept.
+    """Newton–Schulz with a group's settings, on a matrix or stack reshaped to ``sides``; the shape is kept.
 
-    ``sides`` are [rows, columns], or [matrices, rows, columns] for a stack. A ``workspace`` keeps a recipe's
-    memory between steps.
+    A ``workspace`` keeps a recipe's memory between steps.
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])

@@ -44,19 +44,12 @@ class ParameterState:
 
 
 def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
-    """How the parameters of an optimizer's group hold matrices: ``parts`` and ``transposed``.
-
-    A group saved by the stock ``torch.optim.Muon`` has neither key.
-    """
+    """A group's ``parts`` and ``transposed``; one that ``torch.optim.Muon`` has saved has neither key."""
     return group.get("parts"), group.get("transposed", False)
 
 
 def local_gradient(param: Tensor) -> Tensor | None:
-    """This rank's part of a parameter's gradient, or None.
-
-    Raises:
-        GradientError: the gradient is a DTensor whose placements are not its parameter's.
-    """
+    """This rank's part of a gradient, or None. Raises ``GradientError`` if it is not placed as ``param``."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
@@ -70,11 +63,7 @@ def local_gradient(param: Tensor) -> Tensor | None:
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradient: the parameter's, unless its ``grad_dtype`` says otherwise.
-
-    Raises:
-        StrategyError: ``grad_dtype`` is None, which allows any dtype, but all ranks must use the same.
-    """
+    """The dtype of a parameter's gradient: the parameter's, unless its ``grad_dtype`` says otherwise."""
     dtype = getattr(param, "grad_dtype", param.dtype)
     if dtype is None:
         raise StrategyError(

@@ -89,7 +89,7 @@ class RankBucket:
         first = next(iter(self.plan.compute.hops), None)
         if isinstance(first, Exchange):
             parcels = first.parcels(self.at)
-            return frozenset(held.entry.matrix.index for held, _, _ in (*parcels.leaving, *parcels.kept))
+            return frozenset(it.held.entry.matrix.index for it in (*parcels.leaving, *parcels.kept))
         keeps = first is None or first.silent
         entries = self.plan.entries
         return frozenset(e.matrix.index for e in entries if not keeps or self.plan.works_on(e, self.at))

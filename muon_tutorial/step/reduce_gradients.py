@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..engine.collective import Label, Walk
 from ..engine.hops import view
 from ..engine.travel import all_reduce, travel
+from ..plan.bucket import fill_buckets
 from ..plan.grid import Coordinate
 from ..plan.strategies import ROUND_BYTES
 from .parameter_state import gradient_dtype, local_gradient, local_part
@@ -81,17 +83,10 @@ def average_others(
                 param.grad = param.grad.as_subclass(Tensor)
 
 
-def _runs(params: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+def _runs(params: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
     """Cut a sequence into runs with one gradient dtype and at most 25 MB."""
-    run: list[Tensor] = []
-    weight = 0
-    for param in sorted(params, key=lambda param: str(gradient_dtype(param))):
-        dtype = gradient_dtype(param)
-        its = local_part(param).numel() * dtype.itemsize
-        if run and (gradient_dtype(run[0]) != dtype or weight + its > ROUND_BYTES):
-            yield run
-            run, weight = [], 0
-        run.append(param)
-        weight += its
-    if run:
-        yield run
+    ordered = sorted(params, key=lambda param: str(gradient_dtype(param)))
+    for dtype, its in groupby(ordered, gradient_dtype):
+        same = list(its)
+        weights = [local_part(param).numel() * dtype.itemsize for param in same]
+        yield from fill_buckets(same, weights, ROUND_BYTES)

@@ -21,7 +21,7 @@ from .agreement import ALONE, NOTHING_TO_COMPARE, Fingerprint
 from .momentum import momentum_update
 from .orthogonalize import newton_schulz_update, stack_size
 from .parameter_state import group_parts, write_back
-from .write_parameters import apply_update
+from .write_parameters import step_in_place
 
 _HERE = Grid((), ()).at(0)
 
@@ -35,11 +35,7 @@ class AloneStep:
     workspace: Workspace = field(default_factory=Workspace)
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
-        """Raise the fingerprint's error, if there is one, before anything has changed.
-
-        Raises:
-            TutorialError: that error.
-        """
+        """Raise the fingerprint's error, if there is one, before anything has changed."""
         if fingerprint.error is not None:
             raise fingerprint.error
         return
@@ -93,23 +89,16 @@ class AloneStep:
         return [newton_schulz_update(each, sides, group, self.workspace) for each in inputs]
 
     def _step_parts(self, param: Tensor, parts: Parts, transposed: bool, group: Mapping[str, Any]) -> None:
-        """Step each matrix within a parameter, with the same bits as if it were its own parameter.
-
-        Columns are copied first: torch rounds differently on memory that is not contiguous.
-        """
+        """Step each matrix within a parameter, with the same bits as if it were its own parameter."""
         stored, grad, whole = self.state[param]["momentum_buffer"], param.grad, param.detach()
         assert grad is not None
         for here, sides in matrices_in(tuple(param.shape), parts, transposed):
             assert not isinstance(here, EllipsisType)
-            momentum, part = stored[here], whole[here]
+            momentum = stored[here]
             ns_input = momentum_update(momentum, grad[here], group["momentum"], group["nesterov"])
-            stepped = part.contiguous()
             update = newton_schulz_update(ns_input.contiguous(), sides, group, self.workspace)
-            apply_update(stepped, update, group, sides)
-            if not part.is_contiguous():
-                part.copy_(stepped)
+            step_in_place(whole, here, update, group, sides)
             write_back(stored, here, momentum)
-            write_back(whole, here, part)
 
     def trust(self) -> None:
         """Do nothing: there are no other ranks."""

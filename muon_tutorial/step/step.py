@@ -74,7 +74,6 @@ class PlanStep:
 
     @cached_property
     def momentum_shards(self) -> dict[int, MomentumShard]:
-        """The part of each parameter's momentum that this rank stores."""
         return momentum_shards(self.plan, self.at, self.parameters)
 
     @cached_property
@@ -91,11 +90,7 @@ class PlanStep:
         )
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: the part that this rank stores, which may be empty.
-
-        Raises:
-            UsageError: a loaded momentum does not fit this rank's part or the whole parameter.
-        """
+        """Give every parameter its momentum: the part that this rank stores (see ``MomentumShard.fill``)."""
         for shard in self.momentum_shards.values():
             shard.fill(self.at)
 

@@ -43,11 +43,7 @@ class UnreducedGradient(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function as on any tensor.
-
-        Raises:
-            GradientError: the function is used for clipping.
-        """
+        """Call the function as on any tensor; raises ``GradientError`` if it is used for clipping."""
         if func in _CLIPPING:
             raise GradientError(
                 "this gradient is this rank's own, and the step averages it: clipping it here would scale it "

@@ -15,6 +15,7 @@ from ..engine.pieces import Pieces
 from ..engine.travel import travel
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.named import STOCK
+from ..plan.matrix import Index
 from .parameter_state import write_back
 from .rank_bucket import RankBucket
 
@@ -34,13 +35,26 @@ def update_parameters(
         if not matrix.numel or matrix.param not in present:
             continue
         update = updates.take(matrix.held) if isinstance(updates, Pieces) else updates[matrix.stored]
-        here = matrix.parameter.data[matrix.place]
-        stepped = here.contiguous()  # torch rounds differently on strided memory
-        apply_update(stepped, update, matrix.parameter.group, matrix.sides, matrix.shard_range)
-        if not here.is_contiguous():
-            here.copy_(stepped)
-        write_back(matrix.parameter.data, matrix.place, stepped)
+        group, data = matrix.parameter.group, matrix.parameter.data
+        step_in_place(data, matrix.place, update, group, matrix.sides, matrix.shard_range)
     return None
+
+
+def step_in_place(
+    whole: Tensor,
+    place: Index,
+    update: Tensor,  # as many elements as whole[place]
+    group: Mapping[str, Any],
+    sides: Sequence[int],
+    shard: ShardRange | None = None,
+) -> None:
+    """``apply_update`` on ``whole[place]``, which may be columns, or rows in runs."""
+    here = whole[place]
+    stepped = here.contiguous()  # torch rounds differently on strided memory
+    apply_update(stepped, update, group, sides, shard)
+    if not here.is_contiguous():
+        here.copy_(stepped)
+    write_back(whole, place, stepped)
 
 
 def step_copies(

@@ -15,18 +15,12 @@ T = TypeVar("T")
 
 
 def check_lines(found: Mapping[int, Sequence[str]]) -> None:
-    """Compare the ranks' plans, line by line.
-
-    Raises:
-        PlanMismatchError: it shows the first line that differs, and which ranks have which version of it.
-    """
+    """Compare the ranks' plans; ``PlanMismatchError`` shows the first line that differs, on which ranks."""
     for row in zip_longest(*found.values(), fillvalue="<end of plan>"):
         if len(set(row)) > 1:
-            ranks = list(found)
-            said = {
-                line: [ranks[i] for i, other in enumerate(row) if other == line]
-                for line in dict.fromkeys(row)
-            }
+            said: dict[str, list[int]] = {}
+            for rank, line in zip(found, row, strict=True):
+                said.setdefault(line, []).append(rank)
             detail = "\n".join(f"  rank {', '.join(map(str, who))}: {line}" for line, who in said.items())
             raise PlanMismatchError(
                 f"ranks made different plans; the first difference:\n{detail}\n"

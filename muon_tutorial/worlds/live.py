@@ -49,9 +49,9 @@ def build_mesh(
     """Make the grid's ``DeviceMesh``, in which every axis has process groups with a timeout of ``timeout`` s.
 
     All ranks must call it. By default, the device is the accelerator unless the default group's backend is
-    Gloo, and the timeout is the one given to ``init_process_group`` (``launch()`` gives 30 s).
-    ``init_device_mesh`` ignores that and leaves subgroups at 30 minutes, so this function sets it on each. An
-    axis that contains all ranks gets its own group, so that the default group keeps its timeout.
+    Gloo, and the timeout is the one given to ``init_process_group`` (``launch()`` gives 30 s), which
+    ``init_device_mesh`` would ignore. An axis that contains all ranks gets its own group, so that the default
+    group keeps its timeout.
 
     Raises:
         GridError: there is no default group, or the grid's number of ranks is not the number of processes.
@@ -125,9 +125,9 @@ def count_processes() -> int:
 class _Ticket:
     """A collective in flight; both of its buffers live as long as the ticket.
 
-    On NCCL a collective runs on its own stream, and ``wait`` makes the caller's stream wait for it, not the
-    host. A ticket is dropped only after that. The allocator reuses its buffers in the order of the caller's
-    stream, that is, after the collective, so ``record_stream`` is not needed. This is untested on GPUs.
+    On NCCL, ``wait`` makes the caller's stream wait for the collective, not the host. A ticket is dropped
+    only after that, and the allocator reuses its buffers in the order of the caller's stream, that is, after
+    the collective. So ``record_stream`` is not needed. This is untested on GPUs.
     """
 
     request: Collective
@@ -142,11 +142,9 @@ class _Ticket:
     def wait(self) -> Tensor:
         """Wait for the answer and return it."""
         if self.work is not None:
-            if self.followers:
-                self.tell("waiting")
+            self.tell("waiting")
             self.work.wait()
-            if self.followers:
-                self.tell("answered")
+            self.tell("answered")
         return self.received
 
 
@@ -154,10 +152,10 @@ class _Ticket:
 class LiveWorld:
     """One process on a mesh of real processes: answers the requests of its walks.
 
-    ``observers`` are called with each request just before it is issued. To follow a request further, an
-    observer returns a function that is called at each later moment: ``issued`` (the call returned), ``done``
-    (the backend finished; called from another thread, and never by some backends), and, if the rank did not
-    wait immediately, ``waiting`` and ``answered``.
+    ``observers`` are called with each request just before it is issued. To follow it further, an observer
+    returns a function that is called at each later moment: ``issued`` (the call returned), ``done`` (the
+    backend finished; from another thread, and never by some backends), and, if the rank did not wait
+    immediately, ``waiting`` and ``answered``.
     """
 
     mesh: DeviceMesh
@@ -179,14 +177,10 @@ class LiveWorld:
 
     @property
     def grid(self) -> Grid:
-        """The mesh as a grid."""
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group's.
-
-        ``init_device_mesh`` leaves subgroups at 30 minutes, whatever timeout ``init_process_group`` got.
-        """
+        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group's."""
         usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
             seconds = group_timeout(self.group((axis,)))
@@ -203,10 +197,8 @@ class LiveWorld:
         return drive(walk, self._issue)
 
     def apart(self, axis: str) -> LiveWorld:
-        """A world with the same mesh and observers, but its own process group along one axis.
-
-        Requests of the two worlds never match each other. All ranks of the mesh must call.
-        """
+        """A world with the same mesh and observers, but its own process group along one axis, so requests of
+        the two worlds never match each other. All ranks of the mesh must call."""
         other = LiveWorld(self.mesh, self.observers)
         group = self.group((axis,))
         timeout = timedelta(seconds=group_timeout(group))
@@ -218,7 +210,7 @@ class LiveWorld:
         report_phase(str(request.label))
         group = self.group(request.axes)
         observers = *self.observers, *EVERYWHERE
-        followers = [f for f in [observer(request, self.at) for observer in observers] if f is not None]
+        followers = [follow for observer in observers if (follow := observer(request, self.at)) is not None]
         device = self.mesh.device_type if request.send is None else request.send.device
         received = torch.empty(request.receive, dtype=request.dtype, device=device)
         work = _call_backend(request, received, group, async_op)
@@ -257,8 +249,6 @@ class LiveWorld:
 
 @dataclass(slots=True, eq=False)
 class _Messages:
-    """The messages of one exchange."""
-
     works: list[dist.Work]
     _waiter: Future[None] | None = None
 

@@ -37,7 +37,6 @@ class Event:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks of the group, in order of position."""
         return tuple(self.requests)
 
     @property
@@ -67,13 +66,10 @@ class LocalMesh:
 
     @property
     def grid(self) -> Grid:
-        """The grid of the world."""
         return self.at.grid
 
     def compare(self, lines: Sequence[str]) -> None:
-        """Compare this rank's plan, as lines of text, with those of the ranks that called before it.
-
-        A rank's second plan is compared with the others' second plans, and so on.
+        """Compare this rank's n-th plan, as lines of text, with the n-th plans of ranks that called before.
 
         Raises:
             PlanMismatchError: it says where they differ.
@@ -84,10 +80,7 @@ class LocalMesh:
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
     def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
-        """Record this rank's value for ``what``; returns the values that ranks have recorded so far.
-
-        Values are kept apart by the number of plans that the rank has compared so far.
-        """
+        """Record this rank's value for ``what`` under its current plan; returns the ranks' values so far."""
         turn = len(self.world.plans.get(self.at.rank, ()))
         said = self.world.held.setdefault((turn, what), {})
         said[self.at.rank] = value
@@ -108,8 +101,8 @@ class LocalWorld:
     """A grid of ranks in this process.
 
     ``start`` takes one generator per rank; ``advance`` answers one collective; ``run`` does both to the end.
-    ``ready`` lists the groups that could go next, and ``pick`` chooses one of them (by default the first): a
-    random choice tries other interleavings. ``observers`` are called with each request as it is issued.
+    ``ready`` lists the groups that could go next, and ``pick`` chooses one of them, by default the first.
+    ``observers`` are called with each request as it is issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -160,9 +153,8 @@ class LocalWorld:
         return [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
 
     def advance(self, group: tuple[int, ...] | None = None) -> Event | None:
-        """Answer one collective: that of ``group``, or of the group that ``pick`` chooses.
-
-        Returns None when every rank has ended.
+        """Answer one collective: that of ``group``, or of the group that ``pick`` chooses. Returns None when
+        every rank has ended.
 
         Raises:
             UsageError: the group is not ready.
@@ -238,11 +230,7 @@ class LocalWorld:
 
 
 def check_alike(requests: Mapping[int, Collective]) -> None:
-    """Compare the requests of a group's members.
-
-    Raises:
-        MismatchError: it names each rank's request.
-    """
+    """Compare the requests of a group's members; ``MismatchError`` names each rank's request."""
     asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
     if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
@@ -251,39 +239,30 @@ def check_alike(requests: Mapping[int, Collective]) -> None:
 
 def _sizes_agree(requests: list[Collective]) -> bool:
     """Whether the numbers of elements that ranks send and receive fit the collective and each other."""
-    if requests[0].kind == "all_to_all":
-        return _splits_agree(requests)
-    sent, received = _sizes(requests)
-    return (sent, received) == _sizes_due(requests[0], max(received), len(requests))
-
-
-def _sizes(requests: list[Collective]) -> tuple[list[int | None], list[int]]:
+    first, parts = requests[0], len(requests)
     sent = [None if request.send is None else request.send.numel() for request in requests]
-    return sent, [request.receive for request in requests]
-
-
-def _sizes_due(request: Collective, most: int, parts: int) -> tuple[list[int | None], list[int]]:
-    """The number of elements that each position must send and receive; the largest answer has ``most``."""
-    at_root = [position == request.root for position in range(parts)]
-    if request.kind == "reduce":
-        return [most] * parts, [most if root else 0 for root in at_root]
-    if request.kind in ("broadcast", "scatter"):
-        whole = most if request.kind == "broadcast" else most * parts
-        return [whole if root else None for root in at_root], [most] * parts
-    piece = {"all_reduce": most, "reduce_scatter": most * parts}.get(request.kind, most // parts)
-    whole = piece * parts if request.kind in ("all_gather", "gather") else most
-    return [piece] * parts, [whole if root or request.kind != "gather" else 0 for root in at_root]
-
-
-def _splits_agree(requests: list[Collective]) -> bool:
-    sends = [list(request.sends or ()) for request in requests]
-    receives = [list(request.receives or ()) for request in requests]
-    if any(len(split) != len(requests) for split in (*sends, *receives)):
-        return False
-    due = [list(column) for column in zip(*sends, strict=True)]
-    sent, received = _sizes(requests)
-    is_packed = sent == [request.packed for request in requests]
-    return receives == due and is_packed and received == [sum(row) for row in receives]
+    received = [request.receive for request in requests]
+    if first.kind == "all_to_all":
+        sends = [request.sends or () for request in requests]
+        receives = [request.receives or () for request in requests]
+        return (
+            all(len(split) == parts for split in (*sends, *receives))
+            and receives == [*zip(*sends, strict=True)]
+            and sent == [request.packed for request in requests]
+            and received == [sum(row) for row in receives]
+        )
+    most = max(received)
+    each, piece, whole = [most] * parts, most // parts, most // parts * parts
+    at_root = [position == first.root for position in range(parts)]
+    return (sent, received) == {
+        "all_gather": ([piece] * parts, [whole] * parts),
+        "gather": ([piece] * parts, [whole if root else 0 for root in at_root]),
+        "all_reduce": (each, each),
+        "reduce_scatter": ([most * parts] * parts, each),
+        "reduce": (each, [most if root else 0 for root in at_root]),
+        "broadcast": ([most if root else None for root in at_root], each),
+        "scatter": ([most * parts if root else None for root in at_root], each),
+    }[first.kind]
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:

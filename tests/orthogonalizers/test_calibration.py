@@ -26,7 +26,6 @@ from muon_tutorial.orthogonalizers.choices import (
     read_choices,
     write_choices,
 )
-from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK
 
 CPU = torch.device("cpu")
 DEFAULTS = {"ns_coefficients": (3.4445, -4.7750, 2.0315), "ns_steps": 5}
@@ -58,11 +57,6 @@ def test_auto_takes_no_coefficients_of_its_own() -> None:
         check_orthogonalize({**DEFAULTS, "ns_steps": 4, "orthogonalize": AUTO})
     assert not is_auto("automatic")
     assert not is_auto("stock")
-
-
-def test_only_stock_and_drop_ins_are_candidates() -> None:
-    assert set(CANDIDATES) == {STOCK, *DROP_INS}
-    assert "turbo" not in CANDIDATES
 
 
 def test_a_calibration_is_read_as_it_was_written_and_finds_transposes(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
@@ -34,11 +33,10 @@ from scripts.lab.quality import SPECTRA, Quality, Sample, draw_samples, shortfal
 
 from ..exhaustive import left_out
 
-LARGEST = (384, 768)
-SHAPES = [(128, 128), (256, 64), LARGEST]
-REACHING = ("rank 8", "cliff")
-"""The spectra on which recipes come close to their bounds only on the largest shape, for which a CPU without
-bf16 units takes four seconds each."""
+SMALL, MIDDLE, LARGEST = ((128, 128), (256, 64)), (256, 512), (384, 768)
+REACHING = {"polar_express": (LARGEST, "cliff"), "cans": (LARGEST, "cliff"), "turbo": (MIDDLE, "rank 8")}
+"""Where a recipe comes close to a bound, besides on small matrices and on the cliff of the middle shape. A
+CPU without bf16 units takes a second for a middle matrix, and four for a large one."""
 FIELDS = {"Gaussian": "gaussian", "rank 8": "rank_8", "cliff": "cliff", "nearly zero": "nearly_zero"}
 
 
@@ -48,13 +46,15 @@ def samples(shape: tuple[int, int]) -> dict[str, Sample]:
 
 
 @cache
-def qualities(name: str, on_the_largest: Sequence[str]) -> dict[tuple[tuple[int, int], str], Quality]:
-    return {
-        (shape, spectrum): sample.quality_of(result(name, sample.matrix))
-        for shape in SHAPES
-        for spectrum, sample in samples(shape).items()
-        if shape != LARGEST or spectrum in on_the_largest
-    }
+def qualities(name: str, on_the_largest: bool) -> dict[tuple[tuple[int, int], str], Quality]:
+    """By shape and spectrum: on small matrices and, of the larger ones, on all or where it matters."""
+    places = [(shape, spectrum) for shape in SMALL for spectrum in SPECTRA]
+    if on_the_largest:
+        places += [(LARGEST, spectrum) for spectrum in SPECTRA]
+    else:
+        places += dict.fromkeys(((MIDDLE, "cliff"), REACHING.get(name, (MIDDLE, "cliff"))))
+    found = {(shape, spectrum): samples(shape)[spectrum] for shape, spectrum in places}
+    return {place: sample.quality_of(result(name, sample.matrix)) for place, sample in found.items()}
 
 
 def result(name: str, matrix: Tensor) -> Tensor:
@@ -63,11 +63,9 @@ def result(name: str, matrix: Tensor) -> Tensor:
     return orthogonalize(matrix, RECIPES[name])
 
 
-@pytest.mark.parametrize("on_the_largest", [REACHING, left_out(tuple(SPECTRA))], ids=len)
+@pytest.mark.parametrize("on_the_largest", [False, left_out(True)])
 @pytest.mark.parametrize("name", BOUNDS)
-def test_errors_stay_below_their_bounds_and_come_close_to_them(
-    name: str, on_the_largest: tuple[str, ...]
-) -> None:
+def test_errors_stay_below_their_bounds_and_come_close_to_them(name: str, on_the_largest: bool) -> None:
     worst: dict[str, float] = {}
     for (_, spectrum), quality in qualities(name, on_the_largest).items():
         field = FIELDS.get(spectrum, "power_law")
@@ -80,11 +78,11 @@ def test_errors_stay_below_their_bounds_and_come_close_to_them(
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_drop_in_is_no_worse_than_stock_and_the_others_are(name: str) -> None:
-    stock = qualities(STOCK, REACHING)
+    stock = qualities(STOCK, False)
     found = {
         where: said
-        for where, quality in qualities(name, REACHING).items()
-        if (said := shortfall(SPECTRA[where[1]], quality, stock[where]))
+        for where, quality in qualities(name, False).items()
+        if (said := shortfall(SPECTRA[where[1]], quality, stock.get(where, quality)))
     }
     assert (not found) == (name in DROP_INS), found
 
@@ -175,7 +173,7 @@ def values(polynomial: Polynomial, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("shape", [*SHAPES[:2], left_out(LARGEST)], ids=str)
+@pytest.mark.parametrize("shape", [*SMALL, left_out(LARGEST)], ids=str)
 def test_updates_are_as_large_as_stocks_or_larger_by_as_much_as_is_said(
     name: str, shape: tuple[int, int]
 ) -> None:

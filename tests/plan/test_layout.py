@@ -91,16 +91,10 @@ def test_a_run_of_a_tensor_is_the_elements_of_its_boxes_in_order(
     start = data.draw(st.integers(0, whole.numel()))
     stop = data.draw(st.integers(start, whole.numel()))
     found = run_boxes(tuple(sizes), start, stop)
-    assert len(found) <= 2 * len(sizes) - 1
+    assert len(found) <= (1 if (start, stop) == (0, whole.numel()) else 2 * len(sizes) - 1)
     assert all(box.numel for box in found)
     pieces = [whole[box.slices].reshape(-1) for box in found]
     assert torch.equal(torch.cat([whole.new_empty(0), *pieces]), whole.reshape(-1)[start:stop])
-
-
-def test_runs_of_nothing_of_a_whole_matrix_and_of_whole_rows_have_no_box_or_one() -> None:
-    assert run_boxes((0, 4), 0, 0) == run_boxes((4, 0), 0, 0) == run_boxes((3, 3), 5, 5) == ()
-    assert run_boxes((4, 3), 0, 12) == (Box((0, 0), (4, 3)),)
-    assert run_boxes((4, 3), 3, 9) == (Box((1, 0), (2, 3)),)
 
 
 @pytest.mark.parametrize(("kept", "said"), [(Shard(0), "reduce_scatter"), (Owned(1), "reduce")])

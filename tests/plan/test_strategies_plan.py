@@ -33,9 +33,6 @@ from .cases import (
 from .variants import SLICED, VARIANTS
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
-under_any_cut = pytest.mark.parametrize(
-    ("variant", "cuts"), [*((name, tp_cuts) for name in VARIANTS), ("owner, longest first", any_cuts)]
-)
 HERE = Label("test")
 
 
@@ -74,30 +71,25 @@ def test_every_matrix_is_in_one_bucket_of_its_kind_and_is_its_workers_work(varia
     assert plan_imbalance(plan) == max(due) * case.grid.world_size / once
 
 
-@under_any_cut
+@pytest.mark.parametrize(
+    ("variant", "cuts"), [*((name, tp_cuts) for name in VARIANTS), ("owner, longest first", any_cuts)]
+)
 @given(data=st.data())
 @settings(deadline=None, max_examples=20)
-def test_every_element_is_kept_once_a_replica(variant: str, cuts: CutDrawer, data: st.DataObject) -> None:
-    case = data.draw(cases(cuts))
-    plan = case.plan(VARIANTS[variant])
-    for matrix in case.matrices:
-        kept: Counter[float] = Counter()
-        for at in case.places:
-            (held,) = holdings_of(plan, matrix, at)
-            kept.update(elements(held, at).tolist())
-        copies = case.copies(matrix, "dp") if variant in SLICED else case.copies(matrix)
-        assert kept == dict.fromkeys(numbered(matrix).flatten().tolist(), copies)
-
-
-@under_any_cut
-@given(data=st.data())
-@settings(deadline=None, max_examples=20)
-def test_a_worker_gets_the_matrix_and_its_answer_comes_home(
+def test_every_element_is_kept_once_a_replica_and_workers_get_the_matrix_and_send_their_answer_home(
     variant: str, cuts: CutDrawer, data: st.DataObject
 ) -> None:
     """Each element is its own index, so a wrong place shows."""
     case = data.draw(cases(cuts))
-    for bucket in case.plan(VARIANTS[variant]).buckets:
+    plan = case.plan(VARIANTS[variant])
+    for matrix in case.matrices:
+        stored: Counter[float] = Counter()
+        for at in case.places:
+            (holding,) = holdings_of(plan, matrix, at)
+            stored.update(elements(holding, at).tolist())
+        copies = case.copies(matrix, "dp") if variant in SLICED else case.copies(matrix)
+        assert stored == dict.fromkeys(numbered(matrix).flatten().tolist(), copies)
+    for bucket in plan.buckets:
         kept = [
             torch.zeros(bucket.length(bucket.storage_layout, at), dtype=torch.bfloat16) for at in case.places
         ]

@@ -141,23 +141,20 @@ def test_averaged_strategies_leave_the_rests_gradients_alone_and_refuse_torn_one
 
 def test_a_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
     torn, zeros = seated(DP2_TP2), seated(DP2_TP2)
-    for ranks, filler in ((torn, None), (zeros, 0.0)):
+    rests = rest_of(DP2_TP2), rest_of(DP2_TP2)
+    for ranks, rest, is_torn in zip((torn, zeros), rests, (True, False), strict=True):
         ranks.give(few_bits(0), few_bits(1))
-        for params in ranks.params[2:]:
-            params[4].grad = None if filler is None else torch.zeros_like(params[4])
+        for params, own in zip(ranks.params[2:], rest[2:], strict=True):
+            for param in (params[4], own[0]):
+                param.grad = None if is_torn else torch.zeros_like(param)
+        ranks.ready(rest=rest)
         ranks.step()
     for mine, other in zip(torn.params, zeros.params, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(mine, other, strict=True))
-
-
-def test_a_rests_gradient_missing_on_some_ranks_counts_as_zero_there() -> None:
-    ranks, rest = seated(DP2), rest_of(DP2)
-    ranks.give(few_bits(0))
-    there = rest[0][0].grad
-    assert there is not None
-    half, rest[1][0].grad = there / 2, None
-    ranks.ready(rest=rest)
-    assert all(own[0].grad is not None and torch.equal(own[0].grad, half) for own in rest)
+    for own, others in zip(*rests, strict=True):
+        assert own[0].grad is not None
+        assert others[0].grad is not None
+        assert torch.equal(own[0].grad, others[0].grad)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -269,18 +266,12 @@ def test_a_norm_within_the_limit_changes_no_bit() -> None:
     assert all(torch.equal(readied(ranks, i), grad.double()) for i, grad in enumerate(grads))
 
 
-def test_gradients_are_readied_once_a_step() -> None:
+def test_gradients_that_are_dropped_are_readied_anew() -> None:
     ranks = seated(Grid.of(dp=1))
     (muon,) = ranks.muons
     ranks.give(few_bits(0))
-    assert not muon.guard.gradients_ready
     assert muon.ready_gradients() is None
     assert muon.guard.gradients_ready
-    with pytest.raises(UsageError, match="already called for this step"):
-        muon.ready_gradients()
-    muon.step()
-    assert not muon.guard.gradients_ready
-    muon.ready_gradients(max_norm=1.0)
     muon.zero_grad()
     assert muon.ready_gradients(max_norm=1.0) == 0.0
 

@@ -40,6 +40,9 @@ def on_one_of_three(rank: int) -> tuple[dict[str, list[Tensor]], list[Tensor]]:
     world = LiveWorld(build_mesh({"dp": 3}, timeout=ASKED_OF_MESH))
     assert timeout_of(None) == timedelta(seconds=ASKED_OF_LAUNCH)
     assert timeout_of(world.mesh.get_group("dp")) == timedelta(seconds=ASKED_OF_MESH)
+    untold = build_mesh({"dp": 3})
+    assert untold.device_type == "cpu"
+    assert group_timeout(untold.get_group()) == ASKED_OF_LAUNCH
     assert str(world.at) == str(DP3.at(rank))
     with pytest.raises(GridError, match=r"^a grid of dp=2 × tp=2 needs 4 processes; there are 3$"):
         build_mesh(DP2_TP2)
@@ -202,15 +205,6 @@ def test_a_group_handed_in_that_waits_half_an_hour_is_told() -> None:
     assert "make the mesh with build_mesh(grid)" in long[0]
     assert short == []
     assert others == [[], []]  # one rank warns for all
-
-
-def as_the_host_has_it(rank: int) -> tuple[str, float, float]:
-    mesh, own = build_mesh({"dp": 2}), build_mesh({"dp": 2}, timeout=7.0)
-    return str(mesh.device_type), group_timeout(mesh.get_group()), group_timeout(own.get_group())
-
-
-def test_build_mesh_takes_the_hosts_timeout_unless_told() -> None:
-    assert launch(as_the_host_has_it, 2, timeout=41.0) == [("cpu", 41.0, 7.0)] * 2
 
 
 def test_build_mesh_without_processes_says_what_to_do() -> None:

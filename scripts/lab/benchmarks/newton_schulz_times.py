@@ -19,7 +19,7 @@ from muon_tutorial.evidence.tables import Cell, Table, TableRow, median_and_spre
 from muon_tutorial.newton_schulz import DEFAULT_EPS, DEFAULT_STEPS, KELLER_JORDAN, zeropower_via_newtonschulz
 from muon_tutorial.orthogonalizers.calibration import Calibration
 from muon_tutorial.orthogonalizers.choices import AUTO, Shape, shape_of
-from muon_tutorial.orthogonalizers.iterate import orthogonalize_all
+from muon_tutorial.orthogonalizers.iterate import orthogonalize, run_length, runs_of_equals
 from muon_tutorial.orthogonalizers.named import DROP_INS, RECIPES, STOCK
 from muon_tutorial.orthogonalizers.products import full_float32, symmetric_share
 from muon_tutorial.orthogonalizers.recipe import Form, Recipe, flops
@@ -107,8 +107,16 @@ def contender(
         ]
     if name == STOCK:
         return lambda matrices: [zeropower_via_newtonschulz(matrix) for matrix in matrices]
-    scratch = workspace or Workspace()
-    return lambda matrices: orthogonalize_all(matrices, RECIPES[name], workspace=scratch)
+    return partial(_in_stacks, recipe=RECIPES[name], workspace=workspace or Workspace())
+
+
+def _in_stacks(matrices: list[Tensor], recipe: Recipe, workspace: Workspace) -> list[Tensor]:
+    results: dict[int, Tensor] = {}
+    shapes = [(matrix.size(0), matrix.size(1)) for matrix in matrices]
+    for places in runs_of_equals(shapes, lambda shape: run_length(*shape, recipe)):
+        stack = torch.stack([matrices[place] for place in places])
+        results.update(zip(places, orthogonalize(stack, recipe, workspace=workspace), strict=True))
+    return [results[place] for place in range(len(matrices))]
 
 
 def _by_shape(choices: Mapping[Shape, str], workspace: Workspace) -> Contender:
