@@ -40,7 +40,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
 from ..step.write_parameters import apply_update
 from ..worlds.live import LiveWorld, gather_objects, global_rank, sum_counts
-from .check_user_functions import BareWork, complaint_about_full, complaint_about_part
+from .check_user_functions import BARE_WORK, complaint_about_full, complaint_about_part
 from .config import DistributedConfig
 
 MISSING = ': give it to all ranks or to none, or name the ranks that share parameters in state["agree_group"]'
@@ -230,7 +230,7 @@ class CallbackStep:
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
         if isinstance(answer, dist.Work):
-            return BareWork()
+            return BARE_WORK
         # The function may reuse one buffer, and is called for other parameters before this answer is used.
         # A tensor that is still on its way is new, so it need not be copied.
         its = answer.to_local() if isinstance(answer, DTensor) else answer

@@ -16,16 +16,14 @@ from ..worlds.live import global_rank
 from .config import DistributedConfig
 
 
-def checked_assignments(
-    config: DistributedConfig, params: list[Tensor], state: dict[str, Any]
-) -> dict[int, int]:
+def checked_assignments(config: DistributedConfig, params: list[Tensor]) -> dict[int, int]:
     """Ask ``assign_fn`` and check its answer: every index, ranks in range.
 
     Raises:
         ConfigError: says which entry is wrong, or what ``assign_fn`` raised.
     """
     try:
-        answer = config.assign_fn(params, state)
+        answer = config.assign_fn(params, config.state)
     except TutorialError:
         raise
     except Exception as error:
@@ -49,19 +47,17 @@ def checked_assignments(
     return {index: answer[index] for index in range(len(params))}
 
 
-class BareWork:
-    """Stands for a ``dist.Work`` that a user's function returned."""
-
-    complaint = (
-        "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle "
-        "whose wait() returns it"
-    )
+BARE_WORK = (
+    "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle "
+    "whose wait() returns it"
+)
+"""Stands for a ``dist.Work`` that a user's function returned, and says what is wrong with it."""
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
     """The complaint about an answer of ``gather_fn``; empty if it is right. ``where`` names its origin."""
-    if isinstance(answer, BareWork):
-        return f"{where} {answer.complaint}"
+    if answer is BARE_WORK:
+        return f"{where} {BARE_WORK}"
     if global_rank() != owner:
         complaint = f"{where} must return None on every rank except {owner}, got {_kind(answer)}"
         return "" if answer is None else complaint
@@ -79,26 +75,20 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
 
 def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
     """The complaint about an answer of ``redistribute_fn``; empty if it is right."""
-    if isinstance(answer, BareWork):
-        return f"{where} {answer.complaint}"
+    if answer is BARE_WORK:
+        return f"{where} {BARE_WORK}"
     due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"
     if not isinstance(answer, Tensor):
         return f"{where} {due}; got {_kind(answer)}"
-    if isinstance(answer, DTensor) and not _placed_as(answer, state.param):
-        return f"{where} {due}; got a DTensor with placements {answer.placements}"
+    if isinstance(answer, DTensor):
+        own, placed = state.param, (answer.device_mesh, answer.placements)
+        if not isinstance(own, DTensor) or (own.device_mesh, own.placements) != placed:
+            return f"{where} {due}; got a DTensor with placements {answer.placements}"
     part = local_part(answer)
     if part.dtype != WIRE:
         return f"{where} {due}, in {WIRE}, as state['wire_dtype'] says; got {part.dtype}"
     fits = part.shape == state.data.shape or not (part.numel() or state.data.numel())
     return "" if fits else f"{where} {due}; got shape {tuple(part.shape)}"
-
-
-def _placed_as(answer: DTensor, param: Tensor) -> bool:
-    return (
-        isinstance(param, DTensor)
-        and answer.device_mesh == param.device_mesh
-        and answer.placements == param.placements
-    )
 
 
 def _kind(answer: Any) -> str:

@@ -104,10 +104,9 @@ def calibration_path(folder: str | Path | None, machine: str) -> Path:
 def _read(path: Path, machine: str) -> Calibration:
     found = None
     try:
-        found = read_calibration(path) if path.exists() else None
-    except (OSError, UsageError) as error:
-        why = f"{path} cannot be read: {error.strerror}" if isinstance(error, OSError) else error
-        warnings.warn(f"{why}; measuring again", stacklevel=2)
+        found = read_calibration(path) if os.path.exists(path) else None  # False if it cannot be looked at
+    except UsageError as error:
+        warnings.warn(f"{error}; measuring again", stacklevel=2)
     return found if found is not None and found.machine == machine else Calibration(machine)
 
 

@@ -37,7 +37,8 @@ class ConfigSteps:
     """Makes the steps of a ``DistributedConfig``, which is asked once for each list of parameters."""
 
     config: DistributedConfig
-    _known: Assigned | None = None
+    _params: Sequence[Tensor] | None = None
+    _answer: dict[int, int] | TutorialError = field(default_factory=dict)
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         """One step per mesh, or one for the user's functions.
@@ -47,36 +48,52 @@ class ConfigSteps:
             PlanMismatchError: ranks made different plans.
         """
         params = [param for group in groups for param in group["params"]]
-        if self._known is None or not same_tensors(self._known.params, params):
-            self._known = _assign(self.config, params)
-        if not self.config.planned:
-            return [self._callback_step(self._known, groups, state, agreed(before, 0))]
-        return [
-            self._planned_step(mesh, self._known, groups, state, agreed(before, i))
-            for i, mesh in enumerate(self._known.meshes)
-        ]
+        if self._params is None or not same_tensors(self._params, params):
+            self._ask(params)
+        helper = self.config.helper if self.config.planned else None
+        if helper is None:
+            return [self._callback_step(params, groups, state, agreed(before, 0))]
+        meshes = helper.on_meshes(params, self.config.state).meshes
+        return [self._planned_step(mesh, groups, state, agreed(before, i)) for i, mesh in enumerate(meshes)]
+
+    def _ask(self, params: list[Tensor]) -> None:
+        """Locate the parameters on meshes if there is a helper, and ask ``assign_fn``."""
+        self.config = replace(self.config, state=dict(self.config.state))  # this optimizer's own copy
+        if self.config.helper is not None:
+            self.config.helper.on_meshes(params, self.config.state)
+        try:
+            self._answer = checked_assignments(self.config, params)
+        except TutorialError as error:  # kept until ranks compare plans, so that all of them see it
+            self._answer = error
+        self._params = params
+
+    def _assignments(self) -> dict[int, int]:
+        """The rank of each parameter; raises what was wrong with the answer on this rank."""
+        if isinstance(self._answer, TutorialError):
+            raise self._answer
+        return self._answer
 
     def _callback_step(
-        self, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+        self, params: Sequence[Tensor], groups: Groups, state: State, agreed: Sequence[str]
     ) -> MeshStep:
         names = [name for name, *_ in all_named(groups)]
 
         def lines(assignments: dict[int, int]) -> list[str]:
             said = []
-            for index, (name, param) in enumerate(zip(names, known.params, strict=True)):
+            for index, (name, param) in enumerate(zip(names, params, strict=True)):
                 whole = isinstance(param, DTensor)
                 shape = f"shape {tuple(param.shape)}" if whole else f"{param.ndim} dimensions"
                 said.append(f"{name}: {shape}, {param.dtype}, to rank {assignments[index]}")
             return said
 
-        assignments, said = check_same(known.assignments, lines, known.state.get("agree_group"), agreed)
-        config = replace(self.config, state=known.state)
-        step = CallbackStep(config, assignments, names, parameter_states(groups, state))
+        group = self.config.state.get("agree_group")
+        assignments, said = check_same(self._assignments, lines, group, agreed)
+        step = CallbackStep(self.config, assignments, names, parameter_states(groups, state))
         step.fill_state()
         return MeshStep(step, NoMesh(), said)
 
     def _planned_step(
-        self, mesh: MeshParameters, known: Assigned, groups: Groups, state: State, agreed: Sequence[str]
+        self, mesh: MeshParameters, groups: Groups, state: State, agreed: Sequence[str]
     ) -> MeshStep:
         names = [name for name, *_ in all_named(groups)]
         parameters = parameter_states(groups, state)
@@ -89,7 +106,7 @@ class ConfigSteps:
                 whole = replace(mesh.matrices[index], index=position, name=names[index], group=numbers[index])
                 parts, transposed = group_parts(groups[numbers[index]])
                 matrices += split_parts(whole, parts, len(matrices), transposed)
-            assignments = known.assignments()
+            assignments = self._assignments()
             owners = [mesh.position_of(assignments[members[matrix.param]]) for matrix in matrices]
             plan = owner(matrices, mesh.world.grid, assign=owners)
             return plan if self.config.async_gpu_parallelism else one_by_one(plan)
@@ -126,36 +143,3 @@ class StepInOwnWorld(PlanStep):
     def _run(self, walk: Walk) -> Walk:
         return self.world.run(walk)
         yield  # a generator that asks for nothing
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Assigned:
-    """A config's answers for these parameters, asked once. ``state`` is this optimizer's own copy."""
-
-    params: Sequence[Tensor]
-    state: dict[str, Any]
-    meshes: Sequence[MeshParameters]
-    answer: dict[int, int] | TutorialError
-
-    def assignments(self) -> dict[int, int]:
-        """The rank of each parameter.
-
-        Raises:
-            ConfigError: ``assign_fn`` broke its contract on this rank.
-        """
-        if isinstance(self.answer, TutorialError):
-            raise self.answer
-        return self.answer
-
-
-def _assign(config: DistributedConfig, params: list[Tensor]) -> Assigned:
-    """Locate the parameters on meshes if there is a helper, and ask ``assign_fn``.
-
-    An error on one rank is kept until ranks compare plans, so that all ranks see it.
-    """
-    state = dict(config.state)
-    meshes = () if config.helper is None else config.helper.on_meshes(params, state).meshes
-    try:
-        return Assigned(params, state, meshes, checked_assignments(config, params, state))
-    except TutorialError as error:
-        return Assigned(params, state, meshes, error)

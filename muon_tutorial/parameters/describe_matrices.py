@@ -13,7 +13,7 @@ from ..plan.grid import Coordinate
 from ..plan.matrix import Matrix, split_parts
 from ..step.parameter_state import gradient_dtype, group_parts
 from .dtensor_placements import check_axes, dtensor_cuts
-from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim, whole_shape
+from .tensor_parallel import TpDim, plain_cuts, plain_tp_dim
 
 Group = TypeVar("Group", bound=Mapping[str, Any])
 
@@ -46,8 +46,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
             cuts, shape = dtensor_cuts(name, param), tuple(param.shape)
             check_axes(name, param, cuts, at)
         else:
-            cuts = plain_cuts(index, name, param, tp_dim) if at.size("tp") > 1 else ()
-            shape = whole_shape(name, param, cuts, at)
+            cuts, shape = plain_cuts(index, name, param, tp_dim, at)
         whole = Matrix(index, name, shape, cuts, number, param.dtype, gradient_dtype(param))
         parts, transposed = group_parts(groups[number])
         matrices += split_parts(whole, parts, len(matrices), transposed)

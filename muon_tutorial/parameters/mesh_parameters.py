@@ -82,34 +82,25 @@ class ParametersOnMeshes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterReading:
-    """One rank's view of one parameter. For a plain one it has the dimensions that tp and fsdp cut; its
-    matrix is made when all ranks' shapes are known."""
+def compared_matrices(
+    world: LiveWorld | LocalMesh, params: Mapping[int, Tensor], read: Callable[[int, Tensor], Matrix]
+) -> dict[int, Matrix]:
+    """The matrix that ``read`` makes of each parameter, compared across the mesh; all its ranks must call."""
 
-    index: int
-    param: Tensor
-    matrix: Matrix | None = None
-    tp_dim: int | None = None
-    fsdp_dim: int | None = None
+    def read_all() -> dict[int, Matrix]:
+        return {index: read(index, param) for index, param in params.items()}
 
-    def __str__(self) -> str:
-        """The text that must be the same on all ranks."""
-        is_plain = not isinstance(self.param, DTensor)
-        kind = f"a plain tensor of {self.param.ndim} dimensions" if is_plain else "a DTensor"
-        subject = f"{index_name(self.index)}: {kind}, {str(self.param.dtype).removeprefix('torch.')}"
-        if self.matrix is not None:
-            return f"{subject}, shape {self.matrix.shape}, cut {cuts_text(self.matrix.cuts)}"
-        return f"{subject}, cut by tp along {self.tp_dim}, by fsdp along {self.fsdp_dim}"
+    def lines(matrices: Mapping[int, Matrix]) -> list[str]:
+        said = []
+        for index, matrix in matrices.items():
+            kind = "a DTensor" if isinstance(params[index], DTensor) else "a plain tensor"
+            dtype = str(matrix.dtype).removeprefix("torch.")
+            said.append(f"{matrix.name}: {kind}, {dtype}, shape {matrix.shape}, cut {cuts_text(matrix.cuts)}")
+        return said
 
-
-def compared(
-    world: LiveWorld | LocalMesh, read: Callable[[], list[ParameterReading]]
-) -> list[ParameterReading]:
     if not isinstance(world, LiveWorld):
-        return read()
-    group = world.group(world.grid.axes)
-    return check_same(read, lambda readings: [str(reading) for reading in readings], group)[0]
+        return read_all()
+    return check_same(read_all, lines, world.group(world.grid.axes))[0]
 
 
 def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None:
@@ -168,22 +159,13 @@ def read_dtensor_meshes(params: Sequence[Tensor]) -> list[MeshParameters]:
 
 
 def _read_mesh(mesh: DeviceMesh | None, params: Mapping[int, Tensor]) -> MeshParameters:
-    if mesh is None:
-        return MeshParameters(
-            alone(), {index: whole_matrix(index, param, ()) for index, param in params.items()}
-        )
-    world = LiveWorld(with_names(mesh))
-    axes = world.grid.axes
+    world = alone() if mesh is None else LiveWorld(with_names(mesh))
 
-    def read() -> list[ParameterReading]:
-        found = []
-        for index, param in params.items():
-            cuts = dtensor_cuts(index_name(index), param, axes) if isinstance(param, DTensor) else ()
-            matrix = whole_matrix(index, param, cuts)
-            check_boxes(matrix, {world.at.rank: tuple(local_part(param).shape)}, world.grid)
-            found.append(ParameterReading(index, param, matrix))
-        return found
+    def read(index: int, param: Tensor) -> Matrix:
+        name, axes = index_name(index), world.grid.axes
+        cuts = dtensor_cuts(name, param, axes) if isinstance(param, DTensor) else ()
+        matrix = whole_matrix(index, param, cuts)
+        check_boxes(matrix, {world.at.rank: tuple(local_part(param).shape)}, world.grid)
+        return matrix
 
-    readings = compared(world, read)
-    matrices = {reading.index: reading.matrix for reading in readings if reading.matrix is not None}
-    return MeshParameters(world, matrices, frozenset(axes))
+    return MeshParameters(world, compared_matrices(world, params, read), frozenset(world.grid.axes))

@@ -17,16 +17,16 @@ from ..plan.grid import Grid
 from ..plan.layout import Shard
 from ..plan.matrix import Matrix
 from ..step.parameter_state import local_part
+from ..worlds.compare import check_lines
 from ..worlds.live import LiveWorld, gather_objects, mesh_of_groups
 from ..worlds.local import LocalMesh
 from .dtensor_placements import dtensor_cuts
 from .mesh_parameters import (
     MeshParameters,
-    ParameterReading,
     Shape,
     alone,
     check_boxes,
-    compared,
+    compared_matrices,
     index_name,
     whole_matrix,
     with_names,
@@ -61,27 +61,22 @@ def read_process_groups(
         device = params[0].device.type if params else "cpu"
         world = LiveWorld(mesh_of_groups(_outermost_first(crossing), device))
     tp_dim = plain_tp_dim(params, tp_dim)
-    cut_by_hand = not any(isinstance(param, DTensor) for param in params)
-
-    def read() -> list[ParameterReading]:
-        return [
-            _read_dtensor(world, independent, index, param)
-            if isinstance(param, DTensor)
-            else _read_plain(world, index, param, chosen_tp_dim(index, param, tp_dim), cut_by_hand)
-            for index, param in enumerate(params)
-        ]
-
-    readings = compared(world, read)
+    cut_by_hand, axes = not any(isinstance(param, DTensor) for param in params), world.grid.axes
     mine = [tuple(local_part(param).shape) for param in params]
-    shapes = [mine] if isinstance(world, LocalMesh) else gather_objects(mine, world.group(world.grid.axes))
-    matrices = {
-        index: reading.matrix or _plain_matrix(reading, [row[index] for row in shapes], world.grid)
-        for index, reading in enumerate(readings)
-    }
+    shapes = [mine] if isinstance(world, LocalMesh) else _shapes_on_all_ranks(mine, world.group(axes))
+
+    def read(index: int, param: Tensor) -> Matrix:
+        if isinstance(param, DTensor):
+            return _dtensor_matrix(world, independent, index, param)
+        dim = chosen_tp_dim(index, index_name(index), param, tp_dim) if "tp" in axes else None
+        rows_are_cut = cut_by_hand and "fsdp" in axes
+        return _plain_matrix(index, param, dim, rows_are_cut, [row[index] for row in shapes], world.grid)
+
+    matrices = compared_matrices(world, dict(enumerate(params)), read)
     for index, matrix in matrices.items():
         check_boxes(matrix, dict(enumerate(row[index] for row in shapes)), world.grid)
-    told = world.grid.axes if cut_by_hand else SHARED
-    return [MeshParameters(world, matrices, frozenset(world.grid.axes).difference(told))]
+    told = axes if cut_by_hand else SHARED
+    return [MeshParameters(world, matrices, frozenset(axes).difference(told))]
 
 
 def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:
@@ -98,40 +93,33 @@ def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping
                 )
 
 
-def _read_plain(
-    world: LiveWorld | LocalMesh, index: int, param: Tensor, tp_dim: int | None, cut_by_hand: bool
-) -> ParameterReading:
-    if tp_dim is not None and tp_dim >= param.ndim and "tp" in world.grid.axes:
-        raise ConfigError(
-            f"{index_name(index)} has dimensions 0 to {param.ndim - 1}; tp_dim says that tp cut it along "
-            f"{tp_dim}"
-        )
-    return ParameterReading(
-        index,
-        param,
-        tp_dim=tp_dim if "tp" in world.grid.axes else None,
-        fsdp_dim=0 if cut_by_hand and "fsdp" in world.grid.axes else None,
-    )
+def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Shape]]:
+    """Every rank's local shapes, [ranks, parameters], with the same number of dimensions on each."""
+    shapes = gather_objects(mine, group)
+    said = [[f"{index_name(i)} has {len(it)} dimensions" for i, it in enumerate(row)] for row in shapes]
+    check_lines(dict(zip(dist.get_process_group_ranks(group), said, strict=True)))
+    return shapes
 
 
-def _plain_matrix(reading: ParameterReading, shapes: Sequence[Shape], grid: Grid) -> Matrix:
+def _plain_matrix(
+    index: int, param: Tensor, tp_dim: int | None, rows_are_cut: bool, shapes: Sequence[Shape], grid: Grid
+) -> Matrix:
     """A plain parameter's matrix, from its local shape at every rank: cut by tp first, then by fsdp."""
     whole, cuts = list(shapes[0]), []
-    parts = range(grid.size("fsdp") if reading.fsdp_dim is not None else 1)
+    parts = range(grid.size("fsdp") if rows_are_cut else 1)
     rows = [
         tuple(shapes[grid.rank({"tp": tp, "fsdp": part})][0] for part in parts)
         for tp in range(grid.size("tp"))
     ]
-    if reading.fsdp_dim is not None:
+    if rows_are_cut:
         whole[0] = sum(rows[0])
-        cuts.append(("fsdp", _fsdp_shard(reading.index, rows)))
-    if (dim := reading.tp_dim) is not None:
-        lengths = tuple(
-            sum(held) if dim == 0 else shapes[grid.rank({"tp": tp})][dim] for tp, held in enumerate(rows)
-        )
-        whole[dim] = sum(lengths)
-        cuts.insert(0, ("tp", Shard(dim, lengths)))
-    return whole_matrix(reading.index, reading.param, tuple(cuts), tuple(whole))
+        cuts.append(("fsdp", _fsdp_shard(index, rows)))
+    if tp_dim is not None:
+        firsts = [shapes[grid.rank({"tp": tp})] for tp in range(grid.size("tp"))]
+        lengths = tuple(map(sum, rows)) if tp_dim == 0 else tuple(shape[tp_dim] for shape in firsts)
+        whole[tp_dim] = sum(lengths)
+        cuts.insert(0, ("tp", Shard(tp_dim, lengths)))
+    return whole_matrix(index, param, tuple(cuts), tuple(whole))
 
 
 def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
@@ -146,9 +134,9 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
     )
 
 
-def _read_dtensor(
+def _dtensor_matrix(
     world: LiveWorld | LocalMesh, independent: Mapping[str, ProcessGroup], index: int, param: DTensor
-) -> ParameterReading:
+) -> Matrix:
     """A DTensor's matrix; each mesh dimension is renamed to the world's axis with the same ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
@@ -167,7 +155,7 @@ def _read_dtensor(
         else:
             rank, size = dist.get_rank(group), dist.get_world_size(group)
             shape[shard.dim] = shard.run(shape[shard.dim], rank, size)[1]
-    return ParameterReading(index, param, whole_matrix(index, param, tuple(cuts), tuple(shape)))
+    return whole_matrix(index, param, tuple(cuts), tuple(shape))
 
 
 def _axis_of(world: LiveWorld | LocalMesh, index: int, name: str, group: ProcessGroup) -> str:

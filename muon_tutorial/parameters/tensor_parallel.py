@@ -15,34 +15,49 @@ from ..plan.matrix import Cut
 TpDim = int | None | Mapping[int, int | None] | Callable[[int, Tensor], int | None]
 
 
-def plain_cuts(index: int, name: str, param: Tensor, tp_dim: TpDim) -> tuple[Cut, ...]:
-    dim = chosen_tp_dim(index, param, tp_dim)
+def plain_cuts(
+    index: int, name: str, param: Tensor, tp_dim: TpDim, at: Coordinate
+) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
+    """A plain parameter's cut over tp, if there is one, and its whole shape.
+
+    Raises:
+        StrategyError: its own ``partition_sizes`` do not fit what this rank holds.
+    """
+    dim = chosen_tp_dim(index, name, param, tp_dim) if at.size("tp") > 1 else None
     if dim is None:
-        return ()
-    if dim >= param.ndim:
-        raise StrategyError(f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}")
-    sizes = getattr(param, "partition_sizes", None)
-    return (("tp", Shard(dim, None if sizes is None else tuple(sizes))),)
+        return (), tuple(param.shape)
+    own, here, parts = getattr(param, "partition_sizes", None), param.shape[dim], at.size("tp")
+    sizes = (here,) * parts if own is None else tuple(own)
+    if len(sizes) != parts or sizes[at["tp"]] != here:
+        raise StrategyError(
+            f"{name}: partition_sizes {sizes} do not fit the {here} indices that this rank holds "
+            f"at tp={at['tp']} of {parts}"
+        )
+    shape = tuple(sum(sizes) if it == dim else length for it, length in enumerate(param.shape))
+    return (("tp", Shard(dim, None if own is None else sizes)),), shape
 
 
-def chosen_tp_dim(index: int, param: Tensor, tp_dim: TpDim) -> int | None:
+def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | None:
     """The dimension along which tensor parallelism cut a plain parameter, or None.
 
     The parameter's own ``partition_dim``, as Megatron sets it, takes precedence: a negative one means not
     cut. See ``plain_tp_dim`` for parameters among DTensors.
 
     Raises:
-        StrategyError: ``tp_dim`` has no entry for the parameter, or is negative.
+        StrategyError: ``tp_dim`` has no entry for the parameter, or names no dimension of it.
     """
-    own = getattr(param, "partition_dim", None)
-    if own is not None:
-        return None if own < 0 else own
-    if isinstance(tp_dim, Mapping) and index not in tp_dim:
-        raise StrategyError(f"tp_dim has no entry for parameter {index}: give None if tp does not cut it")
-    chosen = tp_dim[index] if isinstance(tp_dim, Mapping) else tp_dim
-    dim = chosen(index, param) if callable(chosen) else chosen
+    dim = getattr(param, "partition_dim", None)
     if dim is not None and dim < 0:
-        raise StrategyError(f"tp_dim is {dim} for parameter {index}: count dimensions from 0, or give None")
+        return None
+    if dim is None:
+        if isinstance(tp_dim, Mapping) and index not in tp_dim:
+            raise StrategyError(f"tp_dim has no entry for parameter {index}: give None if tp does not cut it")
+        chosen = tp_dim[index] if isinstance(tp_dim, Mapping) else tp_dim
+        dim = chosen(index, param) if callable(chosen) else chosen
+    if dim is not None and not 0 <= dim < param.ndim:
+        raise StrategyError(
+            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: give one, or None"
+        )
     return dim
 
 
@@ -55,17 +70,3 @@ def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
     if isinstance(tp_dim, int) and any(isinstance(param, DTensor) for param in params):
         return None
     return tp_dim
-
-
-def whole_shape(name: str, param: Tensor, cuts: tuple[Cut, ...], at: Coordinate) -> tuple[int, ...]:
-    if not cuts:
-        return tuple(param.shape)
-    cut = cuts[0][1]
-    here, parts = param.shape[cut.dim], at.size("tp")
-    sizes = cut.sizes or (here,) * parts
-    if len(sizes) != parts or sizes[at["tp"]] != here:
-        raise StrategyError(
-            f"{name}: partition_sizes {sizes} do not fit the {here} indices that this rank holds "
-            f"at tp={at['tp']} of {parts}"
-        )
-    return tuple(sum(sizes) if dim == cut.dim else length for dim, length in enumerate(param.shape))

@@ -291,7 +291,7 @@ def test_dtensors_are_read_as_they_lie_or_refused_by_name_and_step_as_the_single
     ("tp_dim", "says"),
     [
         ({0: 1}, "tp_dim has no entry for parameter 1"),
-        (-1, "tp_dim is -1 for parameter 0"),
+        (-1, "parameter 0 has dimensions 0 to 1; tp cannot cut it along -1"),
         (2, "parameter 0 has dimensions 0 to 1; tp cannot cut it along 2"),
     ],
 )
