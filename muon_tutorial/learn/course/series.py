@@ -111,6 +111,13 @@ PATHS = (
         ("00", "01", "02", "03", "04", "05", "06", "07", "09", "10", "16"),
         "The required exercises of these: the whole optimizer, written by you, to the bit, and its bill.",
     ),
+    CoursePath(
+        "From a blank file",
+        ("03", "16"),
+        "No stubs. Write all collectives of a ring at the end of 03, and the whole optimizer at the end of 16, each"
+        " in an empty file, until its test passes. You need what 06 and 09 teach.",
+        and_then=180,
+    ),
     CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
 )
 
@@ -235,7 +242,7 @@ def table() -> str:
 
 
 def paths(chosen: Sequence[CoursePath] = PATHS) -> str:
-    """The three ways through the course, as a Markdown list.
+    """The ways through the course, as a Markdown list.
 
     >>> print(paths([CoursePath("Two", ("00", "01"))]))
     - *Two* (70 minutes): 00, 01.
