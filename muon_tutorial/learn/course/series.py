@@ -114,7 +114,7 @@ PATHS = (
     CoursePath(
         "From a blank file",
         ("03", "16"),
-        "No stubs. Write all collectives of a ring at the end of 03, and the whole optimizer at the end of 16,"
+        "No stubs. Write a ring's collectives at the end of 03, and the whole optimizer at the end of 16,"
         " each in an empty file, until its test passes. You need what 00, 06 and 09 teach.",
         and_then=180,
     ),
