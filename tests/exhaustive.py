@@ -20,14 +20,6 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "configs/test_helpers.py": {
         "test_every_helper_equals_the_single_process[8]": "fewer ranks; eight: the equality table",
     },
-    "configs/test_matrices.py": {
-        "test_sharded_modules_equal_stock_muon_on_separate_matrices[3]": (
-            "two ranks; uneven shards are in the equality table"
-        ),
-        "test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices[{'fsdp': 3, 'tp': 2}]": (
-            "fsdp=2 × tp=2; uneven shards are in the equality table"
-        ),
-    },
     "evidence/test_gloo_bytes.py": {
         "test_interface_counters_agree_within_two_percent": (
             "the kernel's count of each socket's bytes is the formula's, to the byte"

@@ -21,20 +21,13 @@ from torch.distributed.tensor import DTensor
 from ..decay_and_add import ShardRange
 from ..engine.collective import IDLE, Call, Idle, Label, Walk
 from ..engine.order import pipeline
-from ..errors import ConfigError, TutorialError, UsageError
+from ..errors import ConfigError, TutorialError
 from ..launching.lost_rank import is_about_lost_rank
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import whole_matrix, with_names
 from ..plan.bucket import flat_frame
 from ..plan.strategies import WIRE
-from ..step.agreement import (
-    ALONE,
-    NOTHING_TO_COMPARE,
-    Fingerprint,
-    OwnGradients,
-    Ranks,
-    agree_on_gradients,
-)
+from ..step.agreement import ALONE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
 from ..step.momentum import momentum_update
 from ..step.orthogonalize import newton_schulz_update
 from ..step.parameter_state import ParameterState, gradient_dtype, local_part, placed_as
@@ -51,8 +44,7 @@ class CallbackStep:
     """Takes one rank's parameters through a config's functions. Parameters are referred to by their index.
 
     ``shapes``: the shapes of the full matrices. ``settled``: parameters whose first answers were right on all
-    ranks. ``ranges``: where this rank's parts lie in the full matrices. ``present``: parameters that have a
-    gradient in this step.
+    ranks. ``ranges``: where this rank's parts lie in the full matrices. ``present``: those with a gradient.
     """
 
     config: DistributedConfig
@@ -73,37 +65,17 @@ class CallbackStep:
                     "are given whole parameters"
                 )
 
-    @property
-    def window(self) -> int:
-        """How many parameters are in flight: those that start together, and those gathered ahead."""
-        return self.stride + self.config.prefetch_count
-
-    @property
-    def stride(self) -> int:
-        """How many parameters start together: one per owner, or one if owners do not work side by side."""
-        return len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
-
     def fill_state(self) -> None:
-        """Give every parameter without a momentum one of its own kind and shape.
-
-        Raises:
-            UsageError: a loaded momentum has another shape.
-        """
-        for name, parameter in zip(self.names, self.parameters, strict=True):
-            param = parameter.param
-            blank = torch.zeros_like(param.detach(), dtype=gradient_dtype(param))
-            buffer = parameter.state.setdefault("momentum_buffer", blank)
-            if buffer.shape != param.shape:
-                raise UsageError(
-                    f"{name}: a loaded momentum of shape {tuple(buffer.shape)} does not fit the parameter "
-                    f"that rank {global_rank()} holds, {tuple(param.shape)}"
-                )
+        """Give every parameter without a momentum one of its own kind and shape."""
+        for parameter in self.parameters:
+            blank = torch.zeros_like(parameter.param.detach(), dtype=gradient_dtype(parameter.param))
+            parameter.state.setdefault("momentum_buffer", blank)
 
     def forget(self) -> None:
         """Forget which gradients there are, because they have been used or have changed."""
         self.present = None
 
-    def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
+    def agree(self, fingerprint: Fingerprint) -> Walk:
         """Find out which gradients there are, before anything changes. All ranks of ``state["agree_group"]``
         must run it; an error is raised on all of them.
 
@@ -137,11 +109,11 @@ class CallbackStep:
     """Gradients are already averaged when they get here."""
 
     def step(self) -> Walk:
-        """One optimizer step. All ranks must run it."""
-        if self.present is None:
-            yield from self.agree()
+        """One optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
         assert self.present is not None
-        yield from pipeline((self._step(index) for index in self.present), self.window, self.stride)
+        together = len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
+        window = together + self.config.prefetch_count
+        yield from pipeline((self._step(index) for index in self.present), window, together)
         self.forget()
 
     def _step(self, index: int) -> Walk:
@@ -172,7 +144,7 @@ class CallbackStep:
         here = parameter.data
         run = here if stacked else here.contiguous()
         apply_update(run, update.contiguous(), parameter.group, sides[-2:], shard)
-        if run is not here and not here.is_contiguous():
+        if run is not here:
             here.copy_(run)
 
     def _range(self, index: int, sides: tuple[int, int]) -> ShardRange | None:
@@ -247,7 +219,7 @@ class CallbackStep:
 
     def _share(self, index: int, full: Tensor | None, wrong: str) -> None:
         mine = wrong, None if full is None or wrong else tuple(full.shape)
-        found = gather_objects(mine, self._group) if dist.is_initialized() else [mine]
+        found = gather_objects(mine, self._group)
         for text in (wrong, *(text for text, _ in found)):
             if text:
                 raise ConfigError(text)

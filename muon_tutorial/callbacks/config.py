@@ -11,10 +11,6 @@ from torch import Tensor
 from ..errors import ConfigError
 from .helper_functions import HelperFunctions
 
-AssignFn = Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
-GatherFn = Callable[[Tensor, int, dict[str, Any]], Any]
-RedistributeFn = Callable[[Tensor | None, int, dict[str, Any]], Any]
-
 
 @dataclass
 class DistributedConfig:
@@ -24,8 +20,7 @@ class DistributedConfig:
         assign_fn: ``(params, state) -> {param_idx: rank}``: which rank orthogonalizes each parameter. Called
             once; returns an entry for every parameter, the same on all ranks. Ranks are global.
         gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None``: the full plain tensor on
-            ``dst_rank``, None elsewhere. It gets the Newton–Schulz input in bfloat16, as the parameter's kind
-            (DTensor or plain).
+            ``dst_rank``, None elsewhere. It gets the Newton–Schulz input, bfloat16, a DTensor or plain.
         redistribute_fn: ``(update | None, src_rank, state) -> Tensor``: this rank's part of the update. It
             gets the plain update in bfloat16 on ``src_rank``, and None on all other ranks.
         state: whatever the functions need. Each call gets a fresh copy that also holds ``param_idx``,
@@ -39,13 +34,12 @@ class DistributedConfig:
 
     The last two functions may also return a handle whose ``wait()`` returns the tensor. A tensor is copied at
     once; a handle's buffer must not change until the step ends. Ranks that hold the same part of a parameter
-    must begin with the same values; with functions of your own, the optimizer cannot tell which ranks these
-    are.
+    must begin with the same values: with your own functions, the optimizer cannot tell which ranks these are.
     """
 
-    assign_fn: AssignFn
-    gather_fn: GatherFn
-    redistribute_fn: RedistributeFn
+    assign_fn: Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
+    gather_fn: Callable[[Tensor, int, dict[str, Any]], Any]
+    redistribute_fn: Callable[[Tensor | None, int, dict[str, Any]], Any]
     state: dict[str, Any] = field(default_factory=dict)
     async_gpu_parallelism: bool = True
     prefetch_count: int = 1

@@ -1,20 +1,19 @@
 """Helpers that make a ``DistributedConfig`` from process groups, from a DeviceMesh or for DTensors.
 
-The functions of such a config can be called one by one; the optimizer instead runs the helper's plan, packed
-into buckets, with the same bits.
+The functions of such a config can be called one by one; the optimizer runs the helper's plan instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..errors import ConfigError
-from ..parameters.mesh_parameters import MeshParameters, ReadParameters, read_dtensor_meshes
+from ..parameters.mesh_parameters import ReadParameters, read_dtensor_meshes
 from ..parameters.process_groups import read_process_groups
 from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
@@ -63,10 +62,7 @@ def create_processgroup_config(
     groups = {axis: group for axis, group in given.items() if group is not None}
     crossing = {axis: group for axis, group in groups.items() if axis not in INDEPENDENT}
     independent = {axis: groups[axis] for axis in INDEPENDENT if axis in groups}
-
-    def read(params: Sequence[Tensor]) -> list[MeshParameters]:
-        return read_process_groups(crossing, independent, params, tp_dim)
-
+    read = partial(read_process_groups, crossing, independent, tp_dim)
     return _config(read, {"process_groups": groups}, async_gpu_parallelism, prefetch_count)
 
 
@@ -82,8 +78,7 @@ def create_devicemesh_config(
 
     The names say what a mesh dimension does to parameters: ``fsdp``, ``dp_shard`` and ``shard`` cut their
     dimension 0; ``tp`` cuts the tensor-parallel dimension; ``dp``, ``ddp``, ``dp_replicate``, ``replicate``
-    and ``cp`` replicate them; along ``ep`` and ``pp`` each rank has its own. Everything else is as in
-    ``create_processgroup_config``.
+    and ``cp`` replicate them; along ``ep`` and ``pp`` each rank has its own (``create_processgroup_config``).
 
     Raises:
         ConfigError: a name is unknown, two mean the same, or there is not one for each mesh dimension.
@@ -131,8 +126,7 @@ def _config(
 
 
 def _role(name: str) -> str:
-    for role, names in ROLES.items():
-        if name in names:
-            return role
-    known = ", ".join(sorted(name for names in ROLES.values() for name in names))
-    raise ConfigError(f"mesh dimension {name!r} has no known meaning; known: {known}")
+    roles = {known: role for role, names in ROLES.items() for known in names}
+    if name not in roles:
+        raise ConfigError(f"mesh dimension {name!r} has no known meaning; known: {', '.join(sorted(roles))}")
+    return roles[name]

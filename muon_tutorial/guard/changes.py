@@ -112,9 +112,7 @@ class MadeFor:
 def drop_replaced(
     before: MadeFor, groups: Sequence[Mapping[str, Any]], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Drop the state of parameters that were replaced.
-
-    Their replacements start without momentum, which is right before the first step and wrong after it.
+    """Drop the state of parameters that were replaced; their replacements start without momentum.
 
     Raises:
         UsageError: momentum would be lost.
@@ -161,8 +159,7 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse a parameter that had another number of dimensions when the optimizer was made, if it is still
-    the same tensor, or is a vector now.
+    """Refuse a parameter whose number of dimensions changed, if it is the same tensor, or a vector now.
 
     Raises:
         UsageError: it names one, and the libraries that flatten parameters.
@@ -176,7 +173,7 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
 
 
 def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Refuse a loaded momentum whose shape is not its parameter's, in a process that keeps momentum whole.
+    """Refuse a loaded momentum whose shape is not its parameter's, for steps that keep it in that shape.
 
     Raises:
         UsageError: it names the parameter.

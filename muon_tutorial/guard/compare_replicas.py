@@ -1,9 +1,8 @@
 """Ranks that hold copies of a parameter compare them, and the state, before the first step and at intervals.
 
-Ranks that began from different seeds, or loaded different files, would step without any error: with ``zero1``
-they would blend several models into one, with other strategies their models would drift apart. The same goes
-for ranks with a flipped bit, another order of parameters, or gradients that were never averaged. Ranks send
-only a hash and its square for each parameter, and the tensors that are broadcast.
+Otherwise ranks that began from different seeds, or loaded different files, would step without an error: with
+``zero1`` they would blend several models into one, with other strategies their models would drift apart.
+Ranks send only a hash and its square for each parameter, and the tensors that are broadcast.
 """
 
 from __future__ import annotations
@@ -80,41 +79,37 @@ def compare_replicas(
     unstepped: Named,
     rest: Named,
 ) -> bool:
-    """Compare parameters and state on every mesh of real processes, including those Muon does not step.
+    """Compare parameters and state on every mesh of real processes, with two tiny sums per axis.
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
-    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. ``unstepped``: parameters,
-    by name, that no optimizer steps. ``rest``: parameters, by position, whose gradients are averaged with
-    Muon's. If a plan expects averaged gradients, they are compared as well, and the result is that of
-    ``compare_gradients``. It costs two tiny sums per axis. Plain parameters that AdamW steps beside
-    DTensors are compared as well, with their gradients, and a warning names one that differs: FSDP2 does not
-    average its gradient, which is right only if each rank has its own parameter. All ranks must call.
+    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Beside DTensors, a warning
+    names one that differs: FSDP2 does not average its gradient, which is right only if each rank has its own.
+    ``unstepped``: parameters, by name, that no optimizer steps. ``rest``: parameters, by position, whose
+    gradients are averaged with Muon's. Returns what ``compare_gradients`` does. All ranks must call.
 
     Raises:
         MismatchError: on all ranks: copies differ.
         GradientError: on all ranks: gradients differ, though a plan expects averaged ones.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
-        named = _refuse_other_names(world, replicas)
+        renamed = _refuse_other_names(world, replicas)
         differing = _differing(world, replicas)
-        wrong = [index for index in differing if not replicas[index].only_warns]
-        unlike = [index for index in differing if replicas[index].only_warns and index in named]
+        wrong = [it for it in differing if not it.only_warns]
+        unlike = [it for it in differing if it.only_warns and it not in renamed]
         if unlike and not wrong:
-            who = _who_differs(world, replicas[unlike[0]])
             warnings.warn(
-                f"{replicas[unlike[0]].name} is not the same on all ranks ({who}): this parameter is no "
-                "DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the root, or average "
-                "it yourself, unless each rank has its own",
+                f"{unlike[0].name} is not the same on all ranks ({_who_differs(world, unlike[0])}): this "
+                "parameter is no DTensor, so FSDP2 does not average its gradient. Call fully_shard() on the "
+                "root, or average it yourself, unless each rank has its own",
                 stacklevel=2,
             )
         if wrong:
             when = f"after {steps_done} steps" if steps_done else "before the first step"
-            others = f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
             remedy = "load a checkpoint" if steps_done else "use the same seed or load the same file on all"
-            remedy += OWN if replicas[wrong[0]].assumed else ""
             raise MismatchError(
-                f"{when} {replicas[wrong[0]].name} is not the same on all ranks that hold copies of "
-                f"it{others}: {_who_differs(world, replicas[wrong[0]])}; this step changed nothing: {remedy}"
+                f"{when} {wrong[0].name} is not the same on all ranks that hold copies of it"
+                f"{_nor(wrong)}: {_who_differs(world, wrong[0])}; this step changed nothing: "
+                f"{remedy}{OWN if wrong[0].assumed else ''}"
             )
     return compare_gradients(steps)
 
@@ -145,10 +140,9 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
     held = [_gradient(step, shard) for shard in present.values()]
     wrong = _differing(world, held)
     if wrong:
-        others = f", nor are those of {len(wrong) - 1} others" if len(wrong) > 1 else ""
         raise GradientError(
-            f"the gradient of {held[wrong[0]].name} is not the same on all ranks that should hold the same "
-            f"of it{others}: {_who_differs(world, held[wrong[0]])}; strategy {step.plan.strategy!r} expects "
+            f"the gradient of {wrong[0].name} is not the same on all ranks that should hold the same of it"
+            f"{_nor(wrong)}: {_who_differs(world, wrong[0])}; strategy {step.plan.strategy!r} expects "
             "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
             f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
         )
@@ -186,20 +180,19 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 def broadcast_parameters(
     steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named
 ) -> None:
-    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does at construction.
+    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does; sends those that differ.
 
-    This includes frozen parameters. Only those that differ are sent. Three kinds are skipped: parameters on
-    the meta device, parameters without names, which cannot be matched across ranks, and plain parameters
-    among DTensors, along axes on which copies are only presumed. All ranks must call.
+    All ranks must call. Three kinds are skipped: parameters on the meta device, those without names, which
+    cannot be matched across ranks, and plain ones among DTensors, along axes where copies are only presumed.
 
     Raises:
         MismatchError: on all ranks: the order of their parameters' names differs; nothing was sent.
     """
     for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
         _refuse_other_names(world, replicas)
-        for index in _differing(world, replicas):
-            if replicas[index].named:
-                world.run(_sent_anew(replicas[index], world))
+        for replica in _differing(world, replicas):
+            if replica.named:
+                world.run(_sent_anew(replica, world))
 
 
 def _sent_anew(replica: Replica, world: LiveWorld) -> Walk:
@@ -305,36 +298,36 @@ def _beside(
             )
 
 
-def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> set[int]:
+def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
 
-    Returns those with the same names on all ranks: each rank may name its own experts differently.
+    Returns those that may have other names on other ranks, because each rank may have its own experts.
 
     Raises:
         MismatchError: on all ranks.
     """
     hashes = [torch.tensor(zlib.crc32(replica.looks.encode()) % HASHES) for replica in replicas]
     others = _differing(world, replicas, hashes)
-    wrong = [index for index in others if not replicas[index].only_warns]
-    if wrong:
-        found = _from_all_ranks(world, replicas[wrong[0]], replicas[wrong[0]].looks)
+    wrong = next((it for it in others if not it.only_warns), None)
+    if wrong is not None:
+        found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
         # Ranks with other pieces may show which of two copies is right: most pieces have the same shape.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
-            f"{replicas[wrong[0]].name} is another parameter on other ranks, or has another shape: "
+            f"{wrong.name} is another parameter on other ranks, or has another shape: "
             f"{say_outliers(*zip(*alike, strict=True))} "
             f"({'; '.join(f'{looks} on {say_ranks(ranks)}' for looks, ranks in held.items())}): all ranks "
             "must list the same parameters in the same order; nothing was changed"
         )
-    return {*range(len(replicas))} - {*others}
+    return others
 
 
 def _differing(
     world: LiveWorld, replicas: Sequence[Replica], hashes: Sequence[Tensor] | None = None
-) -> list[int]:
-    """The replicas that differ along one of their axes, by index; the same answer on all ranks of the mesh.
+) -> list[Replica]:
+    """The replicas that differ along one of their axes; the same answer on all ranks of the mesh.
 
     Compares their bits, unless other ``hashes`` are given.
     """
@@ -353,7 +346,11 @@ def _differing(
             wrong[index] += axis in replica.axes and not same
     for axis in axes:  # so that all ranks know of it
         sum_counts(wrong, world.group((axis,)))
-    return [index for index, count in enumerate(wrong.tolist()) if count]
+    return [replica for replica, count in zip(replicas, wrong.tolist(), strict=True) if count]
+
+
+def _nor(wrong: Sequence[Replica]) -> str:
+    return f", nor are {len(wrong) - 1} others" if len(wrong) > 1 else ""
 
 
 def _who_differs(world: LiveWorld, replica: Replica) -> str:

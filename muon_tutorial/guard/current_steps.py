@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor
 
-from ..engine.collective import Walk
 from ..plan.strategies import Plan
-from ..step.agreement import Fingerprint, Ranks
 from ..step.single_process import AloneStep
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
@@ -18,34 +16,16 @@ from .changes import Changed, MadeFor, drop_replaced, follow_changes
 from .check_groups import check_matrices
 
 if TYPE_CHECKING:
+    from ..callbacks.callback_step import CallbackStep
     from ..worlds.local import LocalMesh
 
 Groups = Sequence[dict[str, Any]]
 State = Mapping[Tensor, dict[str, Any]]
 
 
-class Step(Protocol):
-    """The guard's interface to a step: over a plan, through a user's functions, or in a single process."""
-
-    @property
-    def ranks(self) -> Ranks:
-        """The ranks that step together."""
-
-    @property
-    def averages(self) -> bool:
-        """Whether gradients are each rank's own until the step averages them."""
-
-    def agree(self, fingerprint: Fingerprint, rest: Sequence[Tensor] = ()) -> Walk:
-        """Compare fingerprints, and find out which parameters have gradients unless that is known."""
-
-    def trust(self) -> None:
-        """Assume that all ranks have gradients for the same parameters as this rank."""
-
-    def step(self) -> Walk:
-        """One optimizer step."""
-
-    def forget(self) -> None:
-        """Drop readied gradients: they have been used, or have changed."""
+Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
+"""A step over a plan, through a user's functions, or in a single process. All have ``ranks``, ``averages``,
+``agree``, ``trust``, ``step`` and ``forget``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,10 +73,9 @@ class CurrentSteps:
     def current(
         self, groups: Groups, state: MutableMapping[Tensor, Any], before: Sequence[MeshStep] | None = None
     ) -> list[MeshStep]:
-        """The steps for these groups and this state.
+        """The steps for these groups and this state. If anything has changed, all ranks must call.
 
-        A plan that ranks agreed on for the steps ``before`` is compared again only if it has changed. If
-        anything has changed, all ranks must call.
+        A plan that ranks agreed on for the steps ``before`` is compared again only if it has changed.
 
         Raises:
             NotAMatrixError: a parameter is no matrix any more.

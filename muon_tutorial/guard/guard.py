@@ -93,10 +93,9 @@ class Guard:
     skipped_gradients: int = 0
 
     def agree_on_values(self, optimizer: Any) -> None:
-        """Compare the parameters' dimensions across ranks, then broadcast the first rank's values if told to.
+        """Compare all parameters' dimensions across ranks, then broadcast the first rank's values if told to.
 
-        This includes the companions' parameters, and those that no optimizer steps. All ranks of the mesh
-        must call when the optimizer is made, and when it gets a companion.
+        All ranks of the mesh must call when the optimizer is made, and when it gets a companion.
         """
         steps = self.current_steps(optimizer)
         for mesh in steps:
@@ -189,7 +188,12 @@ class Guard:
                     norm, self.state = torch.full_like(norm, math.inf), State.NOT_FINITE
             self.readied = SeenGradients.of(seen, changes_count=False)
             return norm
-        self._refuse_to_leave_out(beside)
+        left_out = without(beside, self.companions_params())
+        if left_out and any(mesh.step.averages for mesh in self.steps.made):
+            raise UsageError(
+                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
+                "averaged: call the pair's ready_gradients(), which takes all"
+            )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
         call = f"ready_gradients(max_norm={max_norm})"
@@ -214,15 +218,6 @@ class Guard:
             return None if max_norm is None else torch.tensor(math.inf)
         self.state, self.readied = State.READY, SeenGradients.of(seen)
         return norm
-
-    def _refuse_to_leave_out(self, beside: Sequence[Tensor]) -> None:
-        """Refuse to average these gradients without a companion's, which would then step with local ones."""
-        left_out = without(beside, self.companions_params())
-        if left_out and any(mesh.step.averages for mesh in self.steps.made):
-            raise UsageError(
-                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
-                "averaged: call the pair's ready_gradients(), which takes all"
-            )
 
     @property
     def gradients_ready(self) -> bool:
@@ -286,8 +281,8 @@ class Guard:
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
         """Rebuild the current steps, because something has changed since they were made; returns them.
 
-        If the parameters have changed on this rank, they must have changed on all ranks. Ranks compare
-        this over the old steps, because making new ones needs exchanges of its own.
+        Parameters must have changed on all ranks or on none. Ranks compare this over the old steps, because
+        making new ones needs exchanges of its own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
@@ -303,7 +298,7 @@ class Guard:
         error: TutorialError | None,
         changed: Changed,
     ) -> Fingerprint:
-        """The fingerprint of the coming step, of this optimizer and its companions, for ranks to compare."""
+        """What ranks compare of the coming step, of this optimizer and its companions."""
         if self.steps.alone:
             if error is not None:
                 raise error
@@ -329,8 +324,7 @@ class Guard:
     ) -> TutorialError | None:
         """The error that keeps this rank from stepping, if any; ``beside`` are the companions' parameters.
 
-        Group settings are checked again only if they have changed since the last check. Sparse gradients are
-        refused, and those that do not fit their parameter, for example after writing to its ``.data``.
+        Group settings are checked again only if they have changed since the last check.
         """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -387,13 +381,11 @@ class Guard:
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        ``scaled`` is the optimizer that the scaler steps: this one, or its ``MuonWithAdamW``. The scaler sets
-        ``found_inf`` on an optimizer that can skip by itself. If the gradients are still scaled, it also sets
-        ``grad_scale``, and they are unscaled here. All ranks must call.
+        All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or its pair. The
+        scaler sets its ``found_inf``, and its ``grad_scale`` if gradients must be unscaled here.
 
         Raises:
-            GradientError: only some ranks found infinity, or may have: gradients are each rank's own, and
-                ``unscale_`` was not called.
+            GradientError: only some ranks found infinity, or may have, because ``unscale_`` was not called.
         """
         found_inf = getattr(scaled, "found_inf", None)
         if found_inf is None:
@@ -440,11 +432,7 @@ class Guard:
 
 
 class NoGuard(Guard):
-    """Steps without checks, for benchmarks: each rank trusts the others and its host.
-
-    It does not detect gradients that other ranks lack, different hyperparameters, or NaN. Readied gradients
-    are used.
-    """
+    """Steps without checks, for benchmarks: each rank trusts the others and its host."""
 
     def before_step(
         self,

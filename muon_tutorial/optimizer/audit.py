@@ -16,11 +16,11 @@ from itertools import zip_longest
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ..errors import UsageError
+from ..guard.check_groups import plain_number
 from ..parameters.describe_matrices import named_params
 from ..parameters.dtensor_placements import dtensor_cuts
 from ..parameters.mesh_parameters import with_names
@@ -32,7 +32,7 @@ from ..step.orthogonalize import AROUND
 from ..step.parameter_state import group_parts, local_part, placed_alike
 from ..step.single_process import matrices_in
 from ..step.step import PlanStep
-from ..worlds.live import LiveWorld, gather_objects
+from ..worlds.live import LiveWorld, gather_objects, global_rank
 from .fused_weights import parts_word
 from .muon import Muon
 from .muon_with_adamw import MuonWithAdamW
@@ -140,8 +140,10 @@ class _Held:
         return len(self.boxes) == 1 and self.boxes[0].shape == self.shape and not self.averages
 
     @property
-    def light(self) -> _Held:
-        """The same without the tensors that every rank has, but with this rank's own micro-batches."""
+    def sent(self) -> _Held:
+        """What other ranks need: of a whole parameter, which every rank has, only its own micro-batches."""
+        if not self.is_whole:
+            return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
 
 
@@ -174,18 +176,17 @@ class Audit:
             UsageError: no step was seen.
         """
         self.stop()
-        sent = {name: held.light if held.is_whole else held for name, held in self._held.items()}
-        everybody = _on_all_ranks((self.steps, sent, self._calls, self._planned))
+        sent = {name: held.sent for name, held in self._held.items()}
+        everybody = gather_objects((self.steps, sent, self._calls, self._planned))
         if not all(steps for steps, *_ in everybody):
             raise UsageError("no step was audited: call optimizer.step() between audit() and report()")
-        rank = dist.get_rank() if len(everybody) > 1 else 0
         names = sorted(set().union(*(its for _, its, *_ in everybody)))
         mine = {}
-        for name in names[rank :: len(everybody)]:
+        for name in names[global_rank() :: len(everybody)]:
             held = [its[name] for _, its, *_ in everybody if name in its]
             own = self._held.get(name)
             mine[name] = _found(name, [own, *held] if own is not None and own.is_whole else held)
-        found = {name: it for its in _on_all_ranks(mine) for name, it in its.items()}
+        found = {name: it for its in gather_objects(mine) for name, it in its.items()}
         order = dict.fromkeys([*self._held, *names])
         by_rank = tuple(calls.total() for *_, calls, _ in everybody)
         due = tuple(found[name] for name in order if found[name].verdict.is_due)
@@ -267,10 +268,9 @@ def audit(
 ) -> Any:
     """Audit an optimizer's steps: ``seen = audit(optimizer)``, some steps, ``print(seen.report())``.
 
-    With ``step``, a function that steps once, it calls this and returns the report. It works with any torch
-    optimizer, and with DTensors, DDP and the strategies of this package. Start the audit before the
-    ``backward()`` of the first step to record. A momentum that is not in the state, or that is lost between
-    steps, is detected from the second step on.
+    With ``step``, a function that steps once, it calls this and returns the report. Start the audit before
+    the ``backward()`` of the first step to record. A momentum that is not in the state, or that is lost
+    between steps, is detected from the second step on.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric puts around one.
@@ -324,13 +324,9 @@ def _muon_of(optimizer: torch.optim.Optimizer) -> Muon | None:
     return muon if isinstance(muon, Muon) else None
 
 
-_Place = tuple[MomentumShard, PlanStep]
-
-
-def _holding(it: Target, group: Mapping[str, Any], place: _Place | None) -> _Held:
+def _holding(it: Target, group: Mapping[str, Any], place: tuple[MomentumShard, PlanStep] | None) -> _Held:
     """Where this rank's parts lie in a parameter and in its momentum."""
-    said = {key: value for key, value in group.items() if not key.startswith("param")}
-    said = {key: value.item() if isinstance(value, Tensor) else value for key, value in said.items()}
+    said = {key: plain_number(value) for key, value in group.items() if not key.startswith("param")}
     if place is None:
         shape = tuple(it.param.shape)
         own = (Box((0,) * len(shape), shape),)
@@ -409,10 +405,6 @@ def _counted(everybody: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], tupl
     made = sum((calls for *_, calls, _ in everybody), Counter[tuple[int, int]]())
     planned = sum((its for *_, its in everybody), Counter[tuple[int, int]]())
     return {sides: (made[sides], planned[sides]) for sides in sorted({*made, *planned})}
-
-
-def _on_all_ranks(mine: Any) -> list[Any]:
-    return gather_objects(mine) if dist.is_available() and dist.is_initialized() else [mine]
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:

@@ -47,8 +47,7 @@ def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) ->
         UsageError: a given calibration lacks a shape, or ranks need to agree and cannot.
     """
     for mesh in steps:
-        if any(map(_chooses, groups)):
-            _refuse_apart(mesh, source)
+        _refuse_apart(mesh, source)
         known = [read_choices(group["orthogonalize"]) if _chooses(group) else None for group in groups]
         pairs = ((known[number], shape) for number, shape in _shapes(groups, mesh))
         missing = tuple({shape: None for its, shape in pairs if its is not None and shape not in its})

@@ -19,6 +19,7 @@ from ..callbacks.config import DistributedConfig
 from ..callbacks.create_configs import INDEPENDENT
 from ..engine.collective import Walk
 from ..errors import TutorialError
+from ..guard.changes import check_momentum
 from ..guard.current_steps import Groups, MeshStep, State
 from ..parameters.describe_matrices import all_named
 from ..parameters.mesh_parameters import MeshParameters
@@ -81,13 +82,14 @@ class ConfigSteps:
         def lines(assignments: dict[int, int]) -> list[str]:
             said = []
             for index, (name, param) in enumerate(zip(names, params, strict=True)):
-                whole = isinstance(param, DTensor)
-                shape = f"shape {tuple(param.shape)}" if whole else f"{param.ndim} dimensions"
+                is_dtensor = isinstance(param, DTensor)
+                shape = f"shape {tuple(param.shape)}" if is_dtensor else f"{param.ndim} dimensions"
                 said.append(f"{name}: {shape}, {param.dtype}, to rank {assignments[index]}")
             return said
 
         group = self.config.state.get("agree_group")
         assignments, said = check_same(self._assignments, lines, group, agreed)
+        check_momentum(groups, state)
         step = CallbackStep(self.config, assignments, names, parameter_states(groups, state))
         step.fill_state()
         return MeshStep(step, NoMesh(), said)

@@ -52,11 +52,6 @@ class Fused:
     parts: Parts
     certain: bool = True
 
-    @property
-    def word(self) -> str:
-        """A word for the layout."""
-        return parts_word(self.parts)
-
 
 def parts_word(parts: Parts) -> str:
     """A word for the layout ``parts``; empty if the weight is one matrix."""

@@ -44,8 +44,7 @@ def show_tensors(state: Mapping[Any, Any]) -> None:
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A pre-hook of ``load_state_dict()``: puts a saved group's parameters into this optimizer's order.
 
-    It goes by names if both sides have the same ones. If names differ, say by a wrapper's prefix, positions
-    count.
+    It goes by names if both sides have the same ones, and by positions if names differ, say by a prefix.
 
     Raises:
         UsageError: some names match at other positions, and others are missing.

@@ -66,8 +66,7 @@ class Muon(torch.optim.Optimizer):
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
         distributed_config: instead of a strategy and a mesh: the user's own functions, or a helper's config.
         tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
-            parameter index, or a function of index and parameter. DTensor placements and a parameter's own
-            ``partition_dim`` take precedence.
+            parameter index, or a function of index and parameter. A parameter's ``partition_dim`` goes first.
         window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
             and one back while a third is worked on. A model within ``round_bytes`` is one round.
         parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
@@ -83,11 +82,11 @@ class Muon(torch.optim.Optimizer):
         guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
             ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
         overlap_grad_reduce: for strategies that average gradients themselves (``zero1``, ``layerwise``,
-            ``gram``): a bucket's gradients are sent as soon as ``backward()`` has produced all of them, not
-            when ``step()`` is called, over a process group of their own. The bits are the same. When you
-            accumulate gradients, wrap every ``backward()`` except the last in ``no_sync()``, and run the last
-            one on the CUDA stream of its forward pass. A bucket with a frozen or unused matrix, and those
-            after it, wait for ``step()``. It refuses ``GradScaler``, which changes gradients after backward.
+            ``gram``): a bucket's gradients are sent as soon as ``backward()`` has produced all of them, over
+            their own process group. The bits are the same. When you accumulate gradients, wrap every
+            ``backward()`` except the last in ``no_sync()``, and run the last one on the CUDA stream of its
+            forward pass. A bucket with a frozen or unused matrix, and those after it, wait for ``step()``. It
+            refuses ``GradScaler``, which changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -201,13 +200,12 @@ class Muon(torch.optim.Optimizer):
         self.guard.after_step(self, "taken")
 
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
-        """Make the gradients ready for ``step()``, once per step, after the last ``backward()``.
+        """Average the gradients before ``step()``, once per step, after the last ``backward()``.
 
-        With ``max_norm`` the gradients of the matrices and of the ``rest`` are clipped together by their
-        total norm, which is returned. ``rest`` are the parameters that another optimizer steps; the matrices
-        may be among them. Without this call, ``step()`` averages by itself. If a gradient is not finite,
-        nothing is changed, the returned norm is infinite, and ``step()`` raises, unless ``GradScaler`` makes
-        it skip. A single process looks for such a gradient only when it clips.
+        With ``max_norm`` the gradients of the matrices and of the ``rest``, which another optimizer steps
+        (the matrices may be among them), are clipped together by their total norm, which is returned. If a
+        gradient is not finite, nothing is changed, the returned norm is infinite, and ``step()`` raises,
+        unless ``GradScaler`` makes it skip. A single process looks for such a gradient only when it clips.
 
         Raises:
             UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``,
@@ -317,8 +315,7 @@ class Muon(torch.optim.Optimizer):
             for handle in handles:
                 handle.remove()
         for group, old in zip(self.param_groups, groups, strict=True):  # other Muons save fewer keys
-            for key, value in old.items():
-                group.setdefault(key, value)
+            group.update({**old, **group})
         self.guard.steps.forget()
         try:
             for number, group in enumerate(self.param_groups):

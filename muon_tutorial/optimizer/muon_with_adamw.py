@@ -43,9 +43,8 @@ IN_TRAINER = (
 class MuonWithAdamW(torch.optim.Optimizer):
     """One ``torch.optim.Optimizer`` that prepares, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
 
-    Its ``param_groups`` are those of both (Muon's first), so a learning-rate scheduler affects both. A
-    scheduler that cycles the momentum writes ``momentum`` into every group: AdamW uses it as its first beta.
-    Both optimizers stay accessible as ``.muon`` and ``.adamw``.
+    A learning-rate scheduler affects the ``param_groups`` of both (Muon's first). If it cycles the momentum,
+    AdamW takes that as its first beta. Both optimizers stay accessible as ``.muon`` and ``.adamw``.
 
     Raises:
         UsageError: the two are not of these classes, or share a parameter.
@@ -82,7 +81,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
-            found = [f"{_class_of(muon)} and {_class_of(adamw)}", *(f"{name}=" for name in others)]
+            found = [" and ".join(map(torch.typename, (muon, adamw))), *(f"{name}=" for name in others)]
             raise UsageError(
                 "MuonWithAdamW takes a muon_tutorial.Muon and a torch.optim.AdamW, got "
                 f"{', '.join(found)}; MuonWithAdamW.from_model makes them from a model; {IN_TRAINER}"
@@ -132,8 +131,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
         Args:
             lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses it, too, and ``adjust_lr_fn`` is
-                ``"match_rms_adamw"`` unless ``muon`` sets another: Muon's updates are then as large as
-                AdamW's.
+                ``"match_rms_adamw"`` unless ``muon`` sets another, so their updates are of one size.
             weight_decay: for both. By default Muon uses 0.1 and AdamW 0.01, torch's defaults.
             decay_vectors: False keeps norms, biases and other vectors from decaying.
             betas: AdamW's.
@@ -172,10 +170,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both, Muon's first, then those added later: a new list of the same groups.
-
-        The list refuses changes, because they would reach neither optimizer.
-        """
+        """The groups of both, Muon's first, then those added later: a new list, which refuses changes."""
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
         return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])
@@ -189,10 +184,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property  # type: ignore[override]
     def state(self) -> PairState:
-        """The state of both, keyed by parameter; writing to it writes to theirs.
-
-        It looks empty while AdamW has no state and all momentum is zero, even if such a state was loaded.
-        """
+        """The state of both, keyed by parameter; writing to it writes to theirs. See ``PairState``."""
         return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
 
     @state.setter
@@ -406,8 +398,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
                 f"a state of MuonWithAdamW has the keys 'state' and 'param_groups', got {sorted(state_dict)}"
             )
         groups = state_dict["param_groups"]
-        if len(groups) != len(self.param_groups) and any(_owner_of(group) == "muon" for group in groups):
-            raise UsageError(f"the state has {len(groups)} groups, this pair {len(self.param_groups)}")
         if all(_owner_of(group) == "adamw" for group in groups):
             raise UsageError(
                 "this is the state of another optimizer, without a Muon group: load only the model's "
@@ -426,11 +416,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
     """AdamW's groups: one group, or its matrices and, without decay, its vectors."""
-    vectors = [] if decay_vectors else [(name, param) for name, param in split.rest if param.ndim < 2]
-    apart = {id(param) for _, param in vectors}
-    others = [(name, param) for name, param in split.rest if id(param) not in apart]
-    still = [{"params": vectors, "weight_decay": 0.0}] if vectors else []
-    return [*([{"params": others}] if others or not still else []), *still]
+    decaying = [(name, param) for name, param in split.rest if decay_vectors or param.ndim > 1]
+    vectors = [(name, param) for name, param in split.rest if not decay_vectors and param.ndim < 2]
+    groups: list[dict[str, Any]] = [{"params": decaying}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]] or groups[:1]
 
 
 def _trained(params: Mapping[str, Tensor], told: Set[str]) -> list[str]:
@@ -451,7 +440,3 @@ def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[An
     if owner == "muon":
         theirs |= state.keys() - others
     return {"state": {index: entry for index, entry in state.items() if index in theirs}, "param_groups": own}
-
-
-def _class_of(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"

@@ -7,8 +7,7 @@ The formats, from each package's published code:
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
 - ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
   called ``variance``, and its step is ``step_dev`` (before August 2026, the group's ``step``).
-- ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: ``momentum_buffer``, a
-  moving average.
+- ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: as torch's.
 - ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten parameters.
 """
 
@@ -75,21 +74,18 @@ def load_momentum(
     is the list of all ranks' dictionaries. Every rank that steps must call it, with the whole list.
 
     Args:
-        names: the other optimizer's parameters in the order of its groups,
-            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``; needed unless its groups have
-            ``param_names``.
+        names: the other optimizer's parameters in the order of its groups, needed unless these have
+            ``param_names``: ``[names[p] for g in optimizer.param_groups for p in g["params"]]``.
 
     Raises:
         UsageError: an entry matches no parameter of this optimizer, or has another shape; nothing is changed.
     """
-    format_of, named = _format(package), all_named(optimizer.param_groups)
-    own = {name: (param, group) for name, param, group in named}
+    format_of = _format(package)
+    own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
     entries = dict(_entries(saved if isinstance(saved, Sequence) else [saved], names))
     taken = {name: _taken(name, entry, own, format_of) for name, entry in entries.items()}
     state = optimizer.state_dict()
-    numbers = dict(zip((name for name, *_ in named), range(len(own)), strict=True))
-    for name, entry in taken.items():
-        state["state"][numbers[name]] = entry
+    state["state"] |= {number: taken[name] for number, name in enumerate(own) if name in taken}
     optimizer.load_state_dict(state)
     momenta = tuple(name for name, entry in taken.items() if "momentum_buffer" in entry)
     others = tuple(name for name, entry in taken.items() if "momentum_buffer" not in entry)

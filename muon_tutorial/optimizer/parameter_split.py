@@ -13,7 +13,6 @@ from torch import nn
 
 from ..plan.matrix import Parts
 
-Named: TypeAlias = list[tuple[str, nn.Parameter]]
 Who: TypeAlias = Literal["Muon", "AdamW", "left out"]
 Row: TypeAlias = tuple[str, str, str, str]
 
@@ -72,7 +71,7 @@ class ParameterSplit:
         return list(groups.values())
 
     @property
-    def rest(self) -> Named:
+    def rest(self) -> list[tuple[str, nn.Parameter]]:
         """Parameters for ``torch.optim.AdamW``, with names."""
         return [(verdict.name, verdict.param) for verdict in self._of("AdamW")]
 
@@ -85,11 +84,6 @@ class ParameterSplit:
     def rest_names(self) -> list[str]:
         """The names of AdamW's parameters, in the model's order."""
         return [verdict.name for verdict in self._of("AdamW")]
-
-    @property
-    def left_out_names(self) -> list[str]:
-        """The names of the frozen parameters, which neither optimizer steps."""
-        return [verdict.name for verdict in self._of("left out")]
 
     @property
     def hidden_params(self) -> list[nn.Parameter]:

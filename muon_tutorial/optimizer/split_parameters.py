@@ -23,8 +23,7 @@ names. The choices, and their sources in the field:
   go to Muon only with ``experts="muon"``.
 - Adapters (LoRA): A, rank × in, and B, out × rank, are hidden matrices like any other, and B of a fused
   weight is split like that weight. For stacked experts, one matrix holds the adapters of all experts (the
-  rows of A, the columns of B), so they go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3, AdaLoRA's
-  singular values) go to AdamW, too.
+  rows of A, the columns of B), so they go to AdamW, like adapters that rotate or scale (OFT, BOFT, IA3).
 - Fused weights (query, key and value in one; gate and up) are split if the model's own sizes determine their
   layout (``fused_weights``). If not, the weight stays whole, and a warning says what to write.
 """
@@ -44,7 +43,15 @@ from torch import nn
 from ..errors import UsageError
 from ..parameters.describe_matrices import FLATTENED
 from ..plan.matrix import Parts, part_boxes
-from .fused_weights import KNOWN_LIBRARIES, Fused, FusedWeight, fused_parts, heads_apart, stacked_parts
+from .fused_weights import (
+    KNOWN_LIBRARIES,
+    Fused,
+    FusedWeight,
+    fused_parts,
+    heads_apart,
+    parts_word,
+    stacked_parts,
+)
 from .parameter_split import (
     BARE,
     EXPERTS,
@@ -113,8 +120,7 @@ def split_parameters(
     ``print(split_parameters(model))`` shows each with the reason. A head that its name does not reveal, as in
     ``nn.Sequential``, needs ``exclude``.
 
-    Weights stored (in, out), as in Hugging Face's ``Conv1D`` and some experts, come in a group with
-    ``transposed``.
+    Weights stored (in, out), as in Hugging Face's ``Conv1D``, come in a group with ``transposed``.
 
     Args:
         exclude: patterns (shell style, on the name with or without wrappers) of further parameters for AdamW.
@@ -225,9 +231,9 @@ class _Sorter:
             said = first.said_transposed or _matches(first, [*self.said])
             why = "hidden matrix" if said or any(map(_is_named_like_a_matrix, held)) else BARE
             return Verdict(first.name, first.param, "Muon", why, None, transposed)
-        what, parts = held_parts.what, held_parts.parts
+        parts, word = held_parts.parts, parts_word(held_parts.parts)
         _check_parts(first, parts, transposed)
-        why = f"{what}: {held_parts.word}" if held_parts.word else what
+        why = f"{held_parts.what}: {word}" if word else held_parts.what
         return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
     def _why_not_hidden(self, it: _Holding) -> str:

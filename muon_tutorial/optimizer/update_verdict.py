@@ -38,8 +38,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda rows, columns: 1.0,
     "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
 }
-"""How optimizers scale an orthogonalized matrix: Keller Jordan's, Moonlight's, dion's, those that leave it as
-it is, and Megatron-LM's."""
+"""The scales of optimizers: Keller Jordan's, Moonlight's, dion's, those that have none, and Megatron-LM's."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -132,7 +131,9 @@ def judge(seen: SeenUpdate) -> Verdict:
     size, rules = _size(seen, update, due)
     values, blur = _singular_values(update, seen, seen.parts), 2 * seen.rounded
     wrong = _explain(seen, update, least, blur) if least > CLOSE + blur else ""
-    wrong = wrong or _lost(seen) or _micro_batches(seen)
+    if not wrong and (seen.dropped or abs(_shares(seen)[0]) < 0.05):
+        wrong = LOST
+    wrong = wrong or _micro_batches(seen)
     if not wrong and not rules and abs(size - 1) > 0.05 + blur:
         wrong = f"{size:.2g} times the correct size"
     return Verdict(size, values, wrong, rules)
@@ -177,19 +178,18 @@ def _inputs(seen: SeenUpdate) -> list[Tensor]:
 
     The gradient's share of the momentum shows how a package averages and clips.
     """
-    if seen.momentum is None:
+    (_, share), momentum = _shares(seen), seen.momentum
+    if momentum is None:
         before = torch.zeros_like(seen.gradient) if seen.momentum_before is None else seen.momentum_before
-        share = 1 - seen.rate
         momentum = seen.rate * before + share * seen.gradient
-    else:
-        momentum, share = seen.momentum, _shares(seen)[1]
     ahead, nesterov = share * seen.gradient + seen.rate * momentum, seen.group.get("nesterov")
     return [it for it, said in ((ahead, True), (momentum, False)) if nesterov in (None, said)]
 
 
 def _shares(seen: SeenUpdate) -> tuple[float, float]:
     """The shares of the old momentum and of the gradient in the new momentum, by least squares."""
-    assert seen.momentum is not None
+    if seen.momentum is None:
+        return math.nan, 1 - seen.rate
     now, gradient = seen.momentum.flatten().double(), seen.gradient.flatten().double()
     before = None if seen.momentum_before is None else seen.momentum_before.flatten().double()
     if before is None or not before.any() or _angle(before, gradient) > 0.999:
@@ -198,12 +198,6 @@ def _shares(seen: SeenUpdate) -> tuple[float, float]:
     norms = both.norm(dim=0).clamp(min=1e-300)
     kept, share = (torch.linalg.lstsq(both / norms, now[:, None]).solution[:, 0] / norms).tolist()
     return kept, share
-
-
-def _lost(seen: SeenUpdate) -> str:
-    """``LOST`` if the momentum was dropped before or during the step, else empty."""
-    within = seen.momentum is not None and abs(_shares(seen)[0]) < 0.05
-    return LOST if seen.dropped or within else ""
 
 
 def _micro_batches(seen: SeenUpdate) -> str:
@@ -234,7 +228,10 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozens
 
     If the group names no rule, any rule with size 1 is accepted, and the first of these counts.
     """
-    shares = [(_share(update[here], due[here]), sides) for here, sides in seen.places(seen.parts)]
+    shares = []
+    for here, sides in seen.places(seen.parts):
+        along = (update[here] * due[here]).sum() / due[here].square().sum().clamp(min=1e-30)
+        shares.append((float(along), sides))
     rules = SCALES
     if "adjust_lr_fn" in seen.group:
         rules = {"": lambda *sides: float(adjusted_lr(1.0, seen.group["adjust_lr_fn"], sides))}
@@ -244,10 +241,6 @@ def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozens
     }
     fits = frozenset(name for name, size in sizes.items() if abs(size - 1) < 0.05 and name)
     return sizes[next(iter(fits), next(iter(sizes)))], fits
-
-
-def _share(update: Tensor, due: Tensor) -> float:
-    return float((update * due).sum() / (due * due).sum().clamp(min=1e-30))
 
 
 def _angle(one: Tensor, other: Tensor) -> float:

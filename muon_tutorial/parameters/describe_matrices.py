@@ -31,8 +31,7 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
     per position, for uneven cuts made by hand), and from ``tp_dim``.
 
     Raises:
-        StrategyError: a parameter is sharded along another axis than ``tp``, or its cut does not fit its
-            shape.
+        StrategyError: a parameter is cut along another axis than ``tp``, or as its shape does not allow.
     """
     matrices: list[Matrix] = []
     params = [

@@ -32,18 +32,12 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
             f"{name} lies on a mesh without axis names: pass mesh_dim_names to init_device_mesh, or leave "
             "strategy= and mesh= out, which DTensors do not need"
         )
-    outer: list[Cut] = []
-    strided: list[Cut] = []
+    cuts: list[Cut] = []
     for axis, placement in zip(names, param.placements, strict=True):
         if placement.is_partial():
             raise StrategyError(f"{name} is {placement} along {axis!r}: reduce it before the step")
-        if isinstance(placement, _StridedShard):
-            strided.append((axis, Shard(placement.dim)))
-        elif isinstance(placement, TorchShard):
-            outer.append((axis, Shard(placement.dim)))
-    if not strided:
-        return tuple(outer)
-    cuts = [*outer, *strided]
+        if isinstance(placement, TorchShard | _StridedShard):
+            cuts.append((axis, Shard(placement.dim)))
     for dim in {shard.dim for _, shard in cuts}:
         order = iter(_order(name, param, dim, names))
         cuts = [(next(order), shard) if shard.dim == dim else (axis, shard) for axis, shard in cuts]

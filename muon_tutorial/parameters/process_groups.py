@@ -40,14 +40,12 @@ SHARED = ("dp", "cp")
 def read_process_groups(
     crossing: Mapping[str, ProcessGroup],
     independent: Mapping[str, ProcessGroup],
-    params: Sequence[Tensor],
     tp_dim: TpDim,
+    params: Sequence[Tensor],
 ) -> list[MeshParameters]:
-    """Locate parameters on the grid of the ``crossing`` groups: DTensors by their placements, plain ones by
-    their shapes on all ranks.
+    """Locate parameters on the grid of the ``crossing`` groups: by placements, or by shapes on all ranks.
 
-    Along ``independent`` groups each rank has its own parameters: of a DTensor cut there, only the local part
-    counts.
+    Along ``independent`` groups each rank has its own parameters, such as its part of a DTensor cut there.
 
     Raises:
         ConfigError: a DTensor is cut along a group that was not given, shapes do not fit the groups, or a
@@ -67,7 +65,7 @@ def read_process_groups(
 
     def read(index: int, param: Tensor) -> Matrix:
         if isinstance(param, DTensor):
-            return _dtensor_matrix(world, independent, index, param)
+            return _dtensor_matrix(crossing, independent, index, param)
         dim = chosen_tp_dim(index, index_name(index), param, tp_dim) if "tp" in axes else None
         rows_are_cut = cut_by_hand and "fsdp" in axes
         return _plain_matrix(index, param, dim, rows_are_cut, [row[index] for row in shapes], world.grid)
@@ -135,9 +133,9 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
 
 
 def _dtensor_matrix(
-    world: LiveWorld | LocalMesh, independent: Mapping[str, ProcessGroup], index: int, param: DTensor
+    crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup], index: int, param: DTensor
 ) -> Matrix:
-    """A DTensor's matrix; each mesh dimension is renamed to the world's axis with the same ranks."""
+    """A DTensor's matrix; each mesh dimension is renamed to the crossing group with the same ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []
@@ -146,7 +144,7 @@ def _dtensor_matrix(
         if dist.get_world_size(group) == 1:
             continue
         if _same_ranks(group, independent) is None:
-            cuts.append((_axis_of(world, index, axis, group), shard))
+            cuts.append((_axis_of(crossing, index, axis, group), shard))
         elif any(other.dim == shard.dim for _, other in cuts):
             raise ConfigError(
                 f"{index_name(index)} is already cut by another axis before {axis!r}, whose ranks are "
@@ -158,10 +156,7 @@ def _dtensor_matrix(
     return whole_matrix(index, param, tuple(cuts), tuple(shape))
 
 
-def _axis_of(world: LiveWorld | LocalMesh, index: int, name: str, group: ProcessGroup) -> str:
-    crossing = (
-        {axis: world.mesh.get_group(axis) for axis in world.grid.axes} if isinstance(world, LiveWorld) else {}
-    )
+def _axis_of(crossing: Mapping[str, ProcessGroup], index: int, name: str, group: ProcessGroup) -> str:
     axis = _same_ranks(group, crossing)
     if axis is None:
         raise ConfigError(

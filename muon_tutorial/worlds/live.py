@@ -97,7 +97,12 @@ def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather each rank's object, in order of position; for small objects in set-up. All ranks must call."""
+    """Gather each rank's object, in order of position; for small objects in set-up. All ranks must call.
+
+    In a process without a process group the list holds its own object alone.
+    """
+    if not dist.is_initialized():
+        return [value]
     found: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(found, value, group=group)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -70,28 +70,6 @@ def differences(made: DistributedConfig, cut: bool) -> list[int]:
     return [index for index, (param, end) in ends if not torch.equal(param, held(end, cut))]
 
 
-def run_windows(rank: int) -> dict[str, list[int]]:
-    """Differences for every window, both kinds of functions, sharded and replicated parameters."""
-    found = {}
-    for later, shards in (("", True), ("", False), ("_later", True)):
-        for count, side_by_side in product((0, 1, 2, 5), (True, False)):
-            made = replace(config(shards, later), prefetch_count=count, async_gpu_parallelism=side_by_side)
-            found[f"own{later}, {shards=}, {count=}, {side_by_side=}"] = differences(made, shards)
-    return found
-
-
-def run_helper_windows(rank: int) -> dict[str, list[int]]:
-    """Differences for a helper's packed plan in every window, and for its functions called one by one."""
-    mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
-    for count, side_by_side in product((0, 1, 3), (True, False)):
-        made = create_processgroup_config(
-            fsdp_pg=mesh.get_group("fsdp"), prefetch_count=count, async_gpu_parallelism=side_by_side
-        )
-        found[f"packed, {count=}, {side_by_side=}"] = differences(made, True)
-        found[f"one by one, {count=}, {side_by_side=}"] = differences(replace(made, helper=None), True)
-    return found
-
-
 REPLACED: dict[str, dict[str, Callable]] = {
     "assign": {"assign_fn": functions.in_turn},
     "gather": {"gather_fn": functions.gather},
@@ -104,14 +82,27 @@ REPLACED: dict[str, dict[str, Callable]] = {
 }
 
 
-def run_replaced(rank: int) -> dict[str, list[int]]:
-    """Differences for a helper's config with some of its functions replaced by the user's own."""
-    mesh, found = build_mesh({"fsdp": dist.get_world_size()}), {}
+def right_configs() -> Iterator[tuple[str, DistributedConfig, bool]]:
+    """Configs with a name, and whether parameters are cut: own functions of both kinds in every window, a
+    helper's packed plan and its functions one by one, and a helper's with some functions replaced."""
+    mesh = build_mesh({"fsdp": dist.get_world_size()})
+    for later, shards in (("", True), ("", False), ("_later", True)):
+        for count, side_by_side in product((0, 1, 2, 5), (True, False)):
+            made = replace(config(shards, later), prefetch_count=count, async_gpu_parallelism=side_by_side)
+            yield f"own{later}, {shards=}, {count=}, {side_by_side=}", made, shards
+    for count, side_by_side in product((0, 1, 3), (True, False)):
+        made = create_processgroup_config(
+            fsdp_pg=mesh.get_group("fsdp"), prefetch_count=count, async_gpu_parallelism=side_by_side
+        )
+        yield f"packed, {count=}, {side_by_side=}", made, True
+        yield f"one by one, {count=}, {side_by_side=}", replace(made, helper=None), True
     for name, mine in REPLACED.items():
         made = create_devicemesh_config(mesh, ["fsdp"])
-        made = replace(made, state={**made.state, "shards": True}, **mine)  # type: ignore[arg-type]
-        found[name] = differences(made, True)
-    return found
+        yield name, replace(made, state={**made.state, "shards": True}, **mine), True  # type: ignore[arg-type]
+
+
+def run_right(rank: int) -> dict[str, list[int]]:
+    return {name: differences(made, cut) for name, made, cut in right_configs()}
 
 
 def which(base: str) -> str:
@@ -210,10 +201,7 @@ def run_debug_labels(rank: int) -> list[str]:
 
 def everything(rank: int) -> dict[str, Any]:
     """All cases of two ranks in one launch."""
-    cases = (
-        *(run_windows, run_helper_windows, run_replaced),
-        *(run_broken, run_wrong_assignments, run_debug_labels),
-    )
+    cases = run_right, run_broken, run_wrong_assignments, run_debug_labels
     found = {case.__name__: case(rank) for case in cases}
     return found | {"debug": run_diary(rank, 0), "ahead": run_diary(rank, 1)}
 
@@ -224,12 +212,9 @@ def results() -> list[dict[str, Any]]:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize(("run", "cases"), [(run_windows, 24), (run_helper_windows, 12), (run_replaced, 5)])
-def test_own_and_helpers_functions_give_the_single_process_bits(
-    results: list[dict[str, Any]], run: Callable, cases: int
-) -> None:
-    for found in (of_rank[run.__name__] for of_rank in results):
-        assert len(found) == cases
+def test_own_and_helpers_functions_give_the_single_process_bits(results: list[dict[str, Any]]) -> None:
+    for found in (of_rank["run_right"] for of_rank in results):
+        assert len(found) == 24 + 12 + 5
         assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 

@@ -224,30 +224,36 @@ def fsdp2(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
     return list(model.params), backward
 
 
-def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
-    """DTensors cut over tp, replicated over dp."""
-    mesh = build_mesh({"tp": dist.get_world_size()})
-
-    def cut(tensor: Tensor) -> Tensor:
-        return distribute_tensor(tensor, mesh, [TorchShard(min(dim, tensor.ndim - 1))])
-
-    params = [nn.Parameter(cut(whole(index, 0))) for index in range(len(KINDS))]
+def laid_out(lay: Callable[[int, Tensor], Tensor]) -> tuple[list[nn.Parameter], Callable[[int], None]]:
+    """DTensors, laid out by a function of their index and their whole; and gradients like them."""
+    params = [nn.Parameter(lay(index, whole(index, 0))) for index in range(len(KINDS))]
 
     def backward(step: int) -> None:
         for index, param in enumerate(params):
-            param.grad = cut(whole(index, step))
+            param.grad = lay(index, whole(index, step))
 
     return params, backward
 
 
-def run_sharded(rank: int) -> dict[str, tuple[list[str], int]]:
+def tensor_parallel(dim: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
+    mesh = build_mesh({"tp": dist.get_world_size()})
+    return laid_out(lambda _, it: distribute_tensor(it, mesh, [TorchShard(min(dim, it.ndim - 1))]))
+
+
+def fsdp2_over_tp(_: int) -> tuple[list[nn.Parameter], Callable[[int], None]]:
+    """FSDP2 cuts what TP has cut: rows of one kind, columns of the next."""
+    mesh = build_mesh({"fsdp": dist.get_world_size() // 2, "tp": 2})
+    return laid_out(lambda index, it: over_fsdp(index, it, mesh))
+
+
+def run_sharded(rank: int, makers: list[tuple[Callable, int]]) -> dict[str, tuple[list[str], int]]:
     """The differences, and the number of matrices this rank orthogonalized, with real DTensors."""
     found = {}
-    for make, dim, owners in product((fsdp2, tensor_parallel), (0, 1), (True, False)):
+    for (make, dim), owners in product(makers, (True, False)):
         params, backward = make(dim)
         settings: dict[str, Any] = {"distributed_config": create_dtensor_config()}
         if owners:
-            settings = {"strategy": "owner", "mesh": params[0].device_mesh}  # type: ignore[attr-defined]
+            settings = {"strategy": "owner", "mesh": params[0].device_mesh}
         muon = Muon(grouped(params), **OPTIONS, **settings)
         with counted() as counter:
             for step in range(1, STEPS + 1):
@@ -258,37 +264,23 @@ def run_sharded(rank: int) -> dict[str, tuple[list[str], int]]:
     return found
 
 
+ONE_AXIS = list(product((fsdp2, tensor_parallel), (0, 1)))
+TWO_AXES = [(fsdp2_over_tp, 0)]
+
+
 @pytest.mark.live
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_sharded_modules_equal_stock_muon_on_separate_matrices(world_size: int) -> None:
-    by_rank = launch(run_sharded, world_size)
+@pytest.mark.parametrize(  # the equality table has uneven shards, which an odd number of ranks makes here
+    ("world_size", "makers"),
+    [(2, ONE_AXIS), left_out(3, ONE_AXIS), (4, TWO_AXES), left_out(6, TWO_AXES)],
+    ids=["2", "3", "2 x 2", "3 x 2"],
+)
+def test_sharded_modules_equal_stock_muon_on_separate_matrices(
+    world_size: int, makers: list[tuple[Callable, int]]
+) -> None:
+    by_rank = launch(run_sharded, world_size, args=(makers,))
     for case in by_rank[0]:
         assert [found[case][0] for found in by_rank] == [[]] * world_size, case
         assert sum(found[case][1] for found in by_rank) == STEPS * COUNT, case
-
-
-def run_strided(rank: int, axes: dict[str, int]) -> dict[bool, list[str]]:
-    """The differences if FSDP2 cuts parameters that TP has cut: rows of one kind, columns of the next."""
-    mesh, found = build_mesh(axes), {}
-    for owners in (True, False):
-        params = [nn.Parameter(over_fsdp(index, whole(index, 0), mesh)) for index in range(len(KINDS))]
-        settings: dict[str, Any] = {"distributed_config": create_dtensor_config()}
-        if owners:
-            settings = {"strategy": "owner", "mesh": mesh}
-        muon = Muon(grouped(params), **OPTIONS, **settings)
-        for step in range(1, STEPS + 1):
-            for index, param in enumerate(params):
-                param.grad = over_fsdp(index, whole(index, step), mesh)
-            muon.step()
-        found[owners] = different([full(param, param.detach()) for param in params])
-    return found
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("axes", [{"fsdp": 2, "tp": 2}, {"fsdp": 3, "tp": 2}], ids=str)
-def test_fsdp2_over_tensor_parallelism_equals_stock_muon_on_separate_matrices(axes: dict[str, int]) -> None:
-    for found in launch(run_strided, axes["fsdp"] * axes["tp"], args=(axes,)):
-        assert found == {True: [], False: []}
 
 
 # Plain parameters that are cut by hand over fsdp and tp at once, evenly or not.

@@ -28,6 +28,7 @@ from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
 from muon_tutorial.worlds.live import build_mesh
 
 from ..oracle import whole
+from .functions import in_turn
 from .setups import heard
 
 STEPS = 3
@@ -59,10 +60,6 @@ def differing(
         together.step()
     pairs = enumerate(zip(params, copies, strict=True))
     return [index for index, (param, copy) in pairs if not torch.equal(whole(param.detach()), copy.detach())]
-
-
-def to_rank_of_index(params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-    return {index: index % dist.get_world_size() for index in range(len(params))}
 
 
 def gather_whole(matrix: Tensor, owner: int, state: dict[str, Any]) -> Tensor | None:
@@ -116,14 +113,14 @@ def with_own_functions(rank: int) -> dict[str, Any]:
         for ahead in (0, 1, 3):
             kept = {"buffer": torch.empty(600, dtype=torch.bfloat16), "gathered": torch.empty(600).bfloat16()}
             config = DistributedConfig(
-                to_rank_of_index, gather_into_kept_buffer, broadcast_into_kept_buffer, kept, at_once, ahead
+                in_turn, gather_into_kept_buffer, broadcast_into_kept_buffer, kept, at_once, ahead
             )
             found[f"kept buffers {at_once} {ahead}"] = differing(plain(), distributed_config=config)
-    config = DistributedConfig(to_rank_of_index, gather_whole, in_parameter_dtype)
+    config = DistributedConfig(in_turn, gather_whole, in_parameter_dtype)
     found["another dtype"] = heard(partial(differing, plain(), distributed_config=config))
 
     def own(params: list[nn.Parameter]) -> DistributedConfig:
-        return DistributedConfig(to_rank_of_index, gather_whole, broadcast_update, {"params": params})
+        return DistributedConfig(in_turn, gather_whole, broadcast_update, {"params": params})
 
     halves = plain(torch.bfloat16)
     found["whole, bf16"] = differing(halves, distributed_config=own(halves))

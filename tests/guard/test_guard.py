@@ -73,11 +73,6 @@ def test_without_the_guard_ranks_exchange_no_word_about_the_step() -> None:
     assert phases("on") - phases("off") == {"gradient flags"}
 
 
-def test_guard_is_on_or_off() -> None:
-    with pytest.raises(UsageError, match="guard must be 'on' or 'off', got 'never'"):
-        muon_of(square(), guard="never")
-
-
 def widen(entry: dict[str, Any]) -> None:
     entry["momentum_buffer"] = entry["momentum_buffer"].double()
 

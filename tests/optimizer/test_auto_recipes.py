@@ -13,15 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from muon_tutorial import LocalWorld, Muon, UsageError, build_mesh, launch
-from muon_tutorial.optimizer import auto_recipes
-from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, kept_calibration
+from muon_tutorial.optimizer.auto_recipes import TIMINGS, calibration_path, default_folder, kept_calibration
 from muon_tutorial.optimizer.make_steps import DefaultSteps, with_recipes
 from muon_tutorial.orthogonalizers.calibration import Calibration, ShapeTimes
 from muon_tutorial.plan.grid import Grid
 from muon_tutorial.worlds.processor import describe_processor
 
 from ..configs.setups import heard
-from .test_orthogonalize import SIDES, weights
+from .test_orthogonalize import SIDES, gradient, stepped, weights
 
 CPU = torch.device("cpu")
 
@@ -35,33 +34,23 @@ MIXED = calibration("gram", "stock", "three_steps")
 TEXT = "auto 6x10=gram 8x16=stock 12x12=three_steps"
 
 
-def stepped(muon: Muon, params: list[torch.nn.Parameter]) -> list[Tensor]:
-    give_gradients(params)
-    muon.step()
-    return [param.detach().clone() for param in params]
-
-
-def give_gradients(params: list[torch.nn.Parameter]) -> None:
-    for param in params:
-        param.grad = torch.sin(torch.arange(param.numel()).reshape(param.shape) * 0.37)
-
-
 def expected() -> list[Tensor]:
     params = weights()
     names = ["gram", "stock", "three_steps"]
     groups = [{"params": [p], "orthogonalize": name} for p, name in zip(params, names, strict=True)]
-    return stepped(Muon(groups), params)
+    return stepped(Muon(groups), params, 1)
 
 
-def all_equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(torch.equal(*both) for both in zip(some, others, strict=True))
-
-
-def test_each_shape_takes_its_fastest() -> None:
+def test_each_shape_takes_its_fastest_and_parts_go_by_their_own_shapes() -> None:
     params = weights()
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
     assert muon.param_groups[0]["orthogonalize"] == TEXT
-    assert all_equal(stepped(muon, params), expected())
+    assert all(map(torch.equal, stepped(muon, params, 1), expected()))
+    fused: list[dict[str, Any]] = [
+        {"params": [torch.nn.Parameter(torch.ones(36, 12))], "parts": (12, 12, 12)}
+    ]
+    muon = Muon(fused, orthogonalize="auto", calibration=MIXED)
+    assert muon.param_groups[0]["orthogonalize"] == "auto 12x12=three_steps"
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "owner", "replicated"])
@@ -71,10 +60,10 @@ def test_ranks_in_one_process_take_the_same(strategy: str) -> None:
         Muon(params, strategy=strategy, mesh=world.mesh(rank), orthogonalize="auto", calibration=MIXED)
         for rank, params in enumerate(ranks)
     ]
-    for params in ranks:
-        give_gradients(params)
+    for param in (param for params in ranks for param in params):
+        param.grad = gradient(param, 0)
     world.run([muon.program() for muon in muons])
-    assert all(all_equal([param.detach() for param in params], expected()) for params in ranks)
+    assert all(all(map(torch.equal, params, expected())) for params in ranks)
 
 
 def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:
@@ -84,24 +73,21 @@ def chosen_on_ranks(rank: int, folder: str, strategy: str) -> dict[str, Any]:
     mesh = build_mesh({"dp": dist.get_world_size()})
     on_mesh: dict[str, Any] = {"strategy": strategy, "mesh": mesh, "orthogonalize": "auto"}
     muon = Muon(params, **on_mesh, calibration=mine)
-    after = stepped(muon, params)
+    after = stepped(muon, params, 1)
     lacking = Calibration("empty") if rank == 0 else mine
     said = heard(lambda: Muon(weights(), **on_mesh, calibration=lacking))
     alone = heard(lambda: Muon(weights(), orthogonalize="auto", calibration=folder))
     text = muon.param_groups[0]["orthogonalize"]
-    return {"text": text, "equal": all_equal(after, expected()), "lacking": said, "alone": alone}
+    return {"text": text, "equal": all(map(torch.equal, after, expected())), "lacking": said, "alone": alone}
 
 
 def test_real_ranks_take_what_the_first_one_found_and_fail_with_it(tmp_path: Path) -> None:
     for found in launch(chosen_on_ranks, 2, args=(str(tmp_path), "owner")):
         assert found["text"] == TEXT
         assert found["equal"]
-        assert (
-            found["lacking"] == "UsageError: the calibration of 'empty' holds nothing for matrices of (6, 10)"
-        )
-        assert found["alone"].startswith(
-            'UsageError: orthogonalize="auto" without a strategy could choose different recipes'
-        )
+        lacking, alone = found["lacking"], found["alone"]
+        assert lacking == "UsageError: the calibration of 'empty' holds nothing for matrices of (6, 10)"
+        assert alone.startswith('UsageError: orthogonalize="auto" without a strategy could choose different')
 
 
 def test_a_choice_is_saved_and_a_loaded_one_stays_whatever_this_machine_finds() -> None:
@@ -123,13 +109,6 @@ def test_a_later_group_chooses_for_what_is_missing() -> None:
     stepped(muon, [first, *others])
     assert muon.param_groups[1]["orthogonalize"].endswith("8x16=stock 12x12=three_steps")
     assert muon.param_groups[0]["orthogonalize"].startswith("auto 6x10=gram")
-
-
-def test_parts_are_chosen_for_by_their_own_shapes() -> None:
-    fused = torch.nn.Parameter(torch.ones(36, 12))
-    groups: list[dict[str, Any]] = [{"params": [fused], "parts": (12, 12, 12)}]
-    muon = Muon(groups, orthogonalize="auto", calibration=MIXED)
-    assert muon.param_groups[0]["orthogonalize"] == "auto 12x12=three_steps"
 
 
 def test_other_groups_are_left_alone() -> None:
@@ -166,6 +145,7 @@ def test_what_was_measured_is_kept_by_machine_and_measured_once(
     ]
     kept_calibration(tmp_path, CPU, ((3, 3),), again=True)
     assert measured[4:] == [(3, 3)]
+    assert default_folder() == Path.home() / ".cache" / "muon_tutorial"
 
 
 def test_a_damaged_file_is_measured_anew_with_a_warning(
@@ -197,10 +177,6 @@ def test_the_machine_is_another_with_other_threads_or_limits(monkeypatch: pytest
     assert "77 threads" in describe_processor(CPU)
 
 
-def test_the_folder_is_in_the_users_cache() -> None:
-    assert auto_recipes.default_folder() == Path.home() / ".cache" / "muon_tutorial"
-
-
 def test_processes_that_have_yet_to_meet_are_counted_by_their_launcher(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -215,23 +191,15 @@ def test_what_chose_before_others_came_is_refused_in_its_first_step(monkeypatch:
     muon = Muon(params, orthogonalize="auto", calibration=MIXED)
     muon.guard.steps.make = with_recipes(DefaultSteps(), None)  # as if nothing had been given
     monkeypatch.setenv("WORLD_SIZE", "2")
-    before = [param.detach().clone() for param in params]
-    for param in params:
-        param.grad = torch.ones_like(param)
     with pytest.raises(UsageError, match="could choose different recipes on different processes"):
-        muon.step()
-    assert all(torch.equal(*both) for both in zip(params, before, strict=True))
+        stepped(muon, params)
+    assert all(map(torch.equal, params, weights()))
 
 
 def test_without_elements_or_data_stock_is_taken() -> None:
-    empty = Muon([torch.nn.Parameter(torch.empty(0, 5))], orthogonalize="auto", calibration=MIXED)
-    meta = Muon(
-        [torch.nn.Parameter(torch.empty(7, 5, device="meta"))], orthogonalize="auto", calibration=MIXED
-    )
-    assert [muon.param_groups[0]["orthogonalize"] for muon in (empty, meta)] == [
-        "auto 0x5=stock",
-        "auto 5x7=stock",
-    ]
+    for whole, text in ((torch.empty(0, 5), "0x5"), (torch.empty(7, 5, device="meta"), "5x7")):
+        muon = Muon([torch.nn.Parameter(whole)], orthogonalize="auto", calibration=MIXED)
+        assert muon.param_groups[0]["orthogonalize"] == f"auto {text}=stock"
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,15 @@ from muon_tutorial.errors import GradientError, NotFiniteError, UsageError
 from ..oracle import UNEVEN, Ranks, seated, whole_gradients
 
 
-def scale_data(grad: Tensor) -> None:
-    """Scale through ``.data``, as loops from before PyTorch 0.4 do: no version counter moves."""
-    grad.data.mul_(0.5)
-
-
-def clamp_in_place(grad: Tensor) -> None:
-    grad.clamp_(-1e-3, 1e-3)
-
-
 def flip_a_sign(grad: Tensor) -> None:
     grad.data[-1, -1] = -grad.data[-1, -1]
+
+
+WRITES: list[Callable[[Tensor], object]] = [
+    lambda grad: grad.data.mul_(0.5),  # as before PyTorch 0.4: no version counter moves
+    lambda grad: grad.clamp_(-1e-3, 1e-3),
+    flip_a_sign,
+]
 
 
 def readied(strategy: str) -> Ranks:
@@ -50,9 +48,9 @@ def assert_refused(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["zero1", "owner"])
-@pytest.mark.parametrize("write", [scale_data, clamp_in_place, flip_a_sign])
+@pytest.mark.parametrize("write", WRITES, ids=["scaled", "clamped", "a sign"])
 def test_a_write_on_one_rank_is_refused_and_steps_nothing(
-    write: Callable[[Tensor], None], strategy: str
+    write: Callable[[Tensor], object], strategy: str
 ) -> None:
     ranks = readied(strategy)
     write(gradient(ranks)[1])

@@ -194,14 +194,6 @@ def test_groups_that_are_added_later_are_saved_and_loaded() -> None:
     assert_same(model, other)
 
 
-def test_the_state_of_a_plain_adamw_is_refused_with_the_remedy() -> None:
-    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
-    adamw = torch.optim.AdamW(model.parameters())
-    train(model, adamw)
-    with pytest.raises(UsageError, match=r"the state of another optimizer.* load only the model's weights"):
-        MuonWithAdamW.from_model(model, lr=0.1).load_state_dict(adamw.state_dict())
-
-
 def copies(model: nn.Module) -> list[Tensor]:
     return [param.detach().clone() for param in model.parameters()]
 

@@ -103,7 +103,7 @@ def test_small_equal_matrices_are_stepped_in_full_stacks_to_the_bits_of_one_by_o
     assert sorted(counted) == stacks
     for param in alone:
         stepped(Muon([param], orthogonalize="gram"), [param], 1)
-    assert all(torch.equal(*both) for both in zip(stacked, alone, strict=True))
+    assert all(map(torch.equal, stacked, alone))
 
 
 def test_matrices_of_two_dtypes_are_stepped_apart(counted: list[int]) -> None:
@@ -142,8 +142,7 @@ def test_every_strategy_gives_one_process_bits(
                 param.grad = gradient(param, step)
         world.run([muon.program() for muon in muons])
     assert max(counted) >= stack
-    for params in ranks:
-        assert all(torch.equal(*both) for both in zip(params, alone, strict=True))
+    assert all(all(map(torch.equal, params, alone)) for params in ranks)
 
 
 def test_the_name_is_saved_and_a_state_without_one_leaves_it() -> None:

@@ -61,11 +61,6 @@ def test_schedulers_that_cycle_momentum_move_adamws_first_beta_too(name: str) ->
     assert both.adamw.param_groups[0]["betas"][1] == 0.999
 
 
-def test_schedulers_that_ask_for_the_optimizers_default_learning_rate() -> None:
-    both = MuonWithAdamW.from_model(network(), lr=0.1, adamw_lr=0.01)
-    assert both.defaults["lr"] == 0.1
-
-
 def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
     both = MuonWithAdamW.from_model(
         network(), lr=3e-4, muon={"weight_decay": 0.0}, adamw={"betas": (0.9, 0.95)}
@@ -75,6 +70,7 @@ def test_one_learning_rate_serves_both_where_updates_are_of_one_size() -> None:
     assert both.muon.param_groups[0]["weight_decay"] == 0
     assert both.adamw.param_groups[0]["betas"] == (0.9, 0.95)
     own = MuonWithAdamW.from_model(network(), lr=0.02, adamw_lr=3e-4)
+    assert own.defaults["lr"] == 0.02  # which some schedulers ask for
     assert own.muon.param_groups[0]["adjust_lr_fn"] is None
 
 
@@ -96,17 +92,11 @@ def test_an_argument_that_is_not_known_is_sent_to_the_one_whose_it_is() -> None:
     assert both.adamw.param_groups[0]["eps"] == 1e-6
 
 
-def test_a_model_whose_matrices_are_frozen_is_told_so() -> None:
-    model = network()
-    model[0].requires_grad_(False)
-    model[2].requires_grad_(False)
-    with pytest.raises(UsageError, match="or include_frozen=True if matrices are frozen"):
+@pytest.mark.parametrize("model", [nn.LayerNorm(4), network().requires_grad_(False)])
+def test_a_model_without_hidden_matrices_is_sent_to_adamw(model: nn.Module) -> None:
+    said = r"has no hidden matrix for Muon: use torch\.optim\.AdamW, or include_frozen=True if .* frozen"
+    with pytest.raises(UsageError, match=said):
         MuonWithAdamW.from_model(model, lr=0.1)
-
-
-def test_a_model_without_hidden_matrices_is_sent_to_adamw() -> None:
-    with pytest.raises(UsageError, match=r"LayerNorm has no hidden matrix for Muon: use torch\.optim\.AdamW"):
-        MuonWithAdamW.from_model(nn.LayerNorm(4), lr=0.1)
 
 
 def test_a_model_of_matrices_alone_needs_no_adamw() -> None:

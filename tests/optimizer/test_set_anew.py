@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -19,42 +20,42 @@ CASE = Case(((12, 6), (8, 6), (4, 10)), (Replicate(),) * 3, steps=4)
 STRATEGIES = ["zero1", "layerwise", "owner", "replicated"]
 
 
+Edit = Callable[[Muon], object]
+
+
+def first_entry(muon: Muon) -> dict[str, Any]:
+    return muon.state[muon.param_groups[0]["params"][0]]
+
+
 def set_the_groups(muon: Muon) -> None:
     """Replace the groups, as Lightning does when it restarts fine-tuning."""
     muon.param_groups = [{**group, "lr": 0.5} for group in muon.param_groups]
-
-
-def halve_the_rate(muon: Muon) -> None:
-    """Write into a group, as schedulers do."""
-    muon.param_groups[0]["lr"] *= 0.5
 
 
 def set_one_group(muon: Muon) -> None:
     muon.param_groups[0] = {**muon.param_groups[0], "momentum": 0.5}
 
 
-def clear_the_state(muon: Muon) -> None:
-    muon.state.clear()
-
-
-def set_the_state(muon: Muon) -> None:
-    muon.state = defaultdict(dict)
-
-
-def set_one_entry(muon: Muon) -> None:
-    muon.state[muon.param_groups[0]["params"][0]] = {}
-
-
 def set_one_momentum(muon: Muon) -> None:
-    entry = muon.state[muon.param_groups[0]["params"][0]]
-    entry["momentum_buffer"] = torch.zeros_like(entry["momentum_buffer"])
+    first_entry(muon)["momentum_buffer"] = torch.zeros_like(first_entry(muon)["momentum_buffer"])
 
 
 def set_parts(muon: Muon) -> None:
     muon.param_groups[0]["parts"] = 4
 
 
-def alone(edit: Callable[[Muon], None], when: int) -> list[nn.Parameter]:
+EDITS: dict[str, Edit] = {
+    "set the groups": set_the_groups,
+    "write into a group, as schedulers do": lambda muon: muon.param_groups[0].update(lr=0.01),
+    "set one group": set_one_group,
+    "clear the state": lambda muon: muon.state.clear(),
+    "set the state": lambda muon: setattr(muon, "state", defaultdict(dict)),
+    "set one entry": lambda muon: muon.state.update({muon.param_groups[0]["params"][0]: {}}),
+    "set one momentum": set_one_momentum,
+}
+
+
+def alone(edit: Edit, when: int) -> list[nn.Parameter]:
     params = [nn.Parameter(whole) for whole in whole_matrices(CASE)]
     muon = Muon(params, **options(CASE))
     for step, grads in enumerate(whole_gradients(CASE)):
@@ -66,7 +67,7 @@ def alone(edit: Callable[[Muon], None], when: int) -> list[nn.Parameter]:
     return params
 
 
-def on_ranks(strategy: str, edit: Callable[[Muon], None], when: int) -> Ranks:
+def on_ranks(strategy: str, edit: Edit, when: int) -> Ranks:
     ranks = seated(Grid.of(dp=2), strategy, CASE)
     for step, grads in enumerate(whole_gradients(CASE)):
         if step == when:
@@ -78,22 +79,10 @@ def on_ranks(strategy: str, edit: Callable[[Muon], None], when: int) -> Ranks:
 
 
 @pytest.mark.parametrize(
-    ("edit", "when"),
-    [
-        (halve_the_rate, 2),
-        (set_the_groups, 2),
-        (set_one_group, 2),
-        (clear_the_state, 2),
-        (set_the_state, 2),
-        (set_one_entry, 2),
-        (set_one_momentum, 2),
-        (set_parts, 0),
-    ],
+    ("edit", "when"), [*((edit, 2) for edit in EDITS.values()), (set_parts, 0)], ids=[*EDITS, "parts"]
 )
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_steps_by_it_as_a_process_alone(
-    strategy: str, edit: Callable[[Muon], None], when: int
-) -> None:
+def test_every_strategy_steps_by_it_as_a_process_alone(strategy: str, edit: Edit, when: int) -> None:
     expected = alone(edit, when)
     unedited = alone(lambda _: None, when)
     assert not all(map(torch.equal, expected, unedited))
@@ -114,8 +103,8 @@ def test_slices_of_momentum_cannot_follow_other_parts() -> None:
         on_ranks("zero1", set_parts, 2)
 
 
-@pytest.mark.parametrize("edit", [clear_the_state, set_one_momentum])
-def test_one_rank_alone_is_refused(edit: Callable[[Muon], None]) -> None:
+@pytest.mark.parametrize("edit", [EDITS["clear the state"], set_one_momentum])
+def test_one_rank_alone_is_refused(edit: Edit) -> None:
     ranks = seated(Grid.of(dp=2), "replicated", CASE)
     grads = list(whole_gradients(CASE))
     ranks.steps(grads[:2])
@@ -125,8 +114,8 @@ def test_one_rank_alone_is_refused(edit: Callable[[Muon], None]) -> None:
         ranks.step()
 
 
-@pytest.mark.parametrize("edit", [set_the_groups, clear_the_state])
-def test_between_readying_and_stepping_it_is_refused(edit: Callable[[Muon], None]) -> None:
+@pytest.mark.parametrize("edit", [set_the_groups, EDITS["clear the state"]])
+def test_between_readying_and_stepping_it_is_refused(edit: Edit) -> None:
     ranks = seated(Grid.of(dp=2), "zero1", CASE)
     ranks.give(next(whole_gradients(CASE)))
     ranks.ready(0.5)
@@ -145,7 +134,7 @@ def pair() -> tuple[nn.Sequential, MuonWithAdamW]:
     return model, MuonWithAdamW.from_model(model, lr=0.1)
 
 
-def trained(edit: Callable[[MuonWithAdamW], None]) -> list[Tensor]:
+def trained(edit: Callable[[MuonWithAdamW], object]) -> list[Tensor]:
     model, both = pair()
     for step in range(4):
         if step == 2:
@@ -159,14 +148,6 @@ def trained(edit: Callable[[MuonWithAdamW], None]) -> list[Tensor]:
 def clear_both(both: MuonWithAdamW) -> None:
     both.muon.state.clear()
     both.adamw.state.clear()
-
-
-def clear_the_pairs(both: MuonWithAdamW) -> None:
-    both.state.clear()
-
-
-def set_the_pairs(both: MuonWithAdamW) -> None:
-    both.state = defaultdict(dict)
 
 
 def drop_each(both: MuonWithAdamW) -> None:
@@ -183,8 +164,16 @@ def move_each(both: MuonWithAdamW) -> None:
         }
 
 
-@pytest.mark.parametrize("edit", [clear_the_pairs, set_the_pairs, drop_each, move_each])
-def test_what_is_done_to_the_pairs_state_is_done_to_both(edit: Callable[[MuonWithAdamW], None]) -> None:
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda both: both.state.clear(),
+        lambda both: setattr(both, "state", defaultdict(dict)),
+        drop_each,
+        move_each,
+    ],
+)
+def test_what_is_done_to_the_pairs_state_is_done_to_both(edit: Callable[[MuonWithAdamW], object]) -> None:
     expected, unedited = trained(clear_both), trained(lambda _: None)
     assert not all(map(torch.equal, expected, unedited))
     assert all(map(torch.equal, trained(edit), expected))

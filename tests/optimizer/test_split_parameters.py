@@ -17,22 +17,20 @@ from muon_tutorial.optimizer.split_parameters import split_parameters
 
 
 class Block(nn.Module):
-    def __init__(self, width: int = 4) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width, bias=False)
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4, bias=False)
 
 
 class GPT(nn.Module):
     """The usual shape: token and position embeddings, blocks, a final norm and a head."""
 
-    def __init__(self, head: str = "lm_head", width: int = 4) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.wte = nn.Embedding(9, width)
-        self.pos_emb = nn.Parameter(torch.zeros(5, width))
-        self.blocks = nn.ModuleList([Block(width) for _ in range(2)])
-        self.add_module(head, nn.Linear(width, 9, bias=False))
+        self.wte = nn.Embedding(9, 4)
+        self.pos_emb = nn.Parameter(torch.zeros(5, 4))
+        self.blocks = nn.ModuleList([Block() for _ in range(2)])
+        self.lm_head: nn.Module = nn.Linear(4, 9, bias=False)
 
 
 HIDDEN = [f"blocks.{i}.{name}.weight" for i in range(2) for name in ("up", "down")]
@@ -43,17 +41,12 @@ def names(model: nn.Module, **options) -> tuple[list[str], list[str]]:
     return split.hidden_names, split.rest_names
 
 
-@pytest.mark.parametrize("head", ["lm_head", "head", "output", "unembed", "classifier", "embed_out"])
-def test_heads_are_known_by_name(head: str) -> None:
-    assert names(GPT(head))[0] == HIDDEN
-
-
-class VocabParallelEmbedding(nn.Module):
-    """An embedding of another library, known by its class name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(9, 4))
+def bare(kind: str = "Module", /, **shapes: tuple[int, ...]) -> Any:
+    """A module of a class of this name, with parameters of its own."""
+    module = type(kind, (nn.Module,), {})()
+    for name, shape in shapes.items():
+        module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+    return module
 
 
 def tied_to_a_table() -> nn.ModuleDict:
@@ -73,7 +66,7 @@ SMALL: dict[str, tuple[nn.Module, list[str], list[str]]] = {
     ),
     "a matrix tied to an embedding": (tied_to_a_table(), [], ["first.weight"]),
     "complex": (nn.Linear(3, 3, bias=False, dtype=torch.complex64), [], ["weight"]),
-    "a foreign embedding": (nn.Sequential(VocabParallelEmbedding()), [], ["0.weight"]),
+    "a foreign embedding": (bare("VocabParallelEmbedding", weight=(9, 4)), [], ["weight"]),
     "convolution": (nn.Sequential(nn.Conv1d(4, 4, 3)), [], ["0.weight", "0.bias"]),
     "bag": (nn.Sequential(nn.EmbeddingBag(9, 4)), [], ["0.weight"]),
     "norm": (nn.Sequential(nn.LayerNorm(4)), [], ["0.weight", "0.bias"]),
@@ -101,7 +94,7 @@ def test_every_parameter_is_in_one_list() -> None:
 @pytest.mark.parametrize("first", ["wte", "lm_head"])
 def test_tied_weights_go_to_the_rest_once(first: str) -> None:
     model = GPT()
-    model.lm_head.weight = model.wte.weight  # type: ignore[union-attr]
+    model.lm_head.weight = model.wte.weight
     if first == "lm_head":  # the embedding is registered last, so its weight is found under the head's name
         model.wte = model._modules.pop("wte")  # type: ignore[assignment]
     hidden, rest = names(model)
@@ -115,8 +108,9 @@ def test_frozen_parameters_are_left_out_unless_asked_for() -> None:
     model.wte.requires_grad_(False)
     split = split_parameters(model)
     assert split.hidden_names == HIDDEN[2:]
-    assert {"wte.weight", *HIDDEN[:2]} <= set(split.left_out_names)
-    assert not set(split.left_out_names) & {*split.hidden_names, *split.rest_names}
+    left_out = {verdict.name for verdict in split.verdicts if verdict.who == "left out"}
+    assert {"wte.weight", *HIDDEN[:2]} <= left_out
+    assert not left_out & {*split.hidden_names, *split.rest_names}
     assert "and 46.0 % is left out" in str(split)
     assert names(model, include_frozen=True) == names(GPT())
 
@@ -162,40 +156,27 @@ class Shell(nn.Module):
         self.module = module
 
 
-def compiled(module: Any) -> Any:
-    return torch.compile(module)
+compiled: Callable[[nn.Module], Any] = torch.compile
 
 
-def with_compiled_layers() -> GPT:
+def with_layers(wrap: Callable[[nn.Module], Any]) -> GPT:
     model = GPT()
-    model.blocks[0] = compiled(model.blocks[0])
-    model.lm_head = compiled(model.lm_head)
+    model.blocks[0], model.lm_head = wrap(model.blocks[0]), wrap(model.lm_head)
     return model
 
 
-def with_checkpointed_layers() -> GPT:
-    model = GPT()
-    model.blocks[0] = checkpoint_wrapper(model.blocks[0])
-    model.lm_head = checkpoint_wrapper(model.lm_head)  # type: ignore[arg-type]
-    return model
-
-
-def under_another_name(word: str) -> nn.Module:
-    """The head lies inside another module, under the name ``word``, as in FSDP's own wrapper."""
-    model, shell = GPT(), nn.Module()
-    shell.add_module(word, model.lm_head)  # type: ignore[arg-type]
-    model.lm_head = shell
-    return model
+def as_in_fsdp(module: nn.Module) -> nn.Module:
+    return nn.ModuleDict({"_fsdp_wrapped_module": module})
 
 
 WRAPPED: dict[str, Callable[[], nn.Module]] = {
     "compiled": lambda: compiled(GPT()),
-    "layers compiled": with_compiled_layers,
-    "checkpointed": with_checkpointed_layers,
-    "FSDP": lambda: under_another_name("_fsdp_wrapped_module"),
+    "layers compiled": lambda: with_layers(compiled),
+    "checkpointed": lambda: with_layers(checkpoint_wrapper),
+    "FSDP": lambda: with_layers(as_in_fsdp),
     "DDP": lambda: Shell(GPT()),
     "DDP, compiled": lambda: compiled(Shell(GPT())),
-    "DDP of a checkpointed model": lambda: Shell(with_checkpointed_layers()),
+    "DDP of a checkpointed model": lambda: Shell(with_layers(checkpoint_wrapper)),
 }
 
 
@@ -215,22 +196,6 @@ def test_a_layer_called_module_keeps_its_name() -> None:
 
 
 # --- who steps what -----------------------------------------------------------------------------------------
-
-
-def bare(**shapes: tuple[int, ...]) -> nn.Module:
-    """A module with parameters of its own."""
-    module = nn.Module()
-    for name, shape in shapes.items():
-        module.register_parameter(name, nn.Parameter(torch.zeros(shape)))
-    return module
-
-
-class Router(nn.Module):
-    """A router of its own class, as transformers 5 has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3, 4))
 
 
 def within(path: str, module: nn.Module) -> nn.Module:
@@ -259,7 +224,10 @@ def having(name: str, what: nn.Module | tuple[int, ...] | int) -> nn.Module:
 
 
 STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
-    "score": ("score.weight", 2),
+    **{
+        f"a head called {name}": (f"{name}.weight", 2)
+        for name in ("head", "output", "unembed", "classifier", "embed_out", "score")
+    },
     "question answering": ("qa_outputs.weight", 2),
     "a head of two layers": ("classifier.dense.weight", 4),
     "a reward model's head": ("v_head.summary.weight", 1),
@@ -275,7 +243,10 @@ STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
     "its convolution": ("layers.0.mixer.conv1d.weight", nn.Conv1d(8, 8, 4, groups=8, bias=False)),
     "a router": ("layers.0.mlp.router.weight", 3),
     "a router in two modules": ("layers.0.mlp.router.layer.weight", 3),
-    "a router by class": ("layers.0.mlp.choose.weight", Router()),
+    "a router by class, as in transformers 5": (
+        "layers.0.mlp.choose.weight",
+        bare("Router", weight=(3, 4)),
+    ),
     "a gate beside experts": ("layers.0.mlp.gate.weight", 3),
     "a gate in two modules": ("layers.0.mlp.gate.wg.weight", 3),
     "a shared expert's gate": ("layers.0.mlp.shared_expert_gate.weight", 1),
@@ -294,11 +265,6 @@ STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "what"), STAYS.values(), ids=STAYS)
-def test_what_is_no_hidden_matrix_stays_with_adamw(name: str, what: Any) -> None:
-    assert name in names(having(name, what))[1]
-
-
 GOES: dict[str, str] = {
     "a gated projection": "layers.0.mlp.gate_proj.weight",
     "a gate without experts": "layers.0.ffn.gate.weight",
@@ -309,9 +275,15 @@ GOES: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("name", GOES.values(), ids=GOES)
-def test_hidden_matrices_with_misleading_names_go_to_muon(name: str) -> None:
-    assert name in names(having(name, 4))[0]
+@pytest.mark.parametrize(
+    ("name", "what", "rest"),
+    [*((*it, True) for it in STAYS.values()), *((name, 4, False) for name in GOES.values())],
+    ids=[*STAYS, *GOES],
+)
+def test_what_is_no_hidden_matrix_stays_with_adamw_whatever_its_name(
+    name: str, what: Any, rest: bool
+) -> None:
+    assert name in names(having(name, what))[rest]
 
 
 class Says(nn.Module):
@@ -453,31 +425,17 @@ def test_fused_weights_stay_whole_if_asked() -> None:
     assert "hidden matrix, fused, taken whole, transposed" in str(split)
 
 
-Groups = list[tuple[list[str], Any]]
-FUSED: dict[str, tuple[nn.Module, Groups]] = {
-    "keys and values of GPT-2's cross-attention": (
-        nn.ModuleDict({"c_attn": Conv1D(8, 4)}),
-        [(["c_attn.weight"], (4, 4))],
-    ),
-    "torch's own attention": (
-        nn.MultiheadAttention(4, 2),
-        [(["out_proj.weight"], None), (["in_proj_weight"], (4, 4, 4))],
-    ),
-}
-
-
-@pytest.mark.parametrize(("model", "groups"), FUSED.values(), ids=FUSED)
-def test_fused_weights_are_taken_apart(model: nn.Module, groups: Groups) -> None:
-    hidden = split_parameters(model).hidden
-    assert [([name for name, _ in it["params"]], it.get("parts")) for it in hidden] == groups
+def test_fused_weights_are_taken_apart() -> None:
+    """Keys and values of GPT-2's cross-attention, and torch's own attention."""
+    (fused,) = split_parameters(nn.ModuleDict({"c_attn": Conv1D(8, 4)})).hidden
+    assert fused["parts"] == (4, 4)
+    whole, fused = split_parameters(nn.MultiheadAttention(4, 2)).hidden
+    assert (whole.get("parts"), fused["parts"]) == (None, (4, 4, 4))
 
 
 def test_a_convolution_of_the_same_name_is_none() -> None:
-    class Conv1D(nn.Module):
-        nf = 7
-
-    module = Conv1D()
-    module.weight = nn.Parameter(torch.zeros(4, 6))
+    module = bare("Conv1D", weight=(4, 6))
+    module.nf = 7
     assert split_parameters(within("layers.0", module)).hidden[0].keys() == {"params"}
 
 
@@ -584,9 +542,7 @@ def test_what_the_user_says_is_taken_without_a_warning(parts: Any) -> None:
 
 
 def test_a_stack_that_the_user_names_goes_to_muon() -> None:
-    stack = nn.Module()
-    stack.weight = nn.Parameter(torch.zeros(2, 6, 4))
-    model = nn.ModuleDict({"stack": stack, "dense": nn.Linear(4, 4, bias=False)})
+    model = nn.ModuleDict({"stack": bare(weight=(2, 6, 4)), "dense": nn.Linear(4, 4, bias=False)})
     assert "stack.weight" in split_parameters(model).rest_names
     _, group = split_parameters(model, parts={"stack.*": ("stack", 3, 3)}).hidden
     assert group["parts"] == ("stack", 3, 3)
@@ -595,22 +551,15 @@ def test_a_stack_that_the_user_names_goes_to_muon() -> None:
     assert split_parameters(model, parts=named).hidden_names == ["stack.weight", "dense.weight"]
 
 
-class Attention(nn.Module):
-    """Grouped queries: four heads of queries, two of keys and values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_heads, self.num_key_value_heads, self.head_dim = 4, 2, 3
-        self.q_proj, self.k_proj = nn.Linear(12, 12, bias=False), nn.Linear(12, 6, bias=False)
-        self.o_proj = nn.Linear(12, 12, bias=False)
-
-
 def test_heads_can_be_orthogonalized_apart() -> None:
-    together = split_parameters(Attention())
+    """Grouped queries: four heads of queries, two of keys and values."""
+    attention = bare(**{f"{name}_proj": (rows, 12) for name, rows in (("q", 12), ("k", 6), ("o", 12))})
+    attention.num_heads, attention.num_key_value_heads, attention.head_dim = 4, 2, 3
+    together = split_parameters(attention)
     assert [group.get("parts") for group in together.hidden] == [None]
-    whole, heads = split_parameters(Attention(), heads="apart").hidden
-    assert [name for name, _ in whole["params"]] == ["o_proj.weight"]
-    assert [name for name, _ in heads["params"]] == ["q_proj.weight", "k_proj.weight"]
+    whole, heads = split_parameters(attention, heads="apart").hidden
+    assert [name for name, _ in whole["params"]] == ["o_proj"]
+    assert [name for name, _ in heads["params"]] == ["q_proj", "k_proj"]
     assert heads["parts"] == ("heads", 3)
 
 
@@ -629,12 +578,6 @@ class ParamWrapper(Adapted):
     """peft's replacement of a stack of experts."""
 
 
-class Rotated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.oft_R = nn.ModuleDict({"default": nn.Linear(6, 8, bias=False)})
-
-
 def test_an_adapter_of_a_fused_weight_is_taken_apart_as_the_weight_is() -> None:
     model = nn.ModuleDict({"c_attn": Adapted(8, 24), "o_proj": Adapted(8, 8)})
     said = {it.name: (it.who, it.parts) for it in split_parameters(model).verdicts}
@@ -645,26 +588,20 @@ def test_an_adapter_of_a_fused_weight_is_taken_apart_as_the_weight_is() -> None:
 
 
 def test_adapters_of_stacked_experts_and_rotations_go_to_adamw() -> None:
-    model = nn.ModuleDict({"experts": ParamWrapper(8, 24), "q": Rotated(), "up": nn.Linear(8, 8, bias=False)})
+    rotated = within("oft_R.default", nn.Linear(6, 8, bias=False))
+    model = nn.ModuleDict({"experts": ParamWrapper(8, 24), "q": rotated, "up": nn.Linear(8, 8, bias=False)})
     assert split_parameters(model).hidden_names == ["up.weight"]
 
 
-class Bank(nn.Module):
-    """Stacked experts of a user's own, stored (E, in, out), under a name that says nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w_in = nn.Parameter(torch.zeros(3, 4, 10))
-        self.w_out = nn.Parameter(torch.zeros(3, 5, 4))
-
-
 def test_a_users_own_stacks_are_said_by_parts_and_transposed() -> None:
+    """Stacked experts, stored (E, in, out), under names that say nothing."""
+    bank = bare(w_in=(3, 4, 10), w_out=(3, 5, 4))
     parts: dict[str, Any] = {"w_in": ("stack", 5, 5), "w_out": "stack"}
-    groups = split_parameters(Bank(), parts=parts, transposed=["w_*"]).hidden
+    groups = split_parameters(bank, parts=parts, transposed=["w_*"]).hidden
     assert [(it["parts"], it["transposed"]) for it in groups] == [(("stack", 5, 5), True), ("stack", True)]
     with pytest.raises(UsageError, match=r"w_in: .* 4 rows .*; they are its columns: .* transposed="):
-        split_parameters(Bank(), parts=parts)
+        split_parameters(bank, parts=parts)
     with pytest.raises(UsageError, match="transposed matches no parameter of the model: 'w'"):
-        split_parameters(Bank(), transposed=["w"])
+        split_parameters(bank, transposed=["w"])
     with pytest.warns(UserWarning, match='finds no experts in the names of w_in, w_out, .* "stack"'):
-        assert split_parameters(Bank(), experts="muon").hidden == []
+        assert split_parameters(bank, experts="muon").hidden == []

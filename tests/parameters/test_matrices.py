@@ -123,18 +123,15 @@ def test_parts_of_a_parameter_are_matrices_of_their_own() -> None:
     ]
     with pytest.raises(UsageError, match=r"parts=\(2, 4\) does not split the 3 rows"):
         describe_matrices(groups, Grid.of().at(0), None)
+    stored: Groups = [{"params": [weight(4, 6)], "parts": (2, 2), "transposed": True}]
+    with pytest.raises(UsageError, match=r"parts=\(2, 2\) does not split the 6 columns"):
+        describe_matrices(stored, Grid.of().at(0), None)
     groups[0]["params"].pop()
     found = describe_matrices(groups, Grid.of().at(0), None)
     assert [matrix.index for matrix in found] == list(range(7))
     assert [matrix.param for matrix in found] == [0, 0, 1, 1, 2, 3, 3]
     assert [matrix.sides for matrix in found] == [(2, 4), (4, 4), (3, 4), (3, 4), (2, 12), (3, 4), (3, 4)]
     assert found[1].name == "group 0, parameter 0[part 1]"
-
-
-def test_parts_that_do_not_split_the_columns_of_a_parameter_stored_in_out_are_refused() -> None:
-    groups: Groups = [{"params": [weight(4, 6)], "parts": (2, 2), "transposed": True}]
-    with pytest.raises(UsageError, match=r"parts=\(2, 2\) does not split the 6 columns"):
-        describe_matrices(groups, Grid.of().at(0), None)
 
 
 @pytest.mark.parametrize("dim", [2, 3])
