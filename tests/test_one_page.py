@@ -108,7 +108,7 @@ def run_page(rank: int, *options: str) -> None:
     ("grid", "starter"), [(GRIDS[1], "launch"), *(left_out(grid, "torchrun") for grid in GRIDS)], ids=str
 )
 def test_it_trains_and_finds_torchs_own_weights(grid: Grid, starter: str) -> None:
-    options = ["--dp", str(grid.size("dp")), "--tp", str(grid.size("tp"))]
+    options = ["--dp", str(grid.size("dp")), "--tp", str(grid.size("tp")), "--steps", "20"]
     lines: list[str] = []
     if starter == "launch":
         launch(run_page, 4, args=tuple(options), output=lambda _, line: lines.append(line))
@@ -120,7 +120,7 @@ def test_it_trains_and_finds_torchs_own_weights(grid: Grid, starter: str) -> Non
         lines += run.stdout.splitlines()
     assert all(line.endswith("all weights equal those of torch.optim.Muon, bit by bit") for line in lines)
     losses = [float(line.split("loss ")[1].split(";")[0]) for line in lines]
-    assert len(losses) == 4
+    assert len(losses) == 2
     assert losses[-1] < losses[0] < 5.5  # guessing gives log 256 = 5.55
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -96,8 +96,17 @@ RECIPES: Mapping[str, Recipe] = {
 }
 
 
-Bounds = namedtuple("Bounds", "gaussian power_law rank_8 cliff nearly_zero largest")
-"""Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Upper bounds of a recipe's error on each kind of spectrum, and of its largest singular value on any."""
+
+    gaussian: float
+    power_law: float
+    rank_8: float
+    cliff: float
+    nearly_zero: float
+    largest: float
+
 
 BOUNDS: Mapping[str, Bounds] = {
     STOCK: Bounds(0.225, 0.295, 0.070, 0.48, 0.96, 1.21),

@@ -108,7 +108,8 @@ def agree_on_gradients(
     same = [ranks.size * int(squares) == int(total) ** 2 for total, squares in pairs]
     if not all(same[:2]):
         yield from _refuse_other_fingerprints(fingerprint, texts, ranks)
-    fingerprint.raise_error(ranks.rank)
+    if fingerprint.error is not None:
+        fingerprint.raise_error(ranks.rank)
     if not all(same[2:]) or not shares <= 1:
         there = yield from _agree_one_by_one(own, largest, ranks)
     return there

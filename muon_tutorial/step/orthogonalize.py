@@ -18,7 +18,7 @@ from ..engine.travel import stand_by, travel
 from ..newton_schulz import zeropower_via_newtonschulz
 from ..orthogonalizers.choices import name_for
 from ..orthogonalizers.iterate import orthogonalize as orthogonalize_by
-from ..orthogonalizers.iterate import run_length, runs_of_equals
+from ..orthogonalizers.iterate import run_length
 from ..orthogonalizers.named import STOCK, find_recipe
 from ..orthogonalizers.workspace import Workspace
 from ..plan.layout import Hop
@@ -78,15 +78,18 @@ def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozense
 
     It takes only matrices that are already whole on this rank. Returns their indices.
     """
-    works = [matrix for matrix in bucket.matrices if matrix.work is not None]
-    wholes = [matrix for matrix in works if matrix.entry.gram is None and not matrix.entry.route.hops]
-    groups = {id(matrix.parameter.group): matrix.parameter.group for matrix in wholes}
-    keys = [(matrix.sides, id(matrix.parameter.group)) for matrix in wholes]
-    runs = runs_of_equals(keys, lambda key: stack_size(key[0], groups[key[1]], bucket.device))
-    stacks = [[wholes[place] for place in places] for places in runs if len(places) > 1]
-    for its in stacks:
-        _orthogonalize_stack(bucket, boxes, its)
-    return frozenset(matrix.index for its in stacks for matrix in its)
+    alike: dict[tuple[tuple[int, int], int], list[RankMatrix]] = {}
+    for matrix in bucket.matrices:
+        if matrix.work is not None and matrix.entry.gram is None and not matrix.entry.route.hops:
+            alike.setdefault((matrix.sides, id(matrix.parameter.group)), []).append(matrix)
+    done: list[int] = []
+    for its in alike.values():
+        most = stack_size(its[0].sides, its[0].parameter.group, bucket.device)
+        if most > 1:
+            for begin in range(0, len(its), most):
+                _orthogonalize_stack(bucket, boxes, its[begin : begin + most])
+            done += [matrix.index for matrix in its]
+    return frozenset(done)
 
 
 def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequence[RankMatrix]) -> None:

@@ -147,9 +147,11 @@ class _Ticket:
     def wait(self) -> Tensor:
         """Wait for the answer and return it."""
         if self.work is not None:
-            self.tell("waiting")
+            if self.followers:
+                self.tell("waiting")
             self.work.wait()
-            self.tell("answered")
+            if self.followers:
+                self.tell("answered")
         return self.received
 
 
