@@ -86,6 +86,11 @@ class StagePart:
     grid: Grid
     walks: RankWalks
 
+    @property
+    def placed(self) -> int:
+        """The number of pairs of a matrix and a rank."""
+        return len(self.matrices) * self.grid.world_size
+
     def plan(self, builder: Builder, round_bytes: int) -> Plan:
         """A strategy's plan for these matrices."""
         return builder(self.matrices, self.grid, **{ROUND_LIMIT: round_bytes})
@@ -246,13 +251,13 @@ def plan_model(
     if not parts:
         raise GridError("there is no matrix to plan for")
     for part in parts:
-        held, ranks = len(part.matrices), part.grid.world_size
-        if held * ranks > MOST_PLACED:
-            more = "ep or pp" if shape.experts else "pp"
+        if part.placed > MOST_PLACED:
+            held, more = len(part.matrices), "ep or pp" if shape.experts else "pp"
+            ranks = part.grid.world_size
             raise GridError(f"each of {ranks:,} ranks would hold {held:,} matrices; take more {more}")
     builders = strategies or strategies_on(sizes)
     estimates = [
-        estimate_parts(name, builder, parts, round_bytes, window, dtypes)
+        estimate_parts(name, [part.plan(builder, round_bytes) for part in parts], parts, window, dtypes)
         for name, builder in builders.items()
     ]
     ddp = tuple(part.adamw(round_bytes, False) for part in parts if sizes[SHARDING] == 1)
@@ -275,12 +280,13 @@ def plan_model(
 
 
 def estimate_parts(
-    name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
+    name: str, plans: Sequence[Plan], parts: Sequence[StagePart], window: int, dtypes: Dtypes
 ) -> StepEstimate:
     """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
-    each = [estimate_plan(name, part.plan(builder, round_bytes), part.walks, window) for part in parts]
+    pairs = zip(plans, parts, strict=True)
+    each = together([estimate_plan(name, plan, part.walks, window) for plan, part in pairs])
     itemsize = (dtypes.momentum or dtypes.param).itemsize
-    kept = replace(together(each), momentum=together(each).momentum // dtypes.param.itemsize * itemsize)
+    kept = replace(each, momentum=each.momentum // dtypes.param.itemsize * itemsize)
     return with_dtypes(kept, dtypes, itemsize)
 
 
@@ -321,28 +327,38 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds while that changes their number, and then with windows."""
+    """Try a strategy with larger and larger rounds while that changes their number, and then with windows.
+
+    Options that lead to the same plan, or to as many rounds in flight, cost the same and are left out.
+    """
     builder = plan.builders[one.strategy]
 
-    def choice(round_bytes: int, window: int) -> Choice:
-        each = estimate_parts(one.strategy, builder, plan.parts, round_bytes, window, plan.dtypes)
+    def planned(round_bytes: int) -> list[Plan]:
+        return [part.plan(builder, round_bytes) for part in plan.parts]
+
+    def choice(plans: Sequence[Plan], round_bytes: int, window: int) -> Choice:
+        each = estimate_parts(one.strategy, plans, plan.parts, window, plan.dtypes)
         return Choice(builder, round_bytes, window, each)
 
-    best = Choice(builder, plan.round_bytes, plan.window, one)
+    best, plans = Choice(builder, plan.round_bytes, plan.window, one), planned(plan.round_bytes)
     yield best
-    rounds = one.buckets
+    buckets, before = one.buckets, plans
     for times in ROUNDS[1:]:
-        if rounds <= len(plan.parts):
+        if buckets <= len(plan.parts) or (after := planned(times * plan.round_bytes)) == before:
             break
-        larger = choice(times * plan.round_bytes, plan.window)
+        larger = choice(after, times * plan.round_bytes, plan.window)
         yield larger
-        if larger.estimate.buckets == rounds or not _fits(plan, larger.estimate):
+        if larger.estimate.buckets == buckets or not _fits(plan, larger.estimate):
             break
-        rounds = larger.estimate.buckets
-        best = min(best, larger, key=lambda each: each.estimate.seconds)
+        buckets, before = larger.estimate.buckets, after
+        if larger.estimate.seconds < best.estimate.seconds:
+            best, plans = larger, after
+    rounds = max(each.buckets[-1].round + 1 for each in plans)
+    in_flight = {min(plan.window, rounds)}
     for window in WINDOWS:
-        if window != plan.window and best.estimate.buckets > 1:
-            yield choice(best.round_bytes, window)
+        if min(window, rounds) not in in_flight:
+            in_flight.add(min(window, rounds))
+            yield choice(plans, best.round_bytes, window)
 
 
 def _fits(plan: ModelPlan, one: StepEstimate) -> bool:
