@@ -42,8 +42,9 @@ BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FS
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
-MOST_PLACED = 5 * 10**8
-"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair."""
+MOST_PLACED, MANY_PLACED = 5 * 10**8, 15 * 10**6
+"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair; and the one
+from which a plan takes longer than half a minute."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -277,6 +278,21 @@ def plan_model(
         dtypes=dtypes,
         tokens=tokens,
     )
+
+
+def say_if_long(shape: ModelShape, sizes: Mapping[str, int], machine: Machine) -> str:
+    """A sentence to print before a plan that takes longer than half a minute; else empty.
+
+    Raises:
+        GridError: the grid does not divide the model.
+    """
+    parts = stage_parts(shape, sizes, busiest_stage(shape, sizes["pp"]), machine, Dtypes())
+    placed = [part.placed for part in parts]
+    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # the latter is refused
+        return ""
+    held, ranks = sum(len(part.matrices) for part in parts), parts[0].grid.world_size
+    more = "ep or pp" if shape.experts else "pp"
+    return f"Planning {held:,} matrices on {ranks:,} ranks takes over half a minute; less with more {more}."
 
 
 def estimate_parts(
@@ -571,6 +587,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
         for one in plan.estimates
         if not _fits(plan, one)
     ]
+    found += [plan.machine.bf16_note] if plan.machine.bf16_note else []
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append(
