@@ -81,7 +81,7 @@ def held_parameters(plan: Plan, at: Coordinate) -> list[tuple[Matrix, Box]]:
 def with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A parameter of ones with a gradient of ones."""
     param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
-    param.grad = torch.ones_like(param)
+    param.grad = torch.ones(shape, dtype=dtype, device=device)  # much faster on meta than ones_like
     return param
 
 

@@ -269,7 +269,7 @@ class Exchange:
 
     def _parcels(self, at: Coordinate) -> Parcels:
         positions, own = at.size(*self.axes), at.position(*self.axes)
-        out, into = self._by_position(at, self._leaving(at)), self._by_position(at, self._coming(at))
+        out, into = _by_position(self._leaving(at)), _by_position(self._coming(at))
         kept, kept_as = tuple(out.pop(own, ())), tuple(into.pop(own, ()))
         leaving, starts, known = _packed_once(out)
         sends, receives = ({place: sum(p.numel for p in its[place]) for place in its} for its in (out, into))
@@ -285,36 +285,53 @@ class Exchange:
             length=self.dst.length(self.entries, at),
         )
 
-    def _leaving(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+    def _leaving(self, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
         group = at.group(*self.axes)
         for held in self._slices(self.src, at):
+            if self.src == WholeMatrices(self.axes, "matrix", "owner") and self.dst == LocalShards():
+                yield from self._for_all(held, at)
+                continue
             for position in self.dst.holders(held.entry, self.axes, at):
                 to = Coordinate(at.grid, group[position])
                 if self.src.sends(held.entry, at, to):
-                    yield position, held, self.dst.box(held.entry, to)
+                    yield position, _part(held, self.dst.box(held.entry, to))
 
-    def _coming(self, at: Coordinate) -> Iterator[tuple[int, BufferSlice, Box]]:
+    def _for_all(self, held: BufferSlice, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
+        """An owner's parts for all positions: one for each place along the axes that cut the matrix."""
+        cutting = tuple(axis for axis in self.axes if axis in held.entry.matrix.axes)
+        peers = (at.peer(place, *cutting) for place in range(at.size(*cutting)))
+        parts = [_part(held, self.dst.box(held.entry, to)) for to in peers]
+        places = [0]
+        for axis in self.axes:
+            steps = range(at.size(axis)) if axis in cutting else (0,) * at.size(axis)
+            times = at.size(axis) if axis in cutting else 1
+            places = [place * times + step for place in places for step in steps]
+        return ((position, parts[place]) for position, place in enumerate(places))
+
+    def _coming(self, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
         group = at.group(*self.axes)
         for held in self._slices(self.dst, at):
             for position in self.src.senders(held.entry, self.axes, at):
                 other = Coordinate(at.grid, group[position])
                 if self.src.sends(held.entry, other, at):
-                    yield position, held, self.src.box(held.entry, other)
+                    yield position, _part(held, self.src.box(held.entry, other))
 
     def _slices(self, layout: Layout, at: Coordinate) -> list[BufferSlice]:
         """The non-empty slices: among thousands of ranks, one rank shares few matrices with few others."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 
-    def _by_position(
-        self, at: Coordinate, pairs: Iterator[tuple[int, BufferSlice, Box]]
-    ) -> dict[int, list[SharedPart]]:
-        """The parts that this rank shares with each position, including its own, in order of position."""
-        found: dict[int, list[SharedPart]] = {}
-        for position, held, theirs in pairs:
-            part = SharedPart(held, *_shared(held.box, theirs))
-            if part.numel:
-                found.setdefault(position, []).append(part)
-        return dict(sorted(found.items()))
+
+def _part(held: BufferSlice, theirs: Box) -> SharedPart:
+    return SharedPart(held, *_shared(held.box, theirs))
+
+
+def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[SharedPart]]:
+    """The parts that a rank shares with each position, including its own, in order of position."""
+    found: dict[int, list[SharedPart]] = {}
+    for position, part in pairs:
+        if part.numel:
+            found.setdefault(position, []).append(part)
+    return dict(sorted(found.items()))
 
 
 def _packed_once(
@@ -326,9 +343,14 @@ def _packed_once(
     begins: dict[tuple[int, Box], int] = {}
     packed: dict[tuple[tuple[int, Box], ...], int] = {}
     length = 0
+    known: dict[tuple[int, ...], int] = {}
     for position, own in parts.items():
+        same = tuple(map(id, own))
+        if same in known:
+            starts[position] = known[same]
+            continue
         key = tuple(part.key for part in own)
-        starts[position] = packed.setdefault(key, length)
+        starts[position] = known[same] = packed.setdefault(key, length)
         if starts[position] == length:
             for part in own:
                 begins[part.key] = length

@@ -68,8 +68,14 @@ class Shard:
             step = -(-length // parts)
             start = min(length, step * position)
             return start, min(step, length - start)
-        lengths = self.lengths(length, parts)
-        return sum(lengths[:position]), lengths[position]
+        starts = _starts(self, length, parts)
+        return starts[position], starts[position + 1] - starts[position]
+
+
+@lru_cache(maxsize=256)  # a plan asks for the runs of many ranks
+def _starts(cut: Shard, length: int, parts: int) -> tuple[int, ...]:
+    """Where the run of each position starts, and where the last one ends."""
+    return tuple(accumulate(cut.lengths(length, parts), initial=0))
 
 
 Placement = Shard | Replicate | Partial | Owned

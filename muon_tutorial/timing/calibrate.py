@@ -34,7 +34,7 @@ from ..plan.strategies import replicated
 from ..worlds.live import LiveWorld, build_mesh
 from ..worlds.local import LocalWorld
 from .machine import Link, Machine, Rates
-from .timed_world import busy_with, moved_by
+from .timed_world import traffic_of
 from .work import Work
 
 SIDES = (16, 32, 64, 128, 256, 512, 1024)
@@ -322,8 +322,8 @@ def _sample(world: LiveWorld, kind: Kind, size: int, swept: Tensor) -> RankSampl
         if number >= WARM:
             asked.append(begin)
             answered.append(time.perf_counter())
-    moved = moved_by(request, world.at, _GLOO).data
-    return RankSample(busy_with(request, world.at, _GLOO), moved, tuple(asked), tuple(answered))
+    traffic = traffic_of(request, world.at, _GLOO)
+    return RankSample(traffic.busy, traffic.moved.data, tuple(asked), tuple(answered))
 
 
 def _once(request: Collective) -> Walk:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .rank_walks import Trace, WalkedBucket, WalkedPlan, WalkedTurn
+from .rank_walks import PricedRequest, Trace, WalkedBucket, WalkedPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,15 @@ class Speed:
     factor: float = 1.0
     free: tuple[str, ...] = ()
 
-    def moving(self, turn: WalkedTurn) -> float:
-        """Seconds that the bytes of a turn's collective take."""
-        return 0.0 if self._is_free(turn) else max(turn.moving / self.factor, turn.sending)
+    def moving(self, asked: PricedRequest | None) -> float:
+        """Seconds that a collective's bytes take; 0 in an empty turn."""
+        if asked is None or asked.label.phase.startswith(self.free):
+            return 0.0
+        return max(asked.moving / self.factor, asked.sending)
 
-    def latency(self, turn: WalkedTurn) -> float:
-        """Seconds of a turn's collective that do not depend on bandwidth."""
-        return 0.0 if turn.flight is None or self._is_free(turn) else turn.flight.latency
-
-    def _is_free(self, turn: WalkedTurn) -> bool:
-        return bool(self.free) and turn.flight is not None and turn.flight.label.phase.startswith(self.free)
+    def latency(self, asked: PricedRequest | None) -> float:
+        """Seconds of a collective that do not depend on bandwidth."""
+        return 0.0 if asked is None or asked.label.phase.startswith(self.free) else asked.latency
 
 
 AS_IT_IS = Speed()
@@ -103,8 +102,9 @@ class _Turn:
     """One turn of a bucket: its values for each kind of rank or each position, or once if all are equal.
 
     ``moving`` and ``latency`` have an axis of speeds in front. ``asked``: the collective that positions
-    request, None if none does; ``asks``: which of them do, None for all. ``root``: where a broadcast's first
-    copy is made. ``beside``: the bytes that the round's other buckets hold; with ``meets`` they catch up.
+    request, None if none does; ``asks``: which of them do, None for all. ``root``: its root's position in its
+    group; once placed, the index of where a broadcast's first copy is made. ``beside``: the bytes that the
+    round's other buckets hold; with ``meets`` they catch up.
     """
 
     busy: np.ndarray
@@ -112,11 +112,11 @@ class _Turn:
     peak: np.ndarray
     moving: np.ndarray
     latency: np.ndarray
-    asked: WalkedTurn | None
+    asked: PricedRequest | None
     asks: np.ndarray | None
+    root: Any
     meets: bool
-    is_last: bool = False
-    root: tuple[int | slice, ...] | None = None
+    is_last: bool
     beside: Any = 0.0
 
 
@@ -159,15 +159,14 @@ def _wait(clocks: _Clocks, task: _Task) -> None:
     task.done = None
 
 
-def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: WalkedTurn) -> None:
+def _ask(clocks: _Clocks, task: _Task, turn: _Turn, asked: PricedRequest) -> None:
     """Begin a collective in every group in which positions ask, and note when it is done."""
-    assert asked.flight is not None
     if turn.root is not None:
         makes_it = 1.0 if turn.asks is None else turn.asks[turn.root]
         clocks.now[(slice(None), *turn.root)] += makes_it * asked.root_copy
     there = clocks.now if turn.asks is None else np.where(turn.asks, clocks.now, -np.inf)
     last = begin = clocks.most(there, asked.axes)
-    keys = asked.axes, asked.flight.link
+    keys = asked.axes, asked.link
     for free in {id(free): free for key in keys if (free := clocks.free.get(key)) is not None}.values():
         begin = np.maximum(begin, clocks.most(free, asked.axes))
     done = begin + clocks.most(turn.latency, asked.axes) + clocks.most(turn.moving, asked.axes)
@@ -209,8 +208,7 @@ class _Tables:
         """The turns of a bucket, for each kind of rank."""
         key = tuple(map(id, one.traces))
         if key not in self.known:
-            self.known[key] = [self._turn(row) for row in zip(*one.traces, strict=True)]
-            self.known[key][-1].is_last = True
+            self.known[key] = self._turns(one.traces)
         return self.known[key]
 
     def placed(self, of: _Turn, one: WalkedBucket, beside: Any, is_last: bool) -> _Turn:
@@ -220,31 +218,42 @@ class _Tables:
             for each in (of.busy, of.held, of.peak, of.moving, of.latency)
         )
         root: tuple[int | slice, ...] | None = None
-        if of.asked is not None and of.asked.root is not None and of.asked.root_copy:
-            root = self.plan.line(of.asked.axes, one.roots.get(of.asked.root, of.asked.root))
+        if of.asked is not None and of.root is not None and of.asked.root_copy:
+            root = self.plan.line(of.asked.axes, one.roots.get(of.root, of.root))
         asks = None if of.asks is None else of.asks.take(one.kinds)
-        return _Turn(busy, held, peak, moving, latency, of.asked, asks, of.meets, is_last, root, beside)
+        return _Turn(busy, held, peak, moving, latency, of.asked, asks, root, of.meets, is_last, beside)
 
-    def _turn(self, row: Sequence[WalkedTurn]) -> _Turn:
-        """One turn of all kinds of rank; a kind that takes no part in a request has an empty turn there."""
-        values = (
-            np.array([turn.product + turn.copy for turn in row]),
-            np.array([turn.now for turn in row], dtype=float),
-            np.array([turn.peak for turn in row], dtype=float),
-            np.array([[speed.moving(turn) for turn in row] for speed in self.speeds]),
-            np.array([[speed.latency(turn) for turn in row] for speed in self.speeds]),
+    def _turns(self, traces: Sequence[Trace]) -> list[_Turn]:
+        """The turns of all kinds of rank; a kind that takes no part in a request has an empty turn there."""
+        rows = [*zip(*traces, strict=True)]
+        asked = [[turn.asked for turn in row] for row in rows]
+        values = zip(
+            self._thin([[turn.product + turn.copy for turn in row] for row in rows]),
+            self._thin([[float(turn.now) for turn in row] for row in rows]),
+            self._thin([[float(turn.peak) for turn in row] for row in rows]),
+            self._thin([[[*map(speed.moving, row)] for speed in self.speeds] for row in asked]),
+            self._thin([[[*map(speed.latency, row)] for speed in self.speeds] for row in asked]),
+            strict=True,
         )
-        asks = np.array([turn.flight is not None for turn in row])
-        asked = next((turn for turn in row if turn.flight is not None), None)
-        busy, held, peak, moving, latency = map(self._thin, values)
-        asks_some = None if asks.all() else asks
-        return _Turn(busy, held, peak, moving, latency, asked, asks_some, row[0].meets)
+        turns = []
+        for row, its in zip(rows, values, strict=True):
+            first = next((turn for turn in row if turn.asked is not None), row[0])
+            asks = np.array([turn.asked is not None for turn in row])
+            some = None if asks.all() else asks
+            turns.append(_Turn(*its, first.asked, some, first.root, row[0].meets, row is rows[-1]))
+        return turns
 
-    def _thin(self, each: np.ndarray) -> np.ndarray:
-        """If a value is the same for all kinds of rank, keep it only once, with length 1 along all axes."""
-        first = each[..., :1]
+    def _thin(self, table: Sequence[Any]) -> list[np.ndarray]:
+        """A value of each turn by kind of rank; if it is the same for all kinds, it is kept only once, with
+        length 1 along all axes."""
+        values = np.array(table)
+        firsts = values[..., :1]
+        alike = (values == firsts).reshape(len(values), -1).all(axis=1)
         ones = (1,) * len(self.plan.axes)
-        return first.reshape(*each.shape[:-1], *ones) if (each == first).all() else each
+        return [
+            first.reshape(*first.shape[:-1], *ones) if same else each
+            for each, first, same in zip(values, firsts, alike.tolist(), strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -268,10 +277,10 @@ def run_alone(traces: Iterable[tuple[Trace, int]], speed: Speed = AS_IT_IS) -> A
     found = Alone()
     for trace, times in traces:
         for turn in trace:
-            latency = speed.latency(turn)
+            latency = speed.latency(turn.asked)
             found.product += times * turn.product
             found.copy += times * turn.copy
-            found.exposed += times * (latency + speed.moving(turn))
+            found.exposed += times * (latency + speed.moving(turn.asked))
             found.latency += times * latency
             found.peak = max(found.peak, turn.peak)
     return found

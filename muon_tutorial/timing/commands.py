@@ -8,6 +8,7 @@ import gc
 import json
 import math
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,18 @@ from ..plan.strategies import ROUND_BYTES
 from .calibrate import calibrate
 from .machine import Machine, read_machine
 from .models import find_model, public_names
-from .recommend import PREDICTED, Dtypes, as_data, plan_model, read_sizes, say, say_layout, search, tables_of
+from .recommend import (
+    PREDICTED,
+    Dtypes,
+    as_data,
+    plan_model,
+    read_sizes,
+    say,
+    say_if_long,
+    say_layout,
+    search,
+    tables_of,
+)
 
 MACHINES = Path(__file__).with_name("machines")
 MEGABYTE = 10**6
@@ -160,8 +172,11 @@ def plan(options: argparse.Namespace) -> int:
     if not 1 <= options.bucket_mb * MEGABYTE < math.inf:
         raise UsageError(f"--bucket-mb is a number of megabytes above zero; got {options.bucket_mb:g}")
     sizes, machine = read_sizes(options.grid), find_machine(options.machine)
+    shape = find_model(options.model)
+    if line := say_if_long(shape, sizes, machine):
+        print(line, file=sys.stderr, flush=True)
     found = plan_model(
-        find_model(options.model),
+        shape,
         sizes,
         machine,
         round_bytes=int(options.bucket_mb * MEGABYTE),
@@ -217,6 +232,7 @@ def measure(options: argparse.Namespace) -> int:
     machine = calibrate()
     _write(options.out, machine.text())
     print(f"wrote {options.out}: {machine.name}")
-    if "busy" in machine.sources:
-        print(machine.sources["busy"])
+    for line in (machine.sources.get("busy"), machine.bf16_note):
+        if line:
+            print(line)
     return 0

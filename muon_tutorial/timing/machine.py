@@ -92,6 +92,17 @@ class Machine:
         """Seconds of an element-wise operation that reads and writes ``moved`` bytes."""
         return moved / _at(self.copy, moved) if moved else 0.0
 
+    @property
+    def bf16_note(self) -> str:
+        """A sentence for a processor that multiplies bf16 without units of its own; else empty."""
+        bf16, fp32 = (self.gemm[name][-1][1] / 1e9 for name in ("bfloat16", "float32"))
+        if bf16 >= fp32:
+            return ""
+        return (
+            f"This machine multiplies bf16 without units for it, at {bf16:.3g} GFLOP/s (fp32: {fp32:.3g}). "
+            "Such rates change from launch to launch, so products may take up to twice the predicted seconds."
+        )
+
     def on_bus(self, bytes_a_second: float) -> Machine:
         """This machine, where all ranks share a loopback that ``scripts/shaped.sh`` limits to this rate."""
         return replace(self, inside=Link(bytes_a_second, self.inside.latency, True, SHAPED_BURST))

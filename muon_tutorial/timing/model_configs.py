@@ -47,6 +47,9 @@ class Mixture:
     bias: bool = False
 
 
+FIRST_DENSE = Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """The properties of a model type that its ``config.json`` does not state.
@@ -81,19 +84,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         head_norms=True,
         mixture=Mixture(dense="decoder_sparse_step"),
     ),
-    "deepseek_v2": Architecture(
-        "latent",
-        mlp_bias=MLP_BIAS,
-        mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace"),
-    ),
-    "deepseek_v3": Architecture(
-        "latent", mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace")
-    ),
-    "glm4_moe": Architecture(
-        qkv_bias=ATTENTION_BIAS,
-        head_norms=("use_qk_norm", False),
-        mixture=Mixture(shared="n_shared_experts", dense="first_k_dense_replace"),
-    ),
+    "deepseek_v2": Architecture("latent", mlp_bias=MLP_BIAS, mixture=FIRST_DENSE),
+    "deepseek_v3": Architecture("latent", mixture=FIRST_DENSE),
+    "glm4_moe": Architecture(qkv_bias=ATTENTION_BIAS, head_norms=("use_qk_norm", False), mixture=FIRST_DENSE),
     "gpt_oss": Architecture(
         qkv_bias=("attention_bias", True),
         o_bias=("attention_bias", True),

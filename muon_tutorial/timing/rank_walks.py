@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,11 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..engine.collective import Abreast, Collective, Kind, Walk
+from ..engine.collective import Abreast, Collective, Kind, Label, Walk
+from ..evidence.gloo_bytes import GlooTraffic
 from ..evidence.memory import PeakMemory
 from ..evidence.predict import SETTINGS, held_parameters, step_over_ones, with_gradient
-from ..orthogonalizers.choices import name_for
-from ..orthogonalizers.named import STOCK
 from ..plan.bucket import Bucket
 from ..plan.exchange import LocalShards, SlicedBuffer
 from ..plan.grid import Coordinate, Grid
@@ -34,44 +33,59 @@ from ..step.orthogonalize import AROUND
 from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep, step_bucket
 from .machine import Link, Machine
-from .timed_world import TimedFlight, busy_with, moved_by, sent_by, travels
+from .timed_world import traffic_of, travels
 from .work import Work
 
 META = torch.device("meta")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedRequest:
+    """The costs of a collective for one rank; requests of the same sizes share a record.
+
+    ``busy``: what keeps the rank's processor busy, for ``sending`` seconds. ``copy``: seconds of computing
+    before it. ``moving``: seconds of the rank's bytes on the link; ``latency``: seconds that do not depend on
+    the link's bandwidth. The root of a broadcast first copies what it sends, in ``root_copy`` seconds.
+    ``sent``: bytes that the rank sends; each member of a broadcast's chain, or of a reduce's, passes on
+    ``passed`` bytes, except the last one. ``between``: bytes that leave the node.
+    """
+
+    kind: Kind
+    axes: tuple[str, ...]
+    label: Label
+    link: Link
+    busy: GlooTraffic
+    copy: float
+    moving: float
+    sending: float
+    latency: float
+    root_copy: float
+    sent: int
+    passed: int
+    between: int
+
+    def sends(self, place: int, parts: int, root: int) -> int:
+        """Bytes that the rank sends if it is at ``place`` in its group and the root is at ``root``."""
+        last = (place + 1) % parts == root if self.kind == "broadcast" else place == root
+        return 0 if last else self.passed
+
+
 @dataclass(frozen=True, slots=True)
 class WalkedTurn:
-    """A rank's work until its next request, and that request; ``flight`` is None in an empty or last turn.
+    """A rank's work until its next request, and that request; ``asked`` is None in an empty or last turn.
 
-    ``product`` and ``copy`` are seconds of computing. ``moving``: seconds of the rank's bytes on the link;
-    ``sending``: seconds of its processor meanwhile. The ``root`` of a broadcast first copies what it sends,
-    in ``root_copy`` seconds; each member of its chain, or of a reduce's, passes on ``passed`` bytes, except
-    the last one. ``between``: bytes that leave the node. ``now``: bytes that the walk holds at the request;
-    ``peak``: the most it held since the previous request. ``meets``: the rank waits here until its walks of
-    the round's other buckets have come equally far.
+    ``product`` and ``copy`` are seconds of computing. ``now``: bytes that the walk holds at the request;
+    ``peak``: the most it held since the previous request. ``root``: the position of the request's root.
+    ``meets``: the rank waits here until its walks of the round's other buckets have come equally far.
     """
 
     product: float
     copy: float
     now: int
     peak: int
-    flight: TimedFlight | None = None
-    axes: tuple[str, ...] = ()
-    moving: float = 0.0
-    sending: float = 0.0
+    asked: PricedRequest | None = None
     root: int | None = None
-    root_copy: float = 0.0
-    sent: int = 0
-    passed: int = 0
-    between: int = 0
     meets: bool = False
-
-    def sends(self, place: int, parts: int, root: int) -> int:
-        """Bytes that the rank sends if it is at ``place`` in its group and the root is at ``root``."""
-        assert self.flight is not None
-        last = (place + 1) % parts == root if self.flight.kind == "broadcast" else place == root
-        return 0 if last else self.passed
 
 
 Trace = tuple[WalkedTurn, ...]
@@ -126,6 +140,16 @@ class WalkedPlan:
         return tuple(index)
 
 
+class Seat(NamedTuple):
+    """A rank's place among the ``parts`` ranks of a group, on how many nodes these are, and which of them are
+    elsewhere: on another node than this rank."""
+
+    place: int
+    parts: int
+    nodes: int
+    elsewhere: np.ndarray
+
+
 class Iteration(NamedTuple):
     """Newton–Schulz of one shape: seconds of products and copies, peak bytes, and its result's strides."""
 
@@ -143,13 +167,23 @@ class RankWalks:
     beside: int = 0
     _known: dict[Hashable, tuple[Trace, tuple[int, ...]]] = field(default_factory=dict)
     _links: dict[Hashable, Link] = field(default_factory=dict)
-    _nodes: dict[tuple[Coordinate, tuple[str, ...]], tuple[np.ndarray, int]] = field(default_factory=dict)
+    _seats: dict[Hashable, Seat] = field(default_factory=dict)
     _signs: dict[Hashable, np.uint64] = field(default_factory=dict)
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
+    _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
+    _last: tuple[Plan, WalkedPlan] | None = None
 
     def rounds(self, plan: Plan) -> WalkedPlan:
-        """The buckets of every round of a plan, with one rank of each kind walked."""
+        """The buckets of every round of a plan, with one rank of each kind walked.
+
+        The result is kept until another plan is walked.
+        """
+        if self._last is None or self._last[0] is not plan:
+            self._last = plan, self._rounds(plan)
+        return self._last[1]
+
+    def _rounds(self, plan: Plan) -> WalkedPlan:
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]
@@ -179,7 +213,7 @@ class RankWalks:
         """Walk one rank to its end, as if the other ranks always arrived when it does."""
         turns: list[WalkedTurn] = []
         answer: Tensor | None = None
-        memory = PeakMemory()
+        memory, share = PeakMemory(), self._share
         with torch.no_grad(), Work(self.machine, memory) as work, ExitStack() as stack:
             token = AROUND.set(partial(self._iterate_once, memory, work))
             stack.callback(AROUND.reset, token)
@@ -189,16 +223,16 @@ class RankWalks:
                 except StopIteration:
                     request = None
                 answer = None
-                product, copy = (seconds / self._share for seconds in work.take())
-                turn = WalkedTurn(product, copy, memory.now, memory.lap())
-                if request is None:
-                    return (*turns, turn)
+                product, copy = (seconds / share for seconds in work.take())
+                now, peak = memory.now, memory.lap()
                 if isinstance(request, Collective):
-                    turn = self._asked(turn, request, at)
+                    asked = self._priced(request, at)
+                    turns.append(WalkedTurn(product, copy + asked.copy, now, peak, asked, request.root))
                     answer = torch.empty(request.receive, dtype=request.dtype, device="meta")
-                elif isinstance(request, Abreast):
-                    turn = replace(turn, meets=True)
-                turns.append(turn)
+                else:
+                    turns.append(WalkedTurn(product, copy, now, peak, meets=isinstance(request, Abreast)))
+                if request is None:
+                    return tuple(turns)
                 del request
 
     def _iterate_once(
@@ -210,9 +244,6 @@ class RankWalks:
         iterate: Callable[[], Tensor],
     ) -> Tensor:
         """Run Newton–Schulz; for a shape iterated before, only charge its known seconds and bytes."""
-        name = name_for(group.get("orthogonalize", STOCK), *matrix.shape[-2:])
-        if name != STOCK:  # other recipes keep memory between matrices
-            return iterate()
         key = matrix.shape, matrix.stride(), matrix.dtype, group["ns_steps"], group["ns_coefficients"]
         peak, product, copy = memory.peak, work.product, work.copy
         if (known := self._iterations.get(key)) is None:
@@ -232,31 +263,45 @@ class RankWalks:
         """The fraction of a core that a rank gets."""
         return 1.0 if self.machine.cores is None else min(1.0, self.machine.cores / (1 + self.beside))
 
-    def _asked(self, turn: WalkedTurn, request: Collective, at: Coordinate) -> WalkedTurn:
-        """The turn with the costs of its collective for this rank."""
-        machine, link = self.machine, self._link(request.kind, request.axes, at.grid)
-        sent, busy = sent_by(request, at, machine), busy_with(request, at, machine, is_alone=True)
-        moved = moved_by(request, at, machine)
-        carried = travels(sent if link.shared else busy if link.duplex else moved, machine)
+    def _priced(self, request: Collective, at: Coordinate) -> PricedRequest:
+        """The costs of a collective; those of equal requests are computed once."""
+        if request.sends is not None:
+            return self._price(request, at)
+        where: tuple[Hashable, ...] = at.rank, request.root
+        if self.machine.algorithm == "ring":  # of a chain's ranks, only the first two and the last differ
+            place, parts, nodes, _ = self._seat(at, request.axes)
+            from_root = None if request.root is None else min((place - request.root) % parts, 2)
+            where = nodes, from_root, request.root is not None and (place + 1) % parts == request.root
+        given = None if request.send is None else request.send.numel()
+        sizes = request.dtype, given, request.receive
+        key = where, at.grid.sizes, at.grid.axes, request.kind, request.axes, sizes, request.label.phase
+        if key not in self._prices:
+            self._prices[key] = self._price(request, at)
+        return self._prices[key]
+
+    def _price(self, request: Collective, at: Coordinate) -> PricedRequest:
+        machine, link, share = self.machine, self._link(request.kind, request.axes, at.grid), self._share
+        traffic = traffic_of(request, at, machine, is_alone=True)
+        sent, busy = traffic.sent, traffic.busy
+        carried = travels(sent if link.shared else busy if link.duplex else traffic.moved, machine)
         others = self.beside if link.shared else 0
         steps = 2 * max(1, (at.size(*request.axes) - 1).bit_length())
         rounds = busy.messages_out if machine.algorithm == "gloo" else min(busy.messages_out, steps)
-        flight = TimedFlight(
-            (), request.kind, request.label, link, busy={at.rank: busy}, latency=link.latency * rounds
-        )
         copied = 0
         if request.send is not None and request.kind in ("all_reduce", "reduce"):  # in place
             copied = 2 * request.send.numel() * request.dtype.itemsize
         whole = machine.copy_seconds(2 * request.receive * request.dtype.itemsize)
-        return replace(
-            turn,
-            copy=turn.copy + (machine.turn + machine.copy_seconds(copied)) / self._share,
-            flight=flight,
-            axes=request.axes,
+        return PricedRequest(
+            request.kind,
+            request.axes,
+            request.label,
+            link,
+            busy,
+            copy=(machine.turn + machine.copy_seconds(copied)) / share,
             moving=carried * (1 + others) / link.bandwidth,
-            sending=(busy.data * machine.byte + busy.messages_out * machine.message) / self._share,
-            root=request.root,
-            root_copy=whole / self._share if request.kind == "broadcast" else 0.0,
+            sending=(busy.data * machine.byte + busy.messages_out * machine.message) / share,
+            latency=link.latency * rounds,
+            root_copy=whole / share if request.kind == "broadcast" else 0.0,
             sent=sent.data,
             passed=busy.data if request.root is not None and machine.algorithm == "ring" else 0,
             between=self._between(request, at, sent.data),
@@ -275,16 +320,18 @@ class RankWalks:
 
     def _between(self, request: Collective, at: Coordinate, sent: int) -> int:
         """Bytes that leave the rank's node: on average in a ring, exactly in an exchange."""
-        if self.machine.between is None:
-            return 0
-        key = at, request.axes
-        if key not in self._nodes:
-            node = np.array(at.group(*request.axes)) // self.machine.ranks_per_node
-            self._nodes[key] = node != node[at.position(*request.axes)], len(np.unique(node))
-        elsewhere, nodes = self._nodes[key]
+        seat = self._seat(at, request.axes)
         if request.sends is not None:
-            return int(np.array(request.sends)[elsewhere].sum()) * request.dtype.itemsize
-        return sent * nodes // len(elsewhere) if nodes > 1 else 0
+            return int(np.array(request.sends)[seat.elsewhere].sum()) * request.dtype.itemsize
+        return sent * seat.nodes // seat.parts if seat.nodes > 1 else 0
+
+    def _seat(self, at: Coordinate, axes: tuple[str, ...]) -> Seat:
+        key = at.rank, at.grid.sizes, at.grid.axes, axes
+        if key not in self._seats:
+            place, ranks = at.position(*axes), np.array(at.group(*axes))
+            node = ranks * 0 if self.machine.between is None else ranks // self.machine.ranks_per_node
+            self._seats[key] = Seat(place, len(ranks), len(np.unique(node)), node != node[place])
+        return self._seats[key]
 
     def _bucket(
         self,
@@ -322,10 +369,11 @@ class RankWalks:
         """One rank's step of one bucket. Memory that a step keeps for the next one counts as held before."""
         step = _step_of(replace(plan, buckets=(bucket,)), at)
         assert step.present is not None
-        if any(entry.gram for entry in bucket.entries):
+        if any(entry.gram and bucket.works_on(entry, at) for entry in bucket.entries):
             self.trace(step_bucket(step.buckets[0], step.present), at)
-        trace, kept = self.trace(step_bucket(step.buckets[0], step.present), at), step.buckets[0].workspace
-        return tuple(replace(turn, peak=turn.peak + kept.nbytes()) for turn in trace)
+        trace = self.trace(step_bucket(step.buckets[0], step.present), at)
+        kept = step.buckets[0].workspace.nbytes()
+        return tuple(replace(turn, peak=turn.peak + kept) for turn in trace) if kept else trace
 
     def _kinds(
         self, bucket: Bucket, ids: Sequence[np.uint64], slices: Mapping[int, int], at: Coordinate
@@ -449,13 +497,17 @@ def _travels_of(bucket: Bucket) -> Hashable:
     return bucket.phases, bucket.tp_gather, bucket.axes, routes, tuple(type(layout) for layout in layouts)
 
 
+@lru_cache(maxsize=1024)  # without data, all parameters of a shape are alike
+def _parameter(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return with_gradient(shape, dtype, META)
+
+
 def _step_of(plan: Plan, at: Coordinate) -> PlanStep:
     """One rank's step over a part of a plan; parameters that the part does not name are left out."""
     held = {matrix.param: (matrix, box) for matrix, box in held_parameters(plan, at)}
     parameters = [ParameterState(torch.empty(0, device=META), SETTINGS, {})] * (1 + max(held))
     for index, (matrix, box) in held.items():
-        param = with_gradient(box.shape, matrix.dtype, META)
-        parameters[index] = ParameterState(param, dict(SETTINGS), {})
+        parameters[index] = ParameterState(_parameter(box.shape, matrix.dtype), SETTINGS, {})
     step = PlanStep(plan, at, parameters, present=frozenset(held))
     step.fill_state()
     return step

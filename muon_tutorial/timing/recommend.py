@@ -42,8 +42,9 @@ BYTES = ("strategy", "inside", "between", "shares", "held", "state", "peak", "FS
 KEPT = ("held", "momentum", "master", "peak", "fsdp")
 MOST_PLANNED = 131_072
 """The most ranks that a grid may have; planning for so many takes half a minute for a small model."""
-MOST_PLACED = 5 * 10**8
-"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair."""
+MOST_PLACED, MANY_PLACED = 5 * 10**8, 15 * 10**6
+"""The largest product of matrices and ranks in a plan, which keeps some numbers for each pair; and the one
+from which a plan takes longer than half a minute."""
 AXES = ("dp", "dp_shard", "tp", "ep", "pp")
 PREDICTED = (
     "Seconds are computed from the machine's file; they have not been checked against measurements at this "
@@ -85,6 +86,11 @@ class StagePart:
     matrices: Sequence[Matrix]
     grid: Grid
     walks: RankWalks
+
+    @property
+    def placed(self) -> int:
+        """The number of pairs of a matrix and a rank."""
+        return len(self.matrices) * self.grid.world_size
 
     def plan(self, builder: Builder, round_bytes: int) -> Plan:
         """A strategy's plan for these matrices."""
@@ -246,13 +252,13 @@ def plan_model(
     if not parts:
         raise GridError("there is no matrix to plan for")
     for part in parts:
-        held, ranks = len(part.matrices), part.grid.world_size
-        if held * ranks > MOST_PLACED:
-            more = "ep or pp" if shape.experts else "pp"
+        if part.placed > MOST_PLACED:
+            held, more = len(part.matrices), "ep or pp" if shape.experts else "pp"
+            ranks = part.grid.world_size
             raise GridError(f"each of {ranks:,} ranks would hold {held:,} matrices; take more {more}")
     builders = strategies or strategies_on(sizes)
     estimates = [
-        estimate_parts(name, builder, parts, round_bytes, window, dtypes)
+        estimate_parts(name, [part.plan(builder, round_bytes) for part in parts], parts, window, dtypes)
         for name, builder in builders.items()
     ]
     ddp = tuple(part.adamw(round_bytes, False) for part in parts if sizes[SHARDING] == 1)
@@ -274,13 +280,29 @@ def plan_model(
     )
 
 
+def say_if_long(shape: ModelShape, sizes: Mapping[str, int], machine: Machine) -> str:
+    """A sentence to print before a plan that takes longer than half a minute; else empty.
+
+    Raises:
+        GridError: the grid does not divide the model.
+    """
+    parts = stage_parts(shape, sizes, busiest_stage(shape, sizes["pp"]), machine, Dtypes())
+    placed = [part.placed for part in parts]
+    if sum(placed) < MANY_PLACED or max(placed) > MOST_PLACED:  # the latter is refused
+        return ""
+    held, ranks = sum(len(part.matrices) for part in parts), parts[0].grid.world_size
+    more = "ep or pp" if shape.experts else "pp"
+    return f"Planning {held:,} matrices on {ranks:,} ranks takes over half a minute; less with more {more}."
+
+
 def estimate_parts(
-    name: str, builder: Builder, parts: Sequence[StagePart], round_bytes: int, window: int, dtypes: Dtypes
+    name: str, plans: Sequence[Plan], parts: Sequence[StagePart], window: int, dtypes: Dtypes
 ) -> StepEstimate:
     """The estimate of a strategy's step over dense matrices and then over experts, on their grids."""
-    each = [estimate_plan(name, part.plan(builder, round_bytes), part.walks, window) for part in parts]
+    pairs = zip(plans, parts, strict=True)
+    each = together([estimate_plan(name, plan, part.walks, window) for plan, part in pairs])
     itemsize = (dtypes.momentum or dtypes.param).itemsize
-    kept = replace(together(each), momentum=together(each).momentum // dtypes.param.itemsize * itemsize)
+    kept = replace(each, momentum=each.momentum // dtypes.param.itemsize * itemsize)
     return with_dtypes(kept, dtypes, itemsize)
 
 
@@ -321,28 +343,38 @@ def search(plan: ModelPlan) -> list[Choice]:
 
 
 def _tried(plan: ModelPlan, one: StepEstimate) -> Iterator[Choice]:
-    """Try a strategy with larger and larger rounds while that changes their number, and then with windows."""
+    """Try a strategy with larger and larger rounds while that changes their number, and then with windows.
+
+    Options that lead to the same plan, or to as many rounds in flight, cost the same and are left out.
+    """
     builder = plan.builders[one.strategy]
 
-    def choice(round_bytes: int, window: int) -> Choice:
-        each = estimate_parts(one.strategy, builder, plan.parts, round_bytes, window, plan.dtypes)
+    def planned(round_bytes: int) -> list[Plan]:
+        return [part.plan(builder, round_bytes) for part in plan.parts]
+
+    def choice(plans: Sequence[Plan], round_bytes: int, window: int) -> Choice:
+        each = estimate_parts(one.strategy, plans, plan.parts, window, plan.dtypes)
         return Choice(builder, round_bytes, window, each)
 
-    best = Choice(builder, plan.round_bytes, plan.window, one)
+    best, plans = Choice(builder, plan.round_bytes, plan.window, one), planned(plan.round_bytes)
     yield best
-    rounds = one.buckets
+    buckets, before = one.buckets, plans
     for times in ROUNDS[1:]:
-        if rounds <= len(plan.parts):
+        if buckets <= len(plan.parts) or (after := planned(times * plan.round_bytes)) == before:
             break
-        larger = choice(times * plan.round_bytes, plan.window)
+        larger = choice(after, times * plan.round_bytes, plan.window)
         yield larger
-        if larger.estimate.buckets == rounds or not _fits(plan, larger.estimate):
+        if larger.estimate.buckets == buckets or not _fits(plan, larger.estimate):
             break
-        rounds = larger.estimate.buckets
-        best = min(best, larger, key=lambda each: each.estimate.seconds)
+        buckets, before = larger.estimate.buckets, after
+        if larger.estimate.seconds < best.estimate.seconds:
+            best, plans = larger, after
+    rounds = max(each.buckets[-1].round + 1 for each in plans)
+    in_flight = {min(plan.window, rounds)}
     for window in WINDOWS:
-        if window != plan.window and best.estimate.buckets > 1:
-            yield choice(best.round_bytes, window)
+        if min(window, rounds) not in in_flight:
+            in_flight.add(min(window, rounds))
+            yield choice(plans, best.round_bytes, window)
 
 
 def _fits(plan: ModelPlan, one: StepEstimate) -> bool:
@@ -555,6 +587,7 @@ def _warnings(plan: ModelPlan) -> list[str]:
         for one in plan.estimates
         if not _fits(plan, one)
     ]
+    found += [plan.machine.bf16_note] if plan.machine.bf16_note else []
     named = {one.strategy: one for one in plan.estimates}
     if plan.best is not None and plan.best.strategy == "gram":
         found.append(

@@ -42,8 +42,7 @@ from ..plan.strategies import (
 )
 from .clocks import Speed, run_alone, run_clocks
 from .machine import Machine
-from .rank_walks import RankWalks, Trace
-from .timed_world import TimedFlight
+from .rank_walks import PricedRequest, RankWalks, Trace
 
 ROUND_LIMIT = "round_bytes"
 """The name of the strategies' option that limits a round's bytes."""
@@ -134,7 +133,7 @@ class StepEstimate:
     between: int = 0
     fsdp: int = 0
     master: int = 0
-    flights: tuple[tuple[TimedFlight, int], ...] = field(default=(), repr=False)
+    flights: tuple[tuple[PricedRequest, int], ...] = field(default=(), repr=False)
     at_factor: tuple[Callable[[float], float], ...] = field(default=(), repr=False)
 
     @property
@@ -205,10 +204,12 @@ def estimate_plan(name: str, plan: Plan, walks: RankWalks, window: int = 1) -> S
     traces += [(trace, 1, roots) for trace, roots in mine]
     held = plan_memory(plan, at)
     root_copies = sum(  # what the rank copies, and then broadcasts as the root
-        turn.root_copy
+        turn.asked.root_copy
         for trace, roots in mine
         for turn in trace
-        if turn.root is not None and roots.get(turn.root, turn.root) == at.position(*turn.axes)
+        if turn.asked is not None
+        and turn.root is not None
+        and roots.get(turn.root, turn.root) == at.position(*turn.asked.axes)
     )
 
     @cache
@@ -244,24 +245,21 @@ def _sent(walked: Iterable[tuple[Trace, int, Mapping[int, int]]], at: Coordinate
 
     Each trace comes with its number of walks, and with a map from the roots that it names to the real ones.
     """
-    counted: Counter[int] = Counter()
-    flights: dict[int, TimedFlight] = {}
+    flights: Counter[PricedRequest] = Counter()
     phases: Counter[str] = Counter()
     between = 0
     for trace, times, roots in walked:
         for turn in trace:
-            if turn.flight is None:
+            if (asked := turn.asked) is None:
                 continue
-            sent = turn.sent
-            if turn.passed and turn.root is not None:
+            sent = asked.sent
+            if asked.passed and turn.root is not None:
                 root = roots.get(turn.root, turn.root)
-                sent = turn.sends(at.position(*turn.axes), at.size(*turn.axes), root)
-            counted[id(turn)] += times
-            flights[id(turn)] = turn.flight
-            phases[turn.flight.label.phase] += times * sent
-            between += times * turn.between if sent else 0
-    found = tuple((flight, counted[key]) for key, flight in flights.items())
-    return {"phases": dict(phases), "between": between, "flights": found}
+                sent = asked.sends(at.position(*asked.axes), at.size(*asked.axes), root)
+            flights[asked] += times
+            phases[asked.label.phase] += times * sent
+            between += times * asked.between if sent else 0
+    return {"phases": dict(phases), "between": between, "flights": tuple(flights.items())}
 
 
 def _averages(plan: Plan, at: Coordinate, walks: RankWalks) -> list[tuple[Trace, int]]:

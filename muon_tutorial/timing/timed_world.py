@@ -53,12 +53,9 @@ class TimedFlight:
     """A collective in flight: when its members issued it, when it began, and when it was answered.
 
     At ``done`` a rank's part is finished, and the rank can go on; at ``end`` all parts are finished. For each
-    member, ``asked``: its request in words; ``sent``: what it sends, which a shared bus carries; ``busy``:
-    the larger of what it sends and receives, which occupies its processor and its own duplex link; ``moved``:
-    what it sends plus what it receives; ``payload``: the bytes that it hands over; ``ring``: the bytes that
-    it would send on a ring; ``answered``: when it went on with the answer. These and ``issued`` are keyed by
-    the ranks that are walked: all members, or only one. ``link``: the link that they use; ``latency``: the
-    seconds that do not depend on its bandwidth.
+    member, ``asked``: its request in words; ``traffic``: its bytes and messages; ``payload``: the bytes that
+    it hands over; ``ring``: the bytes that it would send on a ring; ``answered``: when it went on with the
+    answer. ``link``: the link that they use; ``latency``: the seconds that do not depend on its bandwidth.
     """
 
     group: tuple[int, ...]
@@ -71,9 +68,7 @@ class TimedFlight:
     payload: dict[int, int] = field(default_factory=dict)
     ring: dict[int, int] = field(default_factory=dict)
     asked: dict[int, str] = field(default_factory=dict)
-    sent: dict[int, GlooTraffic] = field(default_factory=dict)
-    busy: dict[int, GlooTraffic] = field(default_factory=dict)
-    moved: dict[int, GlooTraffic] = field(default_factory=dict)
+    traffic: dict[int, Traffic] = field(default_factory=dict)
     latency: float = 0.0
     begin: float = 0.0
     end: float | None = None
@@ -368,9 +363,7 @@ class _Clockwork:
         flight.issued[number], flight.asked[number] = self.now, str(request)
         flight.payload[number] = 0 if request.send is None else request.send.numel() * request.dtype.itemsize
         flight.ring[number] = ring_bytes(request, rank.at)
-        flight.sent[number] = sent_by(request, rank.at, self.machine)
-        flight.moved[number] = moved_by(request, rank.at, self.machine)
-        flight.busy[number] = busy_with(request, rank.at, self.machine)
+        flight.traffic[number] = traffic_of(request, rank.at, self.machine)
         self.asked.setdefault(id(flight), {})[number] = request
         if self._in_messages(flight):
             self._exchange(flight, number)
@@ -391,7 +384,7 @@ class _Clockwork:
         if moving >= (GLOO_THREADS if in_rounds else 1):
             return
         self._begin(flight)
-        jobs = [job for rank, busy in flight.busy.items() for job in self._jobs(rank, busy, flight)]
+        jobs = [job for rank in flight.traffic for job in self._jobs(rank, flight)]
         self.parts[id(flight)] = Counter(flight.issued.keys())
         self.moving.append(_Moving(flight, tuple(flight.issued), jobs, self.now + flight.latency))
 
@@ -400,7 +393,7 @@ class _Clockwork:
         self.queues[flight.group].remove(flight)
         requests = self.asked.pop(id(flight))  # so tensors live no longer than in a backend
         check_alike({rank: requests[rank] for rank in flight.group})
-        rounds = max(busy.messages_out for busy in flight.busy.values())
+        rounds = max(traffic.busy.messages_out for traffic in flight.traffic.values())
         if self.machine.algorithm != "gloo":  # if a ring would have many rounds, NCCL uses trees
             rounds = min(rounds, 2 * max(1, (len(flight.group) - 1).bit_length()))
         flight.begin, flight.latency = self.now, flight.link.latency * rounds
@@ -444,7 +437,7 @@ class _Clockwork:
             partners = {group[place] for row in splits for place, elements in enumerate(row) if elements}
             if rank in (other, *partners) and flight.issued.keys() >= partners:
                 # Its partners have asked, so the work per message begins; bytes are charged in _send.
-                count = flight.busy[other].messages_out
+                count = flight.traffic[other].busy.messages_out
                 waking = _Job(count * self.machine.message, self.machine.node(other), once=other)
                 after = self.now + count * flight.link.latency
                 self.moving.append(_Moving(flight, (other,), [waking], after))
@@ -472,18 +465,18 @@ class _Clockwork:
         if len(before) == 1:
             self.moving.append(moving)
 
-    def _jobs(self, rank: int, busy: GlooTraffic, flight: TimedFlight) -> list[_Job]:
+    def _jobs(self, rank: int, flight: TimedFlight) -> list[_Job]:
         """The jobs of a rank's part in a flight. Its core first wakes up for messages, once for all flights
         that run at the same time, and then works on each byte. Its link carries the bytes meanwhile.
         """
-        node, link = self.machine.node(rank), flight.link
-        data = busy.data * self.machine.byte
+        node, link, traffic = self.machine.node(rank), flight.link, flight.traffic[rank]
+        data = traffic.busy.data * self.machine.byte
         copying = _Job(data, node) if data else None
-        waking = busy.messages_out * self.machine.message
+        waking = traffic.busy.messages_out * self.machine.message
         first = _Job(waking, node, once=rank, then=copying) if waking else copying
         jobs = [] if first is None else [first]
-        own = busy if link.duplex else flight.moved[rank]
-        if travelling := travels(flight.sent[rank] if link.shared else own, self.machine):  # once, on a bus
+        own = traffic.busy if link.duplex else traffic.moved
+        if travelling := travels(traffic.sent if link.shared else own, self.machine):  # once, on a bus
             on = ("bus", link) if link.shared else _way(link, "out", rank)
             at_once = self._take_saved(link, travelling) if link.shared else 0.0
             jobs.append(_Job(travelling - at_once, node, on, link.bandwidth))
@@ -501,34 +494,42 @@ def travels(sent: GlooTraffic, machine: Machine) -> int:
     return sent.tcp if machine.algorithm == "gloo" else sent.data
 
 
-def sent_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
-    """The bytes and messages that a rank sends for a request, with the machine's algorithm."""
-    if machine.algorithm == "gloo":
-        return gloo_sent(request, at)
-    parts = at.size(*request.axes)
-    rounds = {"all_reduce": 2 * (parts - 1)}.get(request.kind, parts - 1)
-    return GlooTraffic(ring_bytes(request, at), rounds, rounds)
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """A rank's bytes and messages in a collective, with a machine's algorithm.
 
-
-def busy_with(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> GlooTraffic:
-    """What keeps a rank busy in a collective: the larger of what it sends and what it receives.
-
-    In Gloo's broadcast, a rank walked alone is charged all the root's messages, as they go one by one.
+    ``sent``: what it sends, which a shared bus carries. ``busy``: the larger of what it sends and receives,
+    which occupies its processor and its own duplex link. ``moved``: what it sends plus what it receives; in a
+    ring's rounds it receives as much as it sends.
     """
-    sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
+
+    sent: GlooTraffic
+    busy: GlooTraffic
+    moved: GlooTraffic
+
+
+def traffic_of(request: Collective, at: Coordinate, machine: Machine, is_alone: bool = False) -> Traffic:
+    """A rank's traffic for a request.
+
+    In Gloo's broadcast, a rank walked alone is kept busy by all the root's messages, as they go one by one.
+    """
+    given, received = ring_traffic(request, at)
+    if machine.algorithm == "gloo":
+        sent = gloo_sent(request, at)
+    else:
+        rounds = (at.size(*request.axes) - 1) * (2 if request.kind == "all_reduce" else 1)
+        sent = GlooTraffic(given, rounds, rounds)
     messages = max(sent.messages_out, sent.messages_in)
     data = max(sent.data, received)
     if is_alone and machine.algorithm == "gloo" and request.kind == "broadcast":
         messages = (at.size(*request.axes) - 1).bit_length()
         data = messages * request.receive * request.dtype.itemsize
-    return GlooTraffic(data, messages, sent.messages_in)
-
-
-def moved_by(request: Collective, at: Coordinate, machine: Machine) -> GlooTraffic:
-    """What a rank sends and receives together; in a ring's rounds it receives as much as it sends."""
-    sent, (_, received) = sent_by(request, at, machine), ring_traffic(request, at)
-    data = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)
-    return GlooTraffic(data, sent.messages_out, sent.messages_in)
+    both = sent.data + max(received, sent.data if request.kind in IN_ROUNDS else 0)
+    return Traffic(
+        sent,
+        GlooTraffic(data, messages, sent.messages_in),
+        GlooTraffic(both, sent.messages_out, sent.messages_in),
+    )
 
 
 def _way(link: Link, way: str, rank: int) -> tuple[Any, ...]:

@@ -31,6 +31,9 @@ class Work(CountingMode):
 
     ``product``: those of matrix products; ``copy``: those of everything else. Checks that look at values
     do nothing on the meta device, and are not charged. ``memory``, if given, counts the bytes of new tensors.
+
+    A core also pays ``machine.operation`` for each operation. A GPU gets an operation while it executes
+    another one, so it pays only the part beyond the execution, and nothing for a view or a mark.
     """
 
     machine: Machine
@@ -48,38 +51,31 @@ class Work(CountingMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kind, kwargs = _kind_of(func), kwargs or {}
         self.operations += 1
-        if kind.is_view:  # the most frequent kind
-            self.copy += self._starts(0.0, works=False)
-            return func(*args, **kwargs)
+        if kind.moves_nothing:  # the most frequent kinds
+            self.copy += 0.0 if self.machine.cores is None else self.machine.operation
+            result = func(*args, **kwargs)
+            if self.memory is not None and not kind.is_view and isinstance(result, Tensor):
+                self.memory.add(result)
+            return result
         out = kwargs.get("out", args[0] if args else None) if kind.writes else None
         is_filled = isinstance(out, Tensor) and out.is_meta and out.numel() > 0  # an empty one is resized
         written = out if is_filled else None  # which is also what the operation returns
         result = _result(kind, func, args, kwargs) if written is None else written
         if self.memory is not None and result is not written:
             self.memory.add_new(result, args, kwargs)
-        executes, works = 0.0, not kind.moves_nothing
         if kind.product is not None:
             first, second = args[kind.product], args[kind.product + 1]
             *batch, rows, inner = first.shape
             sizes = (rows, inner, second.shape[-1])
             executes = self.machine.gemm_seconds(first.dtype, sizes, math.prod(batch))
             self.product += executes
-        elif works:
+        else:
             read = args[1:] if kind.name in _WRITES_ONLY else args
             executes = self.machine.copy_seconds(sum(x.nbytes for x in tensors_in(*read, kwargs, result)))
             self.copy += executes
-        self.copy += self._starts(executes, works)
+        starts = self.machine.operation
+        self.copy += max(0.0, starts - executes) if self.machine.cores is None else starts
         return result
-
-    def _starts(self, executes: float, works: bool) -> float:
-        """The cost of an operation apart from its execution.
-
-        A core pays it for each operation. A GPU gets an operation while it executes another one, so it pays
-        only the part beyond the execution, and nothing for a view or a mark.
-        """
-        if self.machine.cores is not None:
-            return self.machine.operation
-        return max(0.0, self.machine.operation - executes) if works else 0.0
 
 
 class _Kind(NamedTuple):
@@ -98,12 +94,13 @@ def _kind_of(func: Any) -> _Kind:
     schema, tags = func._schema, getattr(func, "tags", ())
     name = schema.name.removeprefix("aten::").removesuffix("_")
     alias = schema.returns[0].alias_info if schema.returns else None
+    is_view = alias is not None and not alias.is_write
     writes = len(schema.returns) == 1 and alias is not None and alias.is_write
     return _Kind(
         name,
         _PRODUCTS.get(name),
-        is_view=alias is not None and not alias.is_write,
-        moves_nothing=name in _NO_DATA or name.startswith(_MARKS),
+        is_view,
+        moves_nothing=is_view or name in _NO_DATA or name.startswith(_MARKS),
         writes=writes and torch.Tag.inplace_view not in tags and schema.name not in _RESIZES,
         is_pointwise=torch.Tag.pointwise in tags or name in ("tril", "triu"),
     )

@@ -7,17 +7,15 @@ import pytest
 import torch
 
 from muon_tutorial import Grid, Matrix, Shard
-from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.plan.strategies import Plan, layerwise, one_by_one, owner
 from muon_tutorial.timing import rank_walks, step_cost
 from muon_tutorial.timing.clocks import Speed, run_clocks
 from muon_tutorial.timing.commands import find_machine
-from muon_tutorial.timing.machine import Machine
 from muon_tutorial.timing.models import find_model
 from muon_tutorial.timing.rank_walks import RankWalks
 from muon_tutorial.timing.recommend import Dtypes, read_sizes, stage_parts, strategies_on
 from muon_tutorial.timing.step_cost import GATHER_ALL, SHARDED, STRATEGIES
-from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
+from muon_tutorial.timing.timeline_cases import walk_ranks
 
 from ..exhaustive import left_out
 
@@ -37,13 +35,6 @@ def matrices(sizes: dict[str, int], layers: int = 2) -> list[Matrix]:
     return found
 
 
-def walk_all(plan: Plan, window: int, machine: Machine = H100) -> TimedRun:
-    steps = [
-        step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), window) for rank in plan.grid.ranks
-    ]
-    return TimedWorld(plan.grid, machine).run([step.step() for step in steps])
-
-
 def cases() -> list[tuple[dict[str, int], str]]:
     return [
         (sizes, name)
@@ -60,7 +51,7 @@ def test_one_of_each_kind_takes_as_long_as_all_ranks(sizes: dict[str, int], name
     plan = builder(matrices(sizes), Grid.of(**sizes), round_bytes=limit)
     walks = RankWalks(H100, beside=7)
     for window in (1, 2):
-        ran, found = walk_all(plan, window), step_cost.estimate_plan(name, plan, walks, window)
+        ran, found = walk_ranks(plan, H100, window), step_cost.estimate_plan(name, plan, walks, window)
         mine = found.seconds if plan.expects == "local" else found.own
         # Rounds of zero1 and round_robin overlap in chains of messages; clocks treat their collectives as one
         # after the other.
@@ -143,4 +134,4 @@ def test_plans_of_models_take_as_long_as_all_ranks_do(model: str, grid: str, lim
             plan = builder(part.matrices, part.grid, round_bytes=LIMITS[limit])
             found = step_cost.estimate_plan(name, plan, part.walks, 1)
             mine = found.seconds if plan.expects == "local" else found.own
-            assert mine == pytest.approx(walk_all(plan, 1, part.walks.machine).seconds, rel=0.02), name
+            assert mine == pytest.approx(walk_ranks(plan, part.walks.machine).seconds, rel=0.02), name

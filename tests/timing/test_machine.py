@@ -50,6 +50,12 @@ def test_rates_lie_on_a_line_between_sizes_and_stay_beyond() -> None:
     assert MACHINE.gemm_seconds(torch.float32, (0, 64, 64)) == MACHINE.copy_seconds(0) == 0
 
 
+def test_a_processor_without_bf16_units_is_noted() -> None:
+    slow = replace(MACHINE, gemm={**MACHINE.gemm, "bfloat16": ((64.0, 1.0e9),)})
+    assert "at 1 GFLOP/s (fp32: 4)" in slow.bf16_note
+    assert replace(slow, gemm=dict.fromkeys(slow.gemm, ((64.0, 1e9),))).bf16_note == ""
+
+
 def test_a_group_on_one_node_stays_inside_and_a_ring_leaves_a_node_over_all_its_cards() -> None:
     ring = replace(MACHINE, algorithm="ring", between=Link(1e10, 1e-5))
     assert MACHINE.link((0, 3), "all_reduce") is MACHINE.inside

@@ -35,6 +35,7 @@ from muon_tutorial.timing.recommend import (
     read_sizes,
     say,
     say_billions,
+    say_if_long,
     say_layout,
     search,
 )
@@ -310,6 +311,25 @@ def test_more_matrices_than_can_be_planned_are_refused() -> None:
         plan_model(find_model("kimi-k2"), read_sizes("dp=2048,tp=8"), find_machine("h100-infiniband"))
 
 
+@pytest.mark.parametrize(
+    ("model", "grid", "said"),
+    [
+        (
+            "llama-3.1-405b",
+            "dp=16384,tp=8",
+            "Planning 882 matrices on 131,072 ranks takes over half a minute",
+        ),
+        ("kimi-k2", "dp=2048,tp=8,ep=8", "less with more ep or pp."),
+        ("kimi-k2", "dp=2048,tp=8,ep=128", ""),
+        ("llama-3.1-70b", "dp=2048,tp=8", ""),
+    ],
+)
+def test_a_long_plan_is_announced(model: str, grid: str, said: str) -> None:
+    line = say_if_long(find_model(model), read_sizes(grid), H100)
+    assert said in line
+    assert bool(said) == bool(line)
+
+
 def test_a_batch_says_what_part_of_a_step_the_optimizer_is() -> None:
     shape, rate = find_model("gpt2"), max(H100.gemm["bfloat16"])[1]
     found = planned("gpt2", "dp=4", tokens=2**20)
@@ -352,9 +372,14 @@ def test_bad_input_gets_one_line(what: str, capsys: pytest.CaptureFixture) -> No
     assert says in err
 
 
-def test_the_command_prints_a_table_or_one_object(capsys: pytest.CaptureFixture) -> None:
+def test_the_command_prints_a_table_or_one_object(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muon_tutorial.timing.recommend.MANY_PLACED", 1)
     assert main(["plan", "gpt2", "--grid", "dp=4,tp=2,pp=4", "--machine", "laptop"]) == 0
-    out, _ = capsys.readouterr()
+    out, err = capsys.readouterr()
+    assert err == "Planning 18 matrices on 8 ranks takes over half a minute; less with more pp.\n"
+    assert "multiplies bf16 without units for it" in out
     assert all(name in out for name in STRATEGIES)
     assert "take " in out
     assert "AdamW, ZeRO-1" in out

@@ -18,6 +18,7 @@ from muon_tutorial.plan.strategies import Builder
 from muon_tutorial.timing.machine import Link, Machine
 from muon_tutorial.timing.timed_world import TimedRun, TimedWorld
 from muon_tutorial.timing.timeline import predicted_timeline
+from muon_tutorial.timing.timeline_cases import walk_ranks
 from muon_tutorial.timing.work import Work
 from muon_tutorial.worlds.shadow import requests_of
 
@@ -283,8 +284,7 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
     grid = Grid.of(dp=2, tp=2)
     plan = BUILDERS[name](MATRICES, grid, round_bytes=20_000)
     machine = replace(TOY, operation=0.001, turn=0.002, cores=2, copy=((1.0, 1e7),))
-    steps = [step_over_ones(plan, grid.at(rank), META, window) for rank in grid.ranks]
-    ran = TimedWorld(grid, machine).run([step.step() for step in steps])
+    ran = walk_ranks(plan, machine, window)
     for rank in grid.ranks:
         own = requests_of(step_over_ones(plan, grid.at(rank), META, window).step())
         assert sorted(flight.asked[rank] for flight in ran.flights if rank in flight.group) == sorted(
@@ -294,5 +294,4 @@ def test_it_walks_the_packages_own_step(name: str, window: int) -> None:
         assert spent == pytest.approx(ran.ends[rank])
         spans = [span for span in ran.spans if span.rank == rank]
         assert all(a.end <= b.begin + 1e-9 for a, b in pairwise(spans))
-    again = [step_over_ones(plan, grid.at(rank), META, window).step() for rank in grid.ranks]
-    assert TimedWorld(grid, machine).run(again).seconds == ran.seconds
+    assert walk_ranks(plan, machine, window).seconds == ran.seconds

@@ -157,7 +157,7 @@ def gradient_wire(model: str, dp: int, tp: int) -> tuple[int, float, float]:
     """Bytes that a rank sends to reduce gradients, its link's bandwidth, and the seconds in transit."""
     found = step_of(model, dp, tp)
     flights = [(one, times) for one, times in found.flights if one.label.phase.startswith("gradient reduce")]
-    sent = sum(times * traffic.data for one, times in flights for traffic in one.busy.values())
+    sent = sum(times * one.busy.data for one, times in flights)
     speed = max(one.link.bandwidth for one, _ in flights)
     return sent, speed, sent / speed
 
