@@ -13,7 +13,6 @@ import hashlib
 import html
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -72,7 +71,6 @@ def policy(code: str) -> str:
 
 
 def page(data: dict[str, Any]) -> str:
-    """The essay as one HTML document."""
     code = script()
     held = {**data, "colours": RANKS, "dp": essay_recorder.DP, "tp": essay_recorder.TP}
     kept = json.dumps(held, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
@@ -80,10 +78,12 @@ def page(data: dict[str, Any]) -> str:
         f"still_{name}": f'<noscript><div class="still">{pages.lean(each)}</div></noscript>'
         for name, each in stills().items()
     }
+    site = series.site()
+    address = f'<link rel="canonical" href="{site}{NAME}">'
     given = {
         "policy": html.escape(policy(code)),
         "description": html.escape(DESCRIPTION),
-        "preview": preview(),
+        "preview": f'<meta property="og:image" content="{site}{pages.PREVIEW}">{address if site else ""}',
         "style": (PARTS / "style.css").read_text(encoding="utf-8"),
         "about": "Recorded from muon_tutorial as this page was built.",
         "data": kept,
@@ -92,22 +92,9 @@ def page(data: dict[str, Any]) -> str:
     return Template((PARTS / "page.html").read_text(encoding="utf-8")).substitute(given | shown)
 
 
-def preview() -> str:
-    """Tags for the page's head: the picture for link previews, and the page's address if one is set."""
-    site = series.site()
-    address = f'<link rel="canonical" href="{site}{NAME}">' if site else ""
-    return f'<meta property="og:image" content="{site}{pages.PREVIEW}">{address}'
-
-
 def write(target: Path) -> None:
-    """Record the data, and write the essay into a folder."""
     write_all(made(target), {NAME: page(essay_recorder.record())})
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return run_writer("essay", __doc__, write, arguments, TARGET)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_writer("essay", __doc__, write, None, TARGET))

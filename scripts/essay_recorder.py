@@ -12,24 +12,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from muon_tutorial import Grid, Plan
+from muon_tutorial import Coordinate, Grid, Plan
 from muon_tutorial.learn.bill.costs import bill_of
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
 from muon_tutorial.learn.first_muon import saboteur
 from muon_tutorial.learn.first_muon.on_ranks import SHAPES
 from muon_tutorial.learn.many_ranks.scaling import MACHINE, matrices_of
-from muon_tutorial.learn.pictures.holdings import (
-    RankBoxes,
-    compute_holdings,
-    momentum_holdings,
-    weight_holdings,
-)
+from muon_tutorial.learn.pictures import holdings
 from muon_tutorial.learn.shards_alone import cuts, directions
 from muon_tutorial.learn.the_mirror.network import Group, Network
 from muon_tutorial.learn.the_mirror.on_ranks import MATRICES, plan_of, record_here, small_matrices
 from muon_tutorial.learn.the_mirror.recording import MOMENTS, PHASES, Recording
 from muon_tutorial.plan.bucket import matrix_boxes
-from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.timing import step_cost
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.rank_walks import RankWalks
@@ -70,7 +64,7 @@ def grid_data(dp: int, tp: int) -> dict[str, Any]:
     run, plan = record_here(dp, tp, SEED), plan_of(dp, tp)
     plans = {name: step_cost.STRATEGIES[name](small_matrices(), plan.grid) for name in (*STRATEGIES, "owner")}
     return {
-        "weights": {name: boxes(weight_holdings(plan, index)) for index, name in enumerate(MATRICES)},
+        "weights": {name: boxes(holdings.weight_holdings(plan, i)) for i, name in enumerate(MATRICES)},
         "strategies": {name: strategy_data(name, each) for name, each in plans.items()},
         "film": {name: film_data(run, name) for name in MATRICES},
         "sent": sent_by_phase(run),
@@ -82,15 +76,16 @@ def strategy_data(name: str, plan: Plan) -> dict[str, Any]:
     """One strategy: each matrix's momentum shards and workers, and the bytes that rank 0 sends and keeps."""
     matrices = {
         matrix: {
-            "momentum": boxes(momentum_holdings(plan, index)),
-            "workers": [held.rank for held in compute_holdings(plan, index) if held.boxes],
+            "momentum": boxes(holdings.momentum_holdings(plan, index)),
+            "workers": [held.rank for held in holdings.compute_holdings(plan, index) if held.boxes],
         }
         for index, matrix in enumerate(MATRICES)
     }
-    return {"matrices": matrices, "sent": bill_of(name, plan).total, "state": bill_of(name, plan).state}
+    bill = bill_of(name, plan)
+    return {"matrices": matrices, "sent": bill.total, "state": bill.state}
 
 
-def boxes(held: Sequence[RankBoxes]) -> list[list[list[int]]]:
+def boxes(held: Sequence[holdings.RankBoxes]) -> list[list[list[int]]]:
     """Each rank's boxes, each as first row, first column, rows, columns."""
     return [[[*box.offset, *box.shape] for box in each.boxes if box.numel] for each in held]
 

@@ -138,7 +138,6 @@ def write(target: Path, names: Sequence[str] = ()) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     return run_writer("first_screens", __doc__, write, arguments, TARGET, names=pages.NAMES)
 
 

@@ -80,11 +80,6 @@ def draw() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def main() -> None:
-    """Write the picture."""
+if __name__ == "__main__":
     PICTURE.write_text(draw(), encoding="utf-8")
     print(f"wrote {PICTURE.relative_to(ROOT)}")
-
-
-if __name__ == "__main__":
-    main()

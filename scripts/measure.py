@@ -28,22 +28,19 @@ from muon_tutorial.training.gpt import GPTShape
 from scripts import result_files as results
 from scripts.files import made
 from scripts.lab.benchmarks import measured, predicted
-from scripts.lab.benchmarks.contenders import CONTENDERS, Workload
+from scripts.lab.benchmarks.contenders import CONTENDERS, Workload, hidden_matrices
 from scripts.lab.benchmarks.measured import InterfaceFit
-from scripts.lab.benchmarks.step_times import hidden_matrices
 from scripts.other_process import call_elsewhere
 
 WORK = Workload(GPTShape(layers=4, width=256, heads=4, context=128), batch=8)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and write; returns the exit code."""
     parser = results.result_parser(__doc__, rounds=(9, "timed steps of each contender"))
     return results.answer("measure", parser, measure_and_write, arguments)
 
 
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure all tables; write them and their plots."""
     out, tables = made(asked.out), all_tables(asked.rounds, command)
     facts = {
         **results.machine_facts(command),
@@ -58,7 +55,6 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
 
 
 def all_tables(rounds: int, command: str) -> list[Table]:
-    """Every table, in reading order."""
     results.say(f"real ranks: {len(CONTENDERS)} contenders")
     readings = measured.read_all(WORK, rounds)
     results.say("larger batches")

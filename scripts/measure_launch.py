@@ -53,7 +53,6 @@ def time_spawn() -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure and print."""
     first, _ = time_launch()
     later, memory = zip(*(time_launch() for _ in range(TIMES)), strict=True)
     spawn, spawn_memory = zip(*(time_spawn() for _ in range(3)), strict=True)

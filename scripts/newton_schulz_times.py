@@ -38,14 +38,7 @@ OPENING = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Measure and write; returns the exit code."""
-    parser = results.result_parser(__doc__, rounds=(ROUNDS, "timed rounds"))
-    return results.answer(STEM, parser, measure_and_write, arguments)
-
-
 def measure_and_write(asked: argparse.Namespace, command: str) -> None:
-    """Measure, with and without bf16 units, and write."""
     out, flags = made(asked.out), results.bf16_flags()
     here = f"with {', '.join(flags)}" if flags else "a CPU without bf16 units"
     results.say("measuring")
@@ -75,4 +68,5 @@ def draw(path: Path, tables: list[Table]) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    parser = results.result_parser(__doc__, rounds=(ROUNDS, "timed rounds"))
+    raise SystemExit(results.answer(STEM, parser, measure_and_write))

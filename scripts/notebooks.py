@@ -38,14 +38,15 @@ from scripts.notebook_guards import EVIDENCE, Problem, find_problems, tags_of, u
 VIEW = "application/vnd.jupyter.widget-view+json"
 GUARDS = str(ROOT / "scripts" / "notebook_guards.py")
 WATCH = f"import runpy; runpy.run_path({GUARDS!r})['watch'](get_ipython());"
+_PYTHON = {
+    "file_extension": ".py",
+    "mimetype": "text/x-python",
+    "name": "python",
+    "pygments_lexer": "ipython3",
+}
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-    "language_info": {
-        "file_extension": ".py",
-        "mimetype": "text/x-python",
-        "name": "python",
-        "pygments_lexer": "ipython3",
-    },
+    "language_info": _PYTHON,
 }
 KEPT = ("tags", "jupyter")
 CELL_LIMIT = 300  # seconds, enough even on a machine that is five times too busy
@@ -62,7 +63,6 @@ def sources(prefixes: Sequence[str] = ()) -> list[Path]:
 
 
 def built_path(source: Path) -> Path:
-    """The path of a text's notebook."""
     return FOLDER / f"{source.stem}.ipynb"
 
 
@@ -172,7 +172,7 @@ async def _get_msg_looking_again(
                 raise
 
 
-def refuse(problems: Sequence[Problem | str]) -> None:
+def refuse(problems: Sequence[Problem]) -> None:
     """Raise an error if there are problems.
 
     Raises:
@@ -279,7 +279,6 @@ def check(source: Path, execute: bool = False) -> list[Problem]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="notebooks.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("command", choices=("build", "check", "run"))
     parser.add_argument("names", nargs="*", help="beginnings of the texts' names: 00, 01 …; default: all")

@@ -1,4 +1,4 @@
-"""Calls a function in another process, such as one in a network namespace of its own."""
+"""Calls a function, or runs a script again, in another process: in a namespace, behind a limited loopback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from typing import Any
 
 from scripts.files import ROOT
 
+IMPOSSIBLE = 77
+"""The exit code of scripts/shaped.sh if the loopback cannot be limited."""
+STDERR = 2
+"""The file descriptor of stderr: this process may have replaced sys.stderr by an object without one."""
 _CALL = (
     "import pathlib, pickle, sys; file = pathlib.Path(sys.argv[1]); "
     "function, arguments = pickle.loads(file.read_bytes()); "
@@ -37,3 +41,21 @@ def call_elsewhere(
         variables = {**os.environ, **environment}
         subprocess.run(program, cwd=ROOT, env=variables, check=True, stderr=subprocess.PIPE, text=True)
         return pickle.loads(file.read_bytes())
+
+
+def run_shaped(rate: str, script: str, arguments: Sequence[str]) -> bytes | None:
+    """Run a Python script behind a loopback of ``rate``, in tc's notation; its output goes to stderr.
+
+    Its last argument is a file that it writes, whose content is returned; None if this machine cannot limit
+    the loopback.
+
+    Raises:
+        SystemExit: the script failed.
+    """
+    with TemporaryDirectory() as folder:
+        found, shaped = Path(folder) / "found", str(Path(__file__).with_name("shaped.sh"))
+        program = [sys.executable, str(Path(script).resolve()), *arguments, str(found)]
+        ended = subprocess.run(["bash", shaped, rate, *program], stdout=STDERR, check=False).returncode
+        if ended not in (0, IMPOSSIBLE):
+            raise SystemExit(f"{Path(script).name} failed behind a loopback of {rate}")
+        return found.read_bytes() if ended == 0 else None

@@ -32,7 +32,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from muon_tutorial.errors import UsageError
 from muon_tutorial.learn.course import series
 from scripts.files import FOLDER, ROOT, made, run_writer, write_all
-from scripts.read_notebook import read_notebook
 
 TARGET = ROOT / "dist" / "notebooks"
 CARRIED = ("cloudpickle",)  # dependencies in pure Python that a host with torch and Jupyter may lack
@@ -64,6 +63,24 @@ def unpack(own: str, *needed: str) -> None:
         for wheel in wheels:
             zipfile.ZipFile(io.BytesIO(base64.b64decode(wheel))).extractall(f"{folder}/{name}")
     sys.path[:] = [f"{folder}/own", *sys.path, f"{folder}/needed"]
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """A notebook with at least one cell.
+
+    Raises:
+        UsageError: the file is missing, or is not a notebook; the message says how to restore it.
+    """
+    remedy = f"`python scripts/notebooks.py build {path.stem[:2]}` builds it again"
+    if not path.is_file():
+        raise UsageError(f"{path} is missing; {remedy}")
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        notebook.cells[0]
+    except Exception as error:
+        raise UsageError(f"{path} is not a whole notebook ({type(error).__name__}); {remedy}") from error
+    return notebook
 
 
 def wheel() -> bytes:
@@ -168,7 +185,6 @@ def write(folder: Path, names: Sequence[str] = ()) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     return run_writer("pack", __doc__, write, arguments, TARGET, names="numbers of lessons: 00, 01 …")
 
 

@@ -51,7 +51,7 @@ from muon_tutorial.learn.widgets.shell import Shell
 from scripts import picture, reference
 from scripts.files import FOLDER, POLICY, ROOT, made, run_writer, write_all
 from scripts.notebook_guards import tags_of
-from scripts.read_notebook import read_notebook
+from scripts.pack import read_notebook
 from scripts.shells import displayed, widget_cells
 
 TARGET = ROOT / "dist" / "pages"
@@ -133,7 +133,6 @@ def page_of(path: Path, still: bool = False, copies: str = "") -> str:
 
 
 def text_page(text: str, links: Sequence[dict[str, str]]) -> str:
-    """Markdown text as one HTML document."""
     return _export(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(text)]), links)
 
 
@@ -145,35 +144,22 @@ def index(copies: str = "", essay: str = "") -> str:
     cards = "\n".join(card(lesson, copies) for lesson in series.LESSONS)
     film = base64.b64encode(picture.TARGET.read_bytes()).decode()
     alt = html.escape(picture.alt(recording.load()), quote=True)
+    play = f'<p class="go"><a href="{essay}">Four processes, one matrix: play with it</a></p>'
+    first = f"[The essay that plays]({essay})" if essay else "[Lesson 00](00_a_distributed_muon_step.html)"
+    headings = {path.name: _heading(path.read_text(encoding="utf-8")) for path in _texts()}
+    stems = {lesson.number: lesson.stem for lesson in series.LESSONS}
+    number = re.compile(r"\b(\d\d)(?=[,.]| and |$)", re.MULTILINE)
     given = {
         "description": " ".join(DESCRIPTION.split()),
         "film": f'<img width="{picture.WIDTH}" alt="{alt}" src="data:image/svg+xml;base64,{film}">',
-        "essay": f'<p class="go"><a href="{essay}">Four processes, one matrix: play with it</a></p>'
-        if essay
-        else "",
-        "fifteen": f"[The essay that plays]({essay})"
-        if essay
-        else "[Lesson 00](00_a_distributed_muon_step.html)",
-        "paths": _linked(series.paths()),
+        "essay": play if essay else "",
+        "fifteen": first,
+        "paths": number.sub(lambda found: f"[{found[1]}]({stems[found[1]]}.html)", series.paths()),
         "lessons": f'<div class="lessons">\n{cards}\n</div>',
-        "words": "\n".join(
-            f"- [{_heading(path.read_text(encoding='utf-8'))}]({path.name})" for path in _texts()
-        ),
+        "words": "\n".join(f"- [{heading}]({name})" for name, heading in headings.items()),
     }
-    return text_page(
-        Template((TEMPLATES / "page_template" / "front.md").read_text(encoding="utf-8")).substitute(given), []
-    )
-
-
-def _linked(text: str) -> str:
-    """A list of paths, with each lesson's number as a link."""
-    stems = {lesson.number: lesson.stem for lesson in series.LESSONS}
-    return re.sub(
-        r"\b(\d\d)(?=[,.]| and |$)",
-        lambda found: f"[{found[1]}]({stems[found[1]]}.html)",
-        text,
-        flags=re.MULTILINE,
-    )
+    front = Template((TEMPLATES / "page_template" / "front.md").read_text(encoding="utf-8"))
+    return text_page(front.substitute(given), [])
 
 
 def one_page() -> str:
@@ -262,10 +248,15 @@ def _export(
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = _LOCAL_LINK.sub(r"](\1.html\2)", cell.source)
-    title = plain(_heading(notebook.cells[0].source))
-    said = plain(_first_paragraph(notebook.cells[0].source)) or " ".join(DESCRIPTION.split())
-    given = {"title": title, "links": links, "frames": frames or {}, "policy": POLICY, "looks": LOOKS}
-    given |= {"description": said, "preview": f"{series.site()}{PREVIEW}"}
+    given = {
+        "title": plain(_heading(notebook.cells[0].source)),
+        "description": plain(_first_paragraph(notebook.cells[0].source)) or " ".join(DESCRIPTION.split()),
+        "preview": f"{series.site()}{PREVIEW}",
+        "links": links,
+        "frames": frames or {},
+        "policy": POLICY,
+        "looks": LOOKS,
+    }
     exporter = HTMLExporter(
         template_name="page_template",
         extra_template_basedirs=[str(TEMPLATES)],
@@ -307,7 +298,6 @@ def sanitised(page: str) -> str:
 
 
 def _may_stay(tag: str, name: str, value: str) -> bool:
-    """Whether an attribute of a tag is kept."""
     if name in ("class", "id"):
         return True
     if (tag, name) == ("img", "src"):
@@ -482,7 +472,6 @@ def beside(processes: int | None = None) -> ProcessPoolExecutor:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     return run_writer("pages", __doc__, write, arguments, TARGET, names=NAMES, still=True)
 
 

@@ -12,7 +12,6 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 from pdoc import render
@@ -67,7 +66,6 @@ def pages() -> dict[str, str]:
 
 
 def write(target: Path) -> None:
-    """Write all pages, and print how many there are."""
     texts = pages()
     for name, text in texts.items():
         made((target / name).parent)
@@ -76,10 +74,5 @@ def write(target: Path) -> None:
     print(f"wrote {target / 'index.html'} and {len(texts) - 1} more ({size:.2f} MB)")
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    return run_writer("reference", __doc__, write, arguments, TARGET)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_writer("reference", __doc__, write, None, TARGET))

@@ -93,7 +93,7 @@ def answer(
     stem: str,
     parser: argparse.ArgumentParser,
     work: Callable[[argparse.Namespace, str], None],
-    arguments: Sequence[str] | None,
+    arguments: Sequence[str] | None = None,
 ) -> int:
     """Do a script's work with its options and with the command that asked for it; returns the exit code."""
     asked = parser.parse_args(arguments)
@@ -158,5 +158,4 @@ def bars(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float]]
 
 
 def say(what: str) -> None:
-    """Print progress."""
     print(what, "…", sep="", flush=True, file=sys.stderr)

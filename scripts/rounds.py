@@ -4,31 +4,238 @@
 
 writes results/rounds.md and rounds.json: the seconds of a step on 4, 8 and 16 real ranks, divided by the
 lower bound for whole matrices, and the most bytes that a rank held, measured and predicted; then steps with
-real work, compared with ranks that share it and exchange nothing. It takes five minutes.
+real work, compared with ranks that share it and exchange nothing. Sleeping ranks need no core, so one machine
+shows how long the plan would take with a machine per rank. The messages are real. It takes five minutes.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from muon_tutorial import STRATEGIES, Muon, Plan, build_mesh, launch
+from muon_tutorial.evidence.memory import PeakMemory
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.plan.assign import newton_schulz_cost
+from muon_tutorial.plan.rounds import IN_FLIGHT
+from muon_tutorial.step import orthogonalize
+from muon_tutorial.worlds.shadow import walk_alone
 from scripts.files import made
-from scripts.lab.benchmarks import rounds
+from scripts.lab.benchmarks.turns import slowest
 from scripts.result_files import command_line, machine_facts, markdown, result_parser, say, write_results
 
 OPENING = (
     "A strategy shares the work of Newton–Schulz only if owners work at the same time. Here they sleep in "
     "its place, so that any machine shows it."
 )
+SHARED = {name: STRATEGIES[name] for name in ("owner", "layerwise", "round_robin", "zero1")}
+"""The strategies that share the work of Newton–Schulz."""
+PATIENCE = 120.0
+NAP = 0.1
+EQUAL = ((128, 128),) * 16
+UNEQUAL = tuple((128, 32 * (1 + i % 4)) for i in range(16))
+EXPERTS = (*((128, 64),) * 48, *((128, 256),) * 16)
+SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 3072),) * 8}
+ONE, ALL = 1, None  # an owner's matrices in a round: one of any size, or as many as by default
+REAL = "apart", "owner", "layerwise"
+REAL_NOTES = (
+    "Default options: Newton–Schulz as ``torch.optim.Muon`` does it, in bf16. *apart*: each rank steps its "
+    "part of the matrices in a process of its own, and nothing travels. The fastest of three steps.",
+)
+NOTES = (
+    "Newton–Schulz is replaced by sleep, in proportion to a matrix's operations, so that ranks need no core "
+    "of their own, and matrices are small, so that messages cost little. *a round*: one matrix per owner, as "
+    "if every matrix were larger than the limit, or as many as the default limit allows. Messages are "
+    "real. *best*: the fair share of the sleep, or the longest one; for equal matrices, as many as the "
+    "busiest rank must have. *without sleep*: seconds of the same step if no matrix sleeps, which is what "
+    "messages and Python take, with all ranks on this machine's cores. *peak*: the most bytes that a rank's "
+    "step held besides parameters, gradients and momentum, measured without sleep, and predicted by the same "
+    "step on tensors without data.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SleepCase:
+    """Matrices of ``shapes`` on ``ranks`` ranks; for the costliest matrix, a rank sleeps ``seconds``.
+
+    ``limit`` is the strategies' own limit of a round, in bytes; None leaves the default.
+    """
+
+    name: str
+    shapes: tuple[tuple[int, int], ...]
+    ranks: int
+    seconds: float
+    limit: int | None = None
+
+    def sleeps(self) -> list[float]:
+        """Seconds of sleep for each matrix, in proportion to its operations."""
+        costs = [newton_schulz_cost(shape) for shape in self.shapes]
+        return [self.seconds * cost / max(costs) for cost in costs]
+
+    @property
+    def best(self) -> float:
+        """The least seconds if ranks take whole matrices: the fair share or, if it is more, the costliest
+        matrix.
+
+        For equal matrices: the time of the ⌈matrices / ranks⌉ that some rank must take.
+        """
+        sleeps = self.sleeps()
+        if len(set(sleeps)) == 1:
+            return math.ceil(len(sleeps) / self.ranks) * sleeps[0]
+        return max(max(sleeps), sum(sleeps) / self.ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class SleepStep:
+    """One strategy's step: seconds, and the most bytes a rank held, measured and predicted."""
+
+    case: SleepCase
+    strategy: str
+    seconds: float
+    peak: int
+    predicted: int
+    without_sleep: float
+
+
+def cases(ranks: Sequence[int]) -> list[SleepCase]:
+    """Equal matrices, unequal ones, and experts next to dense ones, on each number of ranks."""
+    shapes = {"16 equal": EQUAL, "16 unequal": UNEQUAL, "48 experts, 16 dense": EXPERTS}
+    return [
+        SleepCase(name, its, count, NAP, limit)
+        for count in ranks
+        for name, its in shapes.items()
+        for limit in (ONE, ALL)
+    ]
+
+
+def run_case(case: SleepCase) -> list[SleepStep]:
+    """Steps of every strategy on real ranks: the fastest of several, and one more whose memory is counted."""
+    rows = launch(_steps, case.ranks, args=(case,), timeout=PATIENCE)
+    worst = [[max(column) for column in zip(*its, strict=True)] for its in zip(*rows, strict=True)]
+    return [
+        SleepStep(case, name, seconds, int(peak), int(predicted), without)
+        for name, (seconds, peak, predicted, without) in zip(SHARED, worst, strict=True)
+    ]
+
+
+def _steps(rank: int, case: SleepCase) -> list[tuple[float, ...]]:
+    mesh, found = build_mesh({"dp": case.ranks}), list[tuple[float, ...]]()
+    for builder in SHARED.values():
+        builder = builder if case.limit is None else partial(builder, round_bytes=case.limit)
+        muon = _muon(case.shapes, strategy=builder, mesh=mesh)
+        assert muon.plan is not None
+        with _naps(replace(case, seconds=0.0)):
+            without = _fastest(muon, 4)
+            _give_gradients(muon)
+            with PeakMemory() as seen:
+                muon.step()
+        with _naps(case):
+            found.append((_fastest(muon, 2), seen.peak, _predicted(muon.plan, rank), without))
+    return found
+
+
+def _naps(case: SleepCase) -> Any:
+    naps = dict(zip(case.shapes, case.sleeps(), strict=True))
+
+    def sleep(whole: Tensor, sides: Sequence[int], *_: Any) -> Tensor:
+        time.sleep(naps[sides[-2], sides[-1]])
+        return whole.clone()
+
+    return mock.patch.object(orthogonalize, "newton_schulz_update", sleep)
+
+
+def _muon(shapes: Sequence[tuple[int, int]], **options: Any) -> Muon:
+    params = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    return Muon(params, initial_values="compare", compare_every=None, **options)
+
+
+def _give_gradients(muon: Muon) -> None:
+    for param in muon.param_groups[0]["params"]:
+        param.grad = torch.ones_like(param)
+
+
+def _fastest(muon: Muon, times: int) -> float:
+    """Seconds of the fastest of some steps, from when all ranks are ready until all have finished."""
+    seconds = []
+    for _ in range(times):
+        _give_gradients(muon)
+        dist.barrier()
+        start = time.perf_counter()
+        muon.step()
+        dist.barrier()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def real_table(command: str) -> Table:
+    """Steps with default options and one thread per rank, and steps of ranks that send nothing."""
+    rows: list[TableRow] = []
+    for name, shapes in SIDES.items():
+        for ranks in (2,) if len(shapes) < 8 else (2, 8):
+            seconds = slowest(launch(_real, ranks, args=(ranks, shapes), timeout=600))
+            for way, its in zip(REAL, seconds, strict=True):
+                row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
+                rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
+    return Table("Real work", tuple(rows), command, REAL_NOTES)
+
+
+def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]]) -> list[float]:
+    torch.set_num_threads(1)
+    mesh = build_mesh({"dp": ranks})
+    ways = [_muon(shapes[rank::ranks]), *(_muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
+    return [_fastest(muon, 3) for muon in ways]
+
+
+def _predicted(plan: Plan, rank: int) -> int:
+    step = step_over_ones(plan, plan.grid.at(rank), torch.device("meta"), IN_FLIGHT)
+    with (
+        torch.no_grad(),
+        mock.patch.object(orthogonalize, "newton_schulz_update", lambda whole, *_: whole.clone()),
+    ):
+        walk_alone(step.agree(), lambda request: None)
+        with PeakMemory() as seen:
+            walk_alone(step.step(), lambda request: None)
+    return seen.peak
+
+
+def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
+    """Seconds of each case and strategy, over the lower bound for whole matrices."""
+    rows: tuple[TableRow, ...] = tuple(
+        {
+            "matrices": it.case.name,
+            "a round": "one each" if it.case.limit else "default",
+            "ranks": it.case.ranks,
+            "strategy": it.strategy,
+            "seconds": round(it.seconds, 2),
+            "best": round(it.case.best, 2),
+            "over the best": round(it.seconds / it.case.best, 2),
+            "without sleep": round(it.without_sleep, 2),
+            "peak MB": round(it.peak / 1e6, 1),
+            "predicted MB": round(it.predicted / 1e6, 1),
+        }
+        for it in steps
+    )
+    return Table("Owners that work at once", rows, command, NOTES)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and write."""
     parser = result_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16], help="numbers of ranks")
     parser.add_argument("--only-sleep", action="store_true", help="no real work")
@@ -37,11 +244,11 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"--ranks are at least 2; got {min(asked.ranks)}")
     command, steps = command_line("rounds", arguments), []
     out = made(asked.out)
-    for case in rounds.cases(asked.ranks):
+    for case in cases(asked.ranks):
         say(f"{case.name} on {case.ranks} ranks")
-        steps += rounds.run_case(case)
-    tables = [rounds.sleep_table(steps, command)]
-    tables += [] if asked.only_sleep else [rounds.real_table(command)]
+        steps += run_case(case)
+    tables = [sleep_table(steps, command)]
+    tables += [] if asked.only_sleep else [real_table(command)]
     write_results(out, "rounds", "Rounds", OPENING, machine_facts(command), tables)
     print(markdown(tables))
     return 0

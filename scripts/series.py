@@ -86,7 +86,6 @@ def wanted() -> dict[Path, str]:
 
 
 def main() -> int:
-    """Write what has changed; returns the exit code."""
     return answered("series", lambda: write_changed(wanted()))
 
 

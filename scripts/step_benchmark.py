@@ -31,11 +31,10 @@ from muon_tutorial.orthogonalizers.named import DROP_INS, STOCK
 from scripts import result_files as results
 from scripts.files import made
 from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
-from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, OURS, StepSet
+from scripts.lab.benchmarks.step_benchmark import AUTO, GPT2_LAYERS, LAYER, OURS, StepSet
 from scripts.lab.benchmarks.steps_over_ranks import OVERLAPPED, OWNER, RANKS
 
 STEM = "step_benchmark"
-LAYERS, ROUNDS = 3, 3
 OPENING = (
     "Ratios are taken within one run; milliseconds are valid only for its machine. Contenders do not all do "
     "the same work: the second table says what each does. On a machine with a GPU, "
@@ -46,9 +45,8 @@ Rows = Sequence[dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure and write; returns the exit code."""
-    layers, rounds = "layers of GPT-2 small, which has 12", "timed steps of each contender"
-    parser = results.result_parser(__doc__, layers=(LAYERS, layers), rounds=(ROUNDS, rounds))
+    layers, rounds = (3, "layers of GPT-2 small, which has 12"), (3, "timed steps of each contender")
+    parser = results.result_parser(__doc__, layers=layers, rounds=rounds)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return results.answer(STEM, parser, measure_and_write, arguments)
 
@@ -61,15 +59,14 @@ def measure_and_write(asked: argparse.Namespace, command: str) -> None:
     """
     if asked.device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: this machine has no GPU that PyTorch can use")
-    out, work = made(asked.out), StepSet.layers(asked.layers)
+    out, work = made(asked.out), StepSet(LAYER * asked.layers)
     tables = all_tables(asked, work, command)
     plot(out / f"{STEM}.svg", tables)
     shown = {f"{STEM}.svg": "Bars: milliseconds and peak memory of each contender; lines: speed over ranks"}
-    gpu = torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand"
     facts = {
         **results.machine_facts(command),
         "bf16 instructions": ", ".join(results.bf16_flags()) or "none",
-        "GPU": gpu,
+        "GPU": torch.cuda.get_device_name() if asked.device == "cuda" else "no GPU was at hand",
         "threads": "1 a process",
         "work": f"the hidden matrices of {asked.layers} of GPT-2 small's {GPT2_LAYERS} equal layers, fp32: "
         "4 of 768 × 768, one of 3072 × 768 and one of 768 × 3072 each",
@@ -106,11 +103,10 @@ def plot(path: Path, tables: list[Table]) -> None:
     with results.plotted(path, 1, 3, figsize=(12, tall), width_ratios=widths) as (left, middle, right):
         names = [row["contender"] for row in times]
         colours = ["C0" if name.startswith(OURS) else "0.6" for name in names]
-        spread = [
-            [row["ms"] - row["quarter below"] for row in times],
-            [row["quarter above"] - row["ms"] for row in times],
-        ]
-        left.barh(names, [row["ms"] for row in times], xerr=spread, color=colours, ecolor="0.2")
+        off = [(row["ms"] - row["quarter below"], row["quarter above"] - row["ms"]) for row in times]
+        left.barh(
+            names, [row["ms"] for row in times], xerr=[*zip(*off, strict=True)], color=colours, ecolor="0.2"
+        )
         left.set_xlabel("ms of a step, and its quartiles")
         middle.barh(names, [row["peak MB"] for row in times], color=colours)
         middle.set_yticks([])

@@ -3,8 +3,9 @@
     python scripts/step_times.py
 
 measures more than sixty configurations and predicts them from a machine that is calibrated before and after
-each link's runs. It also times gradients that are sent during and after backward, and writes
-results/step_times.md, step_times.json and step_times.svg. It takes ten minutes, and nothing else should run.
+each link's runs; the calibration times only single collectives and operations. The step is the package's own,
+over parameters and gradients of ones. It also times gradients that are sent during and after backward, and
+writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else should run.
 With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs Linux,
 network namespaces and tc (scripts/shaped.sh); without them those rows are left out.
 """
@@ -14,9 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +30,306 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["TORCH_DISTRIBUTED_DEBUG"] = "OFF"  # its checks would send bytes and take time
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from muon_tutorial.evidence.tables import Table
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from muon_tutorial import Grid, LiveWorld, Muon, build_mesh, launch
+from muon_tutorial.evidence.predict import step_over_ones
+from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.timing.calibrate import average_machines, calibrate
 from muon_tutorial.timing.machine import Machine, machine_from, read_machine
+from muon_tutorial.timing.timed_world import TimedRun
+from muon_tutorial.timing.timeline_cases import walk_ranks
 from scripts import result_files as results
 from scripts.files import made
-from scripts.lab.benchmarks import overlap, step_times
-from scripts.lab.benchmarks.overlap import OverlapCase, OverlapSeconds
-from scripts.lab.benchmarks.step_times import Measured
-from scripts.shaped import run_shaped
+from scripts.lab.benchmarks.contenders import hidden_matrices
+from scripts.lab.benchmarks.turns import slowest, take_turns, walk
+from scripts.other_process import run_shaped
 
 ROUNDS = {None: 7, 1000: 5, 200: 3, 50: 3}
 """Timed steps on each link; fewer on slow links, which take longer and vary less."""
 OVERLAP_LINKS, OVERLAP_ROUNDS = (None, 200), 7
+TITLE, REDUCTIONS = "Seconds of a step, predicted and measured", "Gradient reduction during backward"
+TELLING = 0.10
+"""If two steps' measured seconds differ by more than this fraction, the prediction must tell them apart."""
+
+BUILDERS: dict[str, Builder] = {
+    **{name: STRATEGIES[name] for name in ("replicated", "round_robin", "zero1", "layerwise", "owner")},
+    "zero1 by boundaries": partial(zero1, gather="boundary"),
+}
+MBIT = 1e6 / 8
+"""Bytes a second of one Mbit/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepCase:
+    """One configuration: the matrices to step, the grid, the strategy and its options, and the link.
+
+    ``mbit`` is the loopback's limit in Mbit/s, for all ranks together; None if nothing limits it.
+    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped.
+    """
+
+    strategy: str
+    axes: tuple[tuple[str, int], ...]
+    round_bytes: int
+    window: int
+    width: int
+    layers: int
+    mbit: int | None = None
+
+    @property
+    def grid(self) -> Grid:
+        return Grid.of(**dict(self.axes))
+
+    @property
+    def plan(self) -> Plan:
+        matrices = hidden_matrices(self.width, self.layers, self.grid.size("tp") > 1)
+        return BUILDERS[self.strategy](matrices, self.grid, round_bytes=self.round_bytes)
+
+    @property
+    def link(self) -> str:
+        return link_text(self.mbit)
+
+
+Measured = tuple[StepCase, float]
+"""A case and its seconds on real ranks."""
+
+
+def link_text(mbit: int | None) -> str:
+    """A link in words."""
+    return "loopback" if mbit is None else f"{mbit:,} Mbit/s"
+
+
+GRIDS = ((("dp", 2),), (("dp", 4),), (("dp", 2), ("tp", 2)), (("dp", 8),))
+SIZES: Mapping[int | None, tuple[int, int]] = {None: (256, 2), 1000: (256, 1), 200: (128, 2), 50: (128, 1)}
+"""Width and layers on each link: slow links get small models, so that a step takes only some seconds."""
+
+
+def cases(mbit: int | None) -> list[StepCase]:
+    """All configurations of one link: every strategy and grid, small and large buckets, windows 1 and 3."""
+    width, layers = SIZES[mbit]
+    small = 100_000 if mbit else 300_000
+    ways = ((small, 1), (small, 3), (25_000_000, 1))
+    grids = GRIDS if mbit is None else GRIDS[1:3]
+    return [
+        StepCase(strategy, axes, size, window, width, layers, mbit)
+        for axes in grids
+        for strategy in BUILDERS
+        for size, window in ways
+    ]
+
+
+def measure_steps(found: Sequence[StepCase], rounds: int, timeout: float = 600.0) -> list[float]:
+    """Seconds of each case's step on real ranks of this machine: the median over rounds of the slowest rank.
+
+    Cases of one grid take turns within a launch, so that other load affects all of them equally.
+    """
+    seconds: dict[StepCase, float] = {}
+    for axes in dict.fromkeys(case.axes for case in found):
+        same = [case for case in found if case.axes == axes]
+        by_rank = launch(time_steps, same[0].grid.world_size, args=(same, rounds), timeout=timeout)
+        seconds |= {case: statistics.median(slowest([its[case] for its in by_rank])) for case in same}
+    return [seconds[case] for case in found]
+
+
+def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCase, list[float]]:
+    """One rank's seconds of each case, by round. All ranks must call."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh(found[0].grid))
+    steps = {case: step_over_ones(case.plan, world.at, torch.device("cpu"), case.window) for case in found}
+    with torch.no_grad():
+        return take_turns({case: partial(walk, world, step) for case, step in steps.items()}, rounds)
+
+
+def predict_step(case: StepCase, machine: Machine) -> TimedRun:
+    """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
+    if case.mbit is not None:  # all ranks share the limited loopback
+        machine = machine.on_bus(case.mbit * MBIT)
+    return walk_ranks(case.plan, machine, case.window)
+
+
+def named(case: StepCase) -> TableRow:
+    """The parts of a case, by their names in the table of steps."""
+    return {
+        "strategy": case.strategy,
+        "grid": str(case.grid),
+        "bucket bytes": case.round_bytes,
+        "window": case.window,
+        "link": case.link,
+        "width": case.width,
+        "layers": case.layers,
+    }
+
+
+def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """A row per case, with the prediction's error."""
+    rows: list[TableRow] = [
+        {
+            **named(case),
+            "measured ms": round(1000 * measured, 2),
+            "predicted ms": round(1000 * predicted, 2),
+            "off by": round(predicted / measured - 1, 4),
+        }
+        for (case, measured), predicted in zip(found, said, strict=True)
+    ]
+    notes = (
+        "Measured: the slowest rank's step between two barriers, median over rounds. Predicted: "
+        "`TimedWorld` with the mean of a calibration before and one after each link's steps; a limited "
+        "loopback is a bus of that bandwidth which all ranks share, and which saves up what its token bucket "
+        "holds.",
+    )
+    return Table(TITLE, tuple(rows), command, notes)
+
+
+def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """The time that a window of three buckets saves over a window of one: measured and predicted."""
+    seconds = {case: (seen, its) for (case, seen), its in zip(found, said, strict=True)}
+    rows: list[TableRow] = []
+    for case, one in seconds.items():
+        wide = seconds.get(replace(case, window=3))
+        if case.window == 1 and wide is not None:
+            measured, predicted = (100 * (1 - its / ones) for its, ones in zip(wide, one, strict=True))
+            row: TableRow = {
+                "strategy": case.strategy,
+                "grid": str(case.grid),
+                "link": case.link,
+                "measured saving %": round(measured, 1),
+                "predicted saving %": round(predicted, 1),
+                "apart by points": round(abs(measured - predicted), 1),
+            }
+            rows.append(row)
+    return Table("A window of three buckets against one", tuple(rows), command)
+
+
+def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
+    """The errors of predictions, by link and over all, and how often they name the faster of two cases."""
+    rows = []
+    for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
+        both = zip(found, said, strict=True)
+        chosen = [(seen, its) for (case, seen), its in both if link in ("all", case.link)]
+        seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
+        rows.append(accuracy(link, seen, its))  # of the rounded values in the table
+    return Table("How far predicted seconds are off", tuple(rows), command)
+
+
+def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
+    """Median, 90th percentile and largest error, and how many clearly different pairs are ordered right."""
+    errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
+    pairs = [
+        (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
+        for i, j in combinations(range(len(seen)), 2)
+        if max(seen[i], seen[j]) > (1 + TELLING) * min(seen[i], seen[j])
+    ]
+    return {
+        "link": name,
+        "configurations": len(errors),
+        "median error": round(statistics.median(errors), 4),
+        "nine in ten below": round(errors[min(len(errors) - 1, int(0.9 * len(errors)))], 4),
+        "largest": round(errors[-1], 4),
+        f"pairs that differ by more than {TELLING:.0%}": len(pairs),
+        "told right": round(sum(pairs) / len(pairs), 4) if pairs else None,
+    }
+
+
+# How much of a gradient reduction hides behind backward. Three kinds of rounds take turns: backward alone,
+# backward and then the reduction, and backward with the reduction in it (``overlap_grad_reduce``).
+
+WIDTH, LAYERS, TOKENS = 256, 12, 12_288
+ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapCase:
+    """A chain of ``LAYERS`` square matrices, one per bucket, whose gradients are reduced over ``ranks``."""
+
+    strategy: str
+    ranks: int
+    tokens: int
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapSeconds:
+    """Median seconds from before ``backward()`` until gradients are averaged, by kind of round."""
+
+    seconds: dict[str, float]
+    same_bits: bool
+
+    @property
+    def exposed(self) -> float:
+        """The part of the reduction's time that backward did not hide."""
+        alone = self.seconds[ALONE]
+        return (self.seconds[EARLY] - alone) / (self.seconds[LATE] - alone)
+
+
+def measure_overlap(cases: Sequence[OverlapCase], rounds: int) -> list[OverlapSeconds]:
+    """Time each case on real ranks of this machine; the slowest rank counts."""
+    found = []
+    for case in cases:
+        by_rank = launch(time_rounds, case.ranks, args=(case, rounds), timeout=300)
+        seconds = {
+            kind: statistics.median(slowest([times[kind] for times, _ in by_rank])) for kind in by_rank[0][0]
+        }
+        found.append(OverlapSeconds(seconds, all(same for _, same in by_rank)))
+    return found
+
+
+def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, list[float]], bool]:
+    """One rank's seconds by kind, and whether late and early gradients are equal. All ranks must call."""
+    torch.set_num_threads(1)
+    world = LiveWorld(build_mesh({"dp": case.ranks}))
+    builder = partial(STRATEGIES[case.strategy], round_bytes=4 * WIDTH * WIDTH)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
+    late, early = (
+        Muon(model.parameters(), strategy=builder, mesh=world, overlap_grad_reduce=sends)
+        for sends in (False, True)
+    )
+    data = torch.randn(case.tokens, WIDTH, generator=torch.Generator().manual_seed(rank))
+    seconds: dict[str, list[float]] = {ALONE: [], LATE: [], EARLY: []}
+    averaged: dict[str, list[torch.Tensor]] = {}
+    for number in range(rounds + 1):
+        for kind, its in seconds.items():
+            loss = model(data).square().mean()
+            dist.barrier()
+            begin = time.perf_counter()
+            with nullcontext() if kind == EARLY else early.no_sync():
+                loss.backward()
+            optimizer = early if kind == EARLY else late
+            if kind != ALONE:
+                optimizer.ready_gradients()
+            if number:  # the first one warms up
+                its.append(time.perf_counter() - begin)
+            readied = optimizer.plan_steps[0].readied
+            averaged[kind] = [readied[index].clone() for index in sorted(readied)]
+            early.zero_grad()
+            late.zero_grad()
+    return seconds, all(map(torch.equal, averaged[LATE], averaged[EARLY]))
+
+
+def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: str) -> Table:
+    """A row per case: seconds of each kind, and the exposed time."""
+    rows: list[TableRow] = [
+        {
+            "strategy": case.strategy,
+            "ranks": case.ranks,
+            "link": case.link,
+            "tokens a rank": case.tokens,
+            **{f"{kind} ms": round(1000 * its.seconds[kind], 1) for kind in its.seconds},
+            "exposed of the reduction": round(its.exposed, 3),
+            "same bits": "yes" if its.same_bits else "no",
+        }
+        for case, its in found
+    ]
+    notes = (
+        f"{LAYERS} matrices of {WIDTH} × {WIDTH} in fp32, a matrix a bucket. From before `backward()` until "
+        "`ready_gradients()` has returned, on the slowest rank; medians of rounds that take turns.",
+    )
+    return Table(REDUCTIONS, tuple(rows), command, notes)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, predict, compare, write."""
     parser = results.result_parser(__doc__)
     parser.add_argument("--machine", type=Path, help="a calibrated machine's file; default: calibrate now")
     parser.add_argument(
@@ -57,14 +346,14 @@ def main(arguments: list[str] | None = None) -> int:
         predict_again(results.RESULTS / "step_times.json", out)
         return 0
     command = results.command_line("step_times", arguments)
-    rounds = ", ".join(f"{count} on {step_times.link_text(mbit)}" for mbit, count in ROUNDS.items())
+    rounds = ", ".join(f"{count} on {link_text(mbit)}" for mbit, count in ROUNDS.items())
     facts = results.machine_facts(command)
     about = {**facts, "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
     machines: dict[str, Machine] = {}
     steps: list[Measured] = []
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
     for mbit in ROUNDS:
-        link = step_times.link_text(mbit)
+        link = link_text(mbit)
         results.say(f"{link}: calibrating")  # before and after, since a shared machine's speed changes
         before = read_machine(asked.machine) if asked.machine else calibrate()
         results.say(f"{link}: measuring")
@@ -75,23 +364,26 @@ def main(arguments: list[str] | None = None) -> int:
         else:  # this machine cannot limit its loopback
             continue
         machines[link] = before if asked.machine else average_machines(before, calibrate())
-        steps += zip(step_times.cases(mbit), found["steps"], strict=True)
+        steps += zip(cases(mbit), found["steps"], strict=True)
         its = (OverlapSeconds(**one) for one in found["overlaps"])
         overlaps += zip(overlap_cases(mbit), its, strict=True)
-    write_all(out, about, machines, steps, overlap.overlap_table(overlaps, command))
+    write_all(out, about, machines, steps, overlap_table(overlaps, command))
     return 0
 
 
 def predict_again(kept: Path, out: Path) -> None:
     """Write everything again from stored measurements and calibrations."""
     held, tables = json.loads(kept.read_text(encoding="utf-8")), results.read_tables(kept)
-    measured: Sequence[dict[str, Any]] = tables[step_times.TITLE].rows
-    cases = {step_times.named(case): case for mbit in ROUNDS for case in step_times.cases(mbit)}
+    measured: Sequence[dict[str, Any]] = tables[TITLE].rows
     steps = [
-        (cases[tuple(row[name] for name in step_times.NAMES)], row["measured ms"] / 1000) for row in measured
+        (case, row["measured ms"] / 1000)
+        for row in measured
+        for mbit in ROUNDS
+        for case in cases(mbit)
+        if named(case).items() <= row.items()
     ]
     machines = {link: machine_from(machine) for link, machine in held["machines"].items()}
-    write_all(out, held["facts"], machines, steps, tables[overlap.TITLE])
+    write_all(out, held["facts"], machines, steps, tables[REDUCTIONS])
 
 
 def write_all(
@@ -102,16 +394,16 @@ def write_all(
     reductions: Table,
 ) -> None:
     """Predict all steps; write the tables, the plot, and each link's calibrated machine."""
-    said = [step_times.predict_step(case, machines[case.link]).seconds for case, _ in steps]
+    said = [predict_step(case, machines[case.link]).seconds for case, _ in steps]
     command = about["command"]
     tables = [
-        step_times.accuracy_table(steps, said, command),
+        accuracy_table(steps, said, command),
         reductions,
-        step_times.windows_table(steps, said, command),
-        step_times.steps_table(steps, said, command),
+        windows_table(steps, said, command),
+        steps_table(steps, said, command),
     ]
-    scatter(out / "step_times.svg", steps, said)
-    shown = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
+    scatter(out / "svg", steps, said)
+    shown = {"svg": "Predicted over measured milliseconds of a step, a point a configuration"}
     held = {link: json.loads(machine.text()) for link, machine in machines.items()}
     results.write_results(out, "step_times", "Seconds of a step", "", about, tables, shown, machines=held)
     print(results.markdown(tables[:2]))
@@ -119,11 +411,10 @@ def write_all(
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
     """The cases of reduction during backward on a link: as many ranks as cores, and twice as many."""
-    link = step_times.link_text(mbit)
     ranks = (2, 4) if mbit is None else (2,)
     return [
-        OverlapCase(strategy, count, overlap.TOKENS, link)
-        for strategy in overlap.BUILDERS
+        OverlapCase(strategy, count, TOKENS, link_text(mbit))
+        for strategy in ("zero1", "layerwise")
         for count in ranks
         if mbit in OVERLAP_LINKS
     ]
@@ -131,9 +422,9 @@ def overlap_cases(mbit: int | None) -> list[OverlapCase]:
 
 def measure(mbit: int | None) -> dict[str, Any]:
     """Seconds of a link's cases, over the loopback that this process has."""
-    overlaps = overlap.measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
+    overlaps = measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
     return {
-        "steps": step_times.measure_steps(step_times.cases(mbit), ROUNDS[mbit]),
+        "steps": measure_steps(cases(mbit), ROUNDS[mbit]),
         "overlaps": [asdict(one) for one in overlaps],
     }
 

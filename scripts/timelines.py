@@ -19,17 +19,25 @@ import pickle
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from muon_tutorial.errors import TutorialError
+from muon_tutorial.evidence.svg import svg_document, svg_style
+from muon_tutorial.evidence.traces.timeline_picture import FILLS, HATCHES
 from muon_tutorial.learn.early_return.steps import predict_recorded, recorded
 from muon_tutorial.timing.calibrate import average_machines, calibrate
 from muon_tutorial.timing.machine import Machine, read_machine
+from muon_tutorial.timing.timed_world import Doing
 from muon_tutorial.timing.timeline import (
     RecordedStep,
     Recording,
@@ -40,14 +48,94 @@ from muon_tutorial.timing.timeline import (
 )
 from muon_tutorial.timing.timeline_cases import CASES, TimelineTask, bytes_of, predict_case, record_cases
 from scripts.files import ROOT
-from scripts.lab.benchmarks.timeline_picture import TimelinePair, draw_pairs
+from scripts.other_process import run_shaped
 from scripts.result_files import RESULTS, command_line
-from scripts.shaped import run_shaped
 
 LESSONS = ROOT / "muon_tutorial" / "learn" / "inputs" / "recorded" / "timelines.json"
 LOOPBACK = "loopback"
 BAR = 0.15
 """The largest allowed error of a phase's begin or end, as a fraction of the step."""
+SPAN_FILLS: dict[Doing, str] = {
+    "product": FILLS["compute"],
+    "copy": "#9cc3e0",
+    "wait": FILLS["waiting"],
+    "transfer": FILLS["communication"],
+}
+WORDS: dict[Doing, str] = {
+    "product": "products",
+    "copy": "copies and all else",
+    "wait": "waiting",
+    "transfer": "transfers",
+}
+BAND = 26
+THINNEST = 1500
+"""Bars shorter than the step's duration divided by this are not drawn: they would be too thin to see."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePair:
+    """A step with a name, as predicted and as recorded."""
+
+    name: str
+    predicted: StepTimeline
+    recorded: StepTimeline
+
+    @property
+    def worst(self) -> float:
+        """The largest error of a phase's begin or end, as a fraction of the recorded step."""
+        return max(gap.worst for gap in compare_phases(self.predicted, self.recorded))
+
+    def __str__(self) -> str:
+        said, seen = (f"{1000 * one.seconds:.0f}" for one in (self.predicted, self.recorded))
+        times = f"predicted {said} ms, recorded {seen}"
+        return f"{self.name}: {times}; phases within {self.worst:.0%} of the step"
+
+
+def draw_pairs(pairs: Sequence[TimelinePair], title: str = "") -> str:
+    """The pairs below each other as an SVG document. The same timelines give the same bytes."""
+    ranks = len(pairs[0].predicted.ranks)
+    heights = [2 * BAND * ranks + 62 for _ in pairs]
+    whole, top = sum(heights) + 60, 50
+    with svg_style("timelines", **{"hatch.linewidth": 0.5}):
+        figure = Figure(figsize=(9.6, whole / 96), dpi=96, facecolor="#ffffff")
+        for pair, height in zip(pairs, heights, strict=True):
+            low = 1 - (top + height - 32) / whole
+            axes = figure.add_axes((0.13, low, 0.85, (height - 62) / whole))
+            _draw_pair(axes, pair)
+            top += height
+        handles = [Patch(facecolor=fill, hatch=_hatch(doing), edgecolor="#8a8a8a", label=WORDS[doing])
+                   for doing, fill in SPAN_FILLS.items()]  # fmt: skip
+        figure.legend(handles=handles, loc="upper left", ncols=4, frameon=False, fontsize=8.5,
+                      bbox_to_anchor=(0.12, 1 - 20 / whole))  # fmt: skip
+        figure.text(0.012, 1 - 16 / whole, title, fontsize=10.5, weight="bold", va="center")
+        return svg_document(figure)
+
+
+def _draw_pair(axes: Axes, pair: TimelinePair) -> None:
+    last = 1000 * max(pair.predicted.seconds, pair.recorded.seconds)
+    bands = [
+        (f"rank {rank} {timeline.source}", rank, timeline)
+        for rank in pair.predicted.ranks
+        for timeline in (pair.predicted, pair.recorded)
+    ]
+    edge: dict[str, Any] = {"edgecolor": "#8a8a8a", "linewidth": 0.2}
+    for (row, (_, rank, timeline)), (doing, fill) in product(enumerate(bands), SPAN_FILLS.items()):
+        least = timeline.seconds / THINNEST
+        shown = [span for span in timeline.of(rank, doing) if span.end - span.begin > least]
+        bars = [(1000 * span.begin, 1000 * (span.end - span.begin)) for span in shown]
+        where = (row + 0.62, 0.26) if doing == "transfer" else (row + 0.06, 0.54)
+        axes.broken_barh(bars, where, facecolor=fill, hatch=_hatch(doing), **edge)
+    axes.set_yticks([row + 0.45 for row in range(len(bands))])
+    axes.set_yticklabels([name for name, _, _ in bands], fontsize=8)
+    axes.set(xlim=(0, last), ylim=(len(bands), 0))
+    axes.tick_params(labelsize=8)
+    axes.set_title(f"{pair}; milliseconds", fontsize=8.5, loc="left")
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _hatch(doing: Doing) -> str | None:
+    return HATCHES["waiting"] if doing == "wait" else None
 
 
 def run(
@@ -72,7 +160,12 @@ def run(
     return machine, [
         (
             RecordedStep(
-                strategy, window, link, limit, tuple(round(s.seconds, 5) for s in steps), middle(steps)
+                strategy,
+                window,
+                link,
+                limit,
+                tuple(round(s.seconds, 5) for s in steps),
+                middle(steps),
             ),
             predict_case(task, machines[limit], strategy, window),
         )
@@ -82,7 +175,6 @@ def run(
 
 
 def pair_of(step: RecordedStep, predicted: StepTimeline) -> TimelinePair:
-    """A recorded step and its prediction, by name."""
     return TimelinePair(f"{step.strategy}, window {step.window}", predicted, step.timeline)
 
 
@@ -100,7 +192,6 @@ def table(found: Sequence[tuple[RecordedStep, StepTimeline]]) -> str:
 
 
 def about(task: TimelineTask, machine: Machine, rate: str, command: str) -> dict[str, str]:
-    """The facts about a recording."""
     return {
         "machine": f"{platform.machine()}, {machine.cores} cores, {task.dp} ranks, one thread each",
         "date": dt.datetime.now(dt.timezone.utc).date().isoformat(),
@@ -127,7 +218,6 @@ def write(folder: Path, recording: Recording, found: Sequence[tuple[RecordedStep
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, compare and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -43,7 +43,6 @@ def steps(rank: int, recorder: RankRecorder, settings: TrainSettings) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Record, and print the split and the files' paths."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

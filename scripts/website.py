@@ -33,7 +33,6 @@ def write(target: Path, still: bool = False) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
     return run_writer("website", __doc__, write, arguments, TARGET, still=True)
 
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from muon_tutorial import Grid, LiveWorld, build_mesh, launch
-from muon_tutorial.plan.layout import Shard
+from muon_tutorial import Grid, LiveWorld, Shard, build_mesh, launch
 from scripts.one_page import DistributedMuon
 
 from .exhaustive import left_out

@@ -14,29 +14,22 @@ from scripts import fused_figures, step_benchmark
 from scripts.lab.benchmarks.contenders import CONTENDERS
 from scripts.lab.benchmarks.newton_schulz_times import summary
 from scripts.lab.benchmarks.steps_over_ranks import OWNER, RANKS
-from scripts.result_files import quoted, read_tables
+from scripts.result_files import RESULTS, quoted, read_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = ("ring", "Gloo data", "whole step", "state of the matrices")
 PAGE = ROOT / "docs" / "evidence.md"
 
 
-def kept() -> dict[str, Any]:
-    return json.loads((ROOT / "results" / "measure.json").read_text(encoding="utf-8"))
-
-
 def table(title: str) -> list[dict[str, Any]]:
-    return next(one["rows"] for one in kept()["tables"] if one["title"] == title)
+    return [*read_tables(RESULTS / "measure.json")[title].rows]
 
 
-def said() -> dict[str, list[str]]:
-    page = PAGE.read_text(encoding="utf-8")
-    rows = re.search(r"<!-- from results/measure.json -->(.*?)<!-- end -->", page, re.DOTALL)
-    assert rows is not None
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in rows[1].strip().splitlines()[2:]
-    ]
-    return {name: numbers for name, *numbers in cells}
+def on_the_page(data: str) -> str:
+    """The lines that the page quotes from a file of results."""
+    found = quoted(data).search(PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    return found[2]
 
 
 @pytest.mark.parametrize("what", fused_figures.ROWS)
@@ -52,19 +45,17 @@ def test_the_figures_of_fused_and_sharded_updates_are_todays(what: str) -> None:
 
 def test_the_page_quotes_the_results() -> None:
     rows = {row["contender"]: row for row in table("Muon against AdamW")}
-    quoted = said()
-    assert len(quoted) >= 4
-    for name, numbers in quoted.items():
+    lines = on_the_page("measure.json").strip().splitlines()[2:]
+    assert len(lines) >= 4
+    for name, *numbers in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines):
         assert numbers == [f"{rows[name][column]:.3f}" for column in COLUMNS]
 
 
 def test_the_results_name_their_machine_versions_command_and_date() -> None:
-    facts = kept()["facts"]
-    assert {"command", "date", "processor", "cores", "system", "python", "torch", "ranks", "work"} <= set(
-        facts
-    )
+    facts = json.loads((RESULTS / "measure.json").read_text(encoding="utf-8"))["facts"]
+    assert {"date", "processor", "cores", "system", "python", "torch", "ranks", "work"} <= set(facts)
     assert str(facts["command"]).startswith("python scripts/measure.py")
-    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    text = (RESULTS / "README.md").read_text(encoding="utf-8")
     assert all(f"- {name}: {value}" in text for name, value in facts.items())
     assert not re.search(r"(?<![\w.])/(?:home|root|tmp|work|usr|Users)/", text)
 
@@ -81,16 +72,13 @@ def test_the_interface_agrees_within_two_per_cent() -> None:
 
 
 def test_the_page_quotes_the_whole_steps() -> None:
-    tables = [*read_tables(ROOT / "results" / "step_benchmark.json").values()]
-    page = PAGE.read_text(encoding="utf-8")
-    block = quoted("step_benchmark.json").search(page)
-    assert block is not None
-    assert step_benchmark.page_lines(tables) == block[2]
-    assert "torch.optim.Muon" in block[0]
+    tables = [*read_tables(RESULTS / "step_benchmark.json").values()]
+    assert step_benchmark.page_lines(tables) == on_the_page("step_benchmark.json")
+    assert "torch.optim.Muon" in on_the_page("step_benchmark.json")
 
 
 def test_whole_steps_are_compared_with_three_packages_and_over_ranks() -> None:
-    times, work, ranks = read_tables(ROOT / "results" / "step_benchmark.json").values()
+    times, work, ranks = read_tables(RESULTS / "step_benchmark.json").values()
     packages = [row for row in work.rows if not str(row["from"]).startswith(("torch", "this package"))]
     assert len(packages) >= 3
     assert [row["contender"] for row in times.rows] == [row["contender"] for row in work.rows]
@@ -98,7 +86,7 @@ def test_whole_steps_are_compared_with_three_packages_and_over_ranks() -> None:
 
 
 def test_the_loss_curves_are_of_three_seeds_and_300_steps() -> None:
-    kept = json.loads((ROOT / "results" / "loss_curves.json").read_text(encoding="utf-8"))
+    kept = json.loads((RESULTS / "loss_curves.json").read_text(encoding="utf-8"))
     by_way: dict[str, list[list[float]]] = {}
     for run in kept["runs"]:
         by_way.setdefault(run["way"], []).append(run["losses"])
@@ -106,20 +94,14 @@ def test_the_loss_curves_are_of_three_seeds_and_300_steps() -> None:
     assert all(len(runs) == 3 and all(len(losses) == 300 for losses in runs) for runs in by_way.values())
 
 
-def newton_schulz() -> list[dict[str, Any]]:
-    path = ROOT / "results" / "newton_schulz.json"
-    return json.loads(path.read_text(encoding="utf-8"))["tables"]
-
-
 def test_the_page_quotes_newton_schulz_by_name_and_every_recipe_was_timed() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    said = summary([(table["title"], table["rows"]) for table in newton_schulz()])
-    assert f"<!-- from results/newton_schulz.json -->\n\n{said}\n\n<!-- end -->" in page
-    results = (ROOT / "results" / "newton_schulz.md").read_text(encoding="utf-8")
-    assert all(f"## {table['title']}" in results for table in newton_schulz())
-    assert "(newton_schulz.svg)" in results
-    assert (ROOT / "results" / "newton_schulz.svg").is_file()
-    for table in newton_schulz():
-        names = {row["orthogonalize"] for row in table["rows"]}
-        assert {"torch.optim.Muon", "stock", "auto", "three_steps", "minimax"} <= names
-    assert set(RECIPES) <= {row["orthogonalize"] for row in newton_schulz()[0]["rows"]}
+    tables = read_tables(RESULTS / "newton_schulz.json")
+    said = summary([(title, table.rows) for title, table in tables.items()])
+    assert on_the_page("newton_schulz.json") == f"\n{said}\n\n"
+    text = (RESULTS / "newton_schulz.md").read_text(encoding="utf-8")
+    assert all(f"## {title}" in text for title in tables)
+    assert "(newton_schulz.svg)" in text
+    assert (RESULTS / "newton_schulz.svg").is_file()
+    timed = [{row["orthogonalize"] for row in table.rows} for table in tables.values()]
+    assert all(names >= {"torch.optim.Muon", "stock", "auto", "three_steps", "minimax"} for names in timed)
+    assert set(RECIPES) <= timed[0]

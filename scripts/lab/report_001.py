@@ -19,28 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muon_tutorial.errors import TraceError
-from muon_tutorial.evidence.traces.profiler_trace import (
-    NameSum,
-    Trace,
-    TraceEvent,
-    covered,
-    read_trace,
-    span,
-    sum_collectives,
-    sums_by_name,
-)
+from muon_tutorial.evidence.traces import profiler_trace
+from muon_tutorial.evidence.traces.profiler_trace import NameSum, Trace, TraceEvent, sums_by_name
 from muon_tutorial.evidence.traces.recording import ITEM_BYTES
 from muon_tutorial.evidence.traces.time_intervals import measure
-from muon_tutorial.learn.cheaper.published_traces import (
-    MB,
-    SOURCE,
-    Ratio,
-    StepSizes,
-    TraceSummary,
-    compare_bytes,
-    packaged_summaries,
-    step_sizes,
-)
+from muon_tutorial.learn.cheaper import published_traces
+from muon_tutorial.learn.cheaper.published_traces import MB, SOURCE, Ratio, StepSizes, TraceSummary
 
 WORDS = ("all_reduce", "allreduce", "all_gather", "allgather")  # the published sums cover these
 FILES = {
@@ -77,7 +61,7 @@ def summarize(trace: Trace) -> TraceSummary:
         TraceError: the trace lacks an annotation that the report's traces have.
     """
     launch = _only(trace.of("cpu annotation"), "Muon_Step", "AdamW_Step")
-    begin, end = span(trace.executed)
+    begin, end = profiler_trace.span(trace.executed)
     return TraceSummary(
         file=trace.source.removesuffix(".gz"),
         devices=int(trace.job.get("world_size", 0)),
@@ -85,14 +69,14 @@ def summarize(trace: Trace) -> TraceSummary:
         nccl=str(trace.job.get("nccl_version", "")),
         steps=launch.count,
         gpu_span=end - begin,
-        busy=measure(covered(trace.executed)),
+        busy=measure(profiler_trace.covered(trace.executed)),
         computing=measure(trace.compute),
-        communicating=measure(covered(trace.collectives)),
+        communicating=measure(profiler_trace.covered(trace.collectives)),
         full_step=_only(trace.of("cpu annotation"), "Muon_Full_Training_Step", "AdamW_Full_Training_Step"),
         launch=launch,
         optimizer=_only(trace.of("gpu annotation"), "Optimizer.step#Muon.step", "Optimizer.step#AdamW.step"),
         matched=sums_by_name(trace.events, WORDS),
-        collectives=sum_collectives(trace),
+        collectives=profiler_trace.sum_collectives(trace),
     )
 
 
@@ -114,7 +98,9 @@ def read_summaries(folder: str | Path) -> dict[str, TraceSummary]:
     found = {}
     for key, name in FILES.items():
         path, zipped = Path(folder, name), Path(folder, f"{name}.gz")
-        found[key] = summarize(read_trace(zipped if zipped.exists() and not path.exists() else path))
+        found[key] = summarize(
+            profiler_trace.read_trace(zipped if zipped.exists() and not path.exists() else path)
+        )
     return found
 
 
@@ -132,9 +118,9 @@ def check_report(summaries: Mapping[str, TraceSummary] | None = None) -> tuple[P
     2.1×    2.1×    294.09 / 139.53 ms
     50%     50%     72.74 / 145.48 MB
     """
-    summaries = packaged_summaries() if summaries is None else summaries
+    summaries = published_traces.packaged_summaries() if summaries is None else summaries
     adamw, muon = summaries["adamw"], summaries["muon"]
-    sizes = step_sizes(adamw, muon)
+    sizes = published_traces.step_sizes(adamw, muon)
     return (
         *_of_communication(adamw, muon, sizes),
         *_of_steps(adamw, muon),
@@ -153,7 +139,7 @@ def _of_communication(adamw: TraceSummary, muon: TraceSummary, sizes: StepSizes)
         (
             Ratio("events summed for each collective", counted, "Muon and AdamW"),
             _times("each collective once: kernels alone, waiting included", muon.kernels, adamw.kernels, 3),
-            *compare_bytes(adamw, muon),
+            *published_traces.compare_bytes(adamw, muon),
         ),
     )
     yield PublishedFigure(
@@ -255,12 +241,11 @@ def as_markdown(figures: Sequence[PublishedFigure]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, and return the exit code; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m scripts.lab.report_001")
     parser.add_argument("folder", nargs="?", help="a folder with the four traces, gzipped or not")
     chosen = parser.parse_args(arguments)
     try:
-        summaries = read_summaries(chosen.folder) if chosen.folder else packaged_summaries()
+        summaries = read_summaries(chosen.folder) if chosen.folder else published_traces.packaged_summaries()
     except TraceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

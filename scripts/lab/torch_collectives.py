@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from muon_tutorial.engine.collective import Collective, Kind, Label
 from muon_tutorial.errors import RequestError
-from muon_tutorial.evidence.ledger import Ledger, entry_of
+from muon_tutorial.evidence.ledger import LedgerEntry, entry_of
 from muon_tutorial.evidence.memory import CountingMode
 from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.worlds.live import EVERYWHERE, Follow, Moment
@@ -30,12 +30,10 @@ class TorchCollectives(CountingMode):
     """Records requests in order while it is entered: ``with TorchCollectives(at) as asked: step()``.
 
     ``at`` is this rank's place on the grid; a group is named by the axes it spans there. Only the thread that
-    entered it is seen. Requests are recorded under the current ``phase``. A request to a live world counts
-    once, whatever calls the world makes for it.
+    entered it is seen. A request to a live world counts once, whatever calls the world makes for it.
     """
 
     at: Coordinate
-    phase: str = "step"
     requests: list[Collective] = field(default_factory=list)
     _is_worlds: bool = False
 
@@ -51,7 +49,7 @@ class TorchCollectives(CountingMode):
     def _see(self, request: Collective, at: Coordinate) -> Follow:
         """Record a request to a world, and leave out the backend calls that the world makes for it."""
         send = None if request.send is None else request.send.new_empty(request.send.shape, device="meta")
-        self.requests.append(replace(request, send=send, label=Label(self.phase, request.kind)))
+        self.requests.append(replace(request, send=send, label=Label(request.kind)))
         self._is_worlds = True
 
         def follow(moment: Moment) -> None:
@@ -60,9 +58,9 @@ class TorchCollectives(CountingMode):
         return follow
 
     @property
-    def ledger(self) -> Ledger:
+    def entries(self) -> list[LedgerEntry]:
         """The recorded requests, in bytes."""
-        return Ledger([entry_of(request, self.at) for request in self.requests])
+        return [entry_of(request, self.at) for request in self.requests]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(one, DTensor) for one in types):
@@ -77,24 +75,18 @@ class TorchCollectives(CountingMode):
         self, kind: Kind, group: Any, tensor: Tensor, receive: int, root: int | None = None
     ) -> Collective:
         """The request that an operator makes, with sizes but no data."""
-        found = _process_group(group)
+        by_name = isinstance(group, str)
+        found = _resolve_process_group(group) if by_name else dist.ProcessGroup.unbox(group)
         sends = root is None or root == found.rank()
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="meta") if sends else None
-        axes = self._axes(found)
-        return Collective(kind, axes, tensor.dtype, flat, receive, Label(self.phase, kind), root)
-
-    def _axes(self, group: dist.ProcessGroup) -> tuple[str, ...]:
-        ranks, axes = tuple(dist.get_process_group_ranks(group)), self.at.grid.axes
+        ranks, axes = tuple(dist.get_process_group_ranks(found)), self.at.grid.axes
         spans = [span for n in range(1, len(axes) + 1) for span in combinations(axes, n)]
-        return next(span for span in spans if self.at.group(*span) == ranks)
+        spanned = next(span for span in spans if self.at.group(*span) == ranks)
+        return Collective(kind, spanned, tensor.dtype, flat, receive, Label(kind), root)
 
 
 _NAMESPACES = ("c10d", "_c10d_functional")
 _QUIET = ("barrier", "monitored_barrier_", "wait_tensor", "_wrap_tensor_autograd")
-
-
-def _process_group(group: Any) -> dist.ProcessGroup:
-    return _resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)  # type: ignore[arg-type]
 
 
 # Each operator's requests, read from its arguments. Functional operators take the group's name last.

@@ -23,9 +23,9 @@ def test_the_predicted_peak_is_the_measured_one(grid: Grid) -> None:
             plan = VARIANTS[name](MATRICES, grid, round_bytes=CAP)
             held = plan_memory(plan, grid.at(rank))
             spare = max(held.flat_gradient, held.gathered)
-            assert set(peak.predicted_by_phase) == set(peak.measured_by_phase) >= {AFTER}
-            for phase, predicted in peak.predicted_by_phase.items():
-                assert predicted <= peak.measured_by_phase[phase] <= predicted + spare, (name, phase)
+            assert set(peak.predicted) == set(peak.measured) >= {AFTER}
+            for phase, predicted in peak.predicted.items():
+                assert predicted <= peak.measured[phase] <= predicted + spare, (name, phase)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

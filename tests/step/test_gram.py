@@ -22,11 +22,7 @@ from muon_tutorial.plan.matrix import SummedGram, split_parts
 from muon_tutorial.plan.strategies import fingerprint, layerwise, plan_imbalance
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.shadow import requests_of
-from scripts.lab.benchmarks.gram import (
-    TP,
-    Distance,
-    distances,
-)
+from scripts.gram import TP, Distance, distances
 
 from ..oracle import (
     UNEVEN,

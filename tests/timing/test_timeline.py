@@ -49,7 +49,7 @@ from muon_tutorial.timing.timeline_cases import (
 )
 from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from scripts import timelines as script
-from scripts.lab.benchmarks.timeline_picture import TimelinePair, draw_pairs
+from scripts.timelines import TimelinePair, draw_pairs
 
 from ..exhaustive import left_out
 from .test_timed_world import asked, compute, run

@@ -31,19 +31,6 @@ PATIENCE = 2.0  # seconds after which missing bytes are given up
 
 
 @dataclass(frozen=True, slots=True)
-class ContenderBytes:
-    """One step of one rank: ``learn`` holds the requests made before backward ended, ``finish`` the rest.
-
-    Gloo sends ``wire`` for both; the kernel counted ``tcp``, None if it keeps no count.
-    """
-
-    learn: LedgerRow
-    finish: LedgerRow
-    wire: GlooTraffic
-    tcp: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class ContenderMemory:
     """Bytes that one rank holds between steps, and the most that ``finish`` adds to them."""
 
@@ -55,35 +42,39 @@ class ContenderMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ContenderSeconds:
-    """Each step's seconds on one rank."""
+class ContenderCost:
+    """All that one rank measured of one contender.
 
+    Gloo sends ``wire`` for the requests of a step, which ``asked`` sums; the kernel counted ``tcp``, None if
+    it keeps no count. ``learn``, ``finish`` and ``collectives`` are seconds, one per step.
+    """
+
+    asked: LedgerRow
+    wire: GlooTraffic
+    tcp: int | None
+    memory: ContenderMemory
     learn: tuple[float, ...]
     finish: tuple[float, ...]
     collectives: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ContenderCost:
-    """All that one rank measured of one contender."""
-
-    bytes: ContenderBytes
-    memory: ContenderMemory
-    seconds: ContenderSeconds
 
 
 def read_contenders(rank: int, names: Sequence[str], work: Workload, rounds: int) -> list[ContenderCost]:
     """Read every contender. They are timed in turn in one run, so that other load slows all of them alike."""
     contenders = {name: _warm(name, work) for name in names}
     asked = {name: _asked(contender, work) for name, contender in contenders.items()}
-    found = {name: _read_bytes(contenders[name], work, asked[name]) for name in names}
+    wires = {name: _wire(asked[name]) for name in names}
+    tcp = {name: _read_tcp(contenders[name], work, wires[name]) for name in names}
     memory = {name: _read_memory(contender, work) for name, contender in contenders.items()}
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     for step in range(rounds):
         for name in names:
             times[name].append(_read_seconds(contenders[name], work, asked[name], step))
-    seconds = {name: ContenderSeconds(*zip(*rows, strict=True)) for name, rows in times.items()}
-    return [ContenderCost(found[name], memory[name], seconds[name]) for name in names]
+    return [
+        ContenderCost(
+            total(asked[one].entries), wires[one], tcp[one], memory[one], *zip(*times[one], strict=True)
+        )
+        for one in names
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,29 +136,21 @@ def _step(contender: Contender, work: Workload, step: int) -> None:
 
 
 def _asked(contender: Contender, work: Workload) -> TorchCollectives:
-    """The requests of one step, by phase: "learn" or "finish"."""
-    asked = TorchCollectives(contender.world.at, "learn")
-    with asked:
-        contender.learn(work, 0)
-        asked.phase = "finish"
-        contender.finish()
+    with TorchCollectives(contender.world.at) as asked:
+        _step(contender, work, 0)
     return asked
 
 
 def _wire(asked: TorchCollectives) -> GlooTraffic:
-    return sum((entry.wire for entry in asked.ledger.entries), GlooTraffic())
+    return sum((entry.wire for entry in asked.entries), GlooTraffic())
 
 
-def _read_bytes(contender: Contender, work: Workload, asked: TorchCollectives) -> ContenderBytes:
-    wire = _wire(asked)
+def _read_tcp(contender: Contender, work: Workload, wire: GlooTraffic) -> int | None:
     before = settled_tcp()
     _step(contender, work, 0)
     dist.barrier()
     tcp = tcp_after(before, wire.tcp + _barriers().tcp)
-    learn, finish = (
-        total(e for e in asked.ledger.entries if e.phase == phase) for phase in ("learn", "finish")
-    )
-    return ContenderBytes(learn, finish, wire, None if tcp is None else tcp - _barriers().tcp)
+    return None if tcp is None else tcp - _barriers().tcp
 
 
 def settled_tcp() -> int | None:

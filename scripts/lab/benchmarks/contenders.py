@@ -17,13 +17,10 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW, Optimizer
 
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
-from muon_tutorial.optimizer.split_parameters import split_parameters
+from muon_tutorial import LiveWorld, Matrix, Muon, MuonWithAdamW, Shard, build_mesh, split_parameters
 from muon_tutorial.plan.strategies import ROUND_BYTES, Builder, layerwise, owner, round_robin, zero1
 from muon_tutorial.training.gpt import BYTES, GPT, GPTShape, build_gpt, next_byte_loss, parallelize
 from muon_tutorial.training.loop import average_gradients
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 LR = 1e-3
 BUCKET_MB = ROUND_BYTES // 10**6
@@ -35,11 +32,10 @@ class Workload:
 
     shape: GPTShape
     batch: int
-    seed: int = 0
 
     def tokens(self, step: int, place: int, parts: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one data-parallel position: its share of the global batch."""
-        generator = torch.Generator().manual_seed(self.seed + step)
+        generator = torch.Generator().manual_seed(step)
         whole = torch.randint(0, BYTES, (self.batch, self.shape.context + 1), generator=generator)
         mine = whole.chunk(parts)[place]
         return mine[:, :-1], mine[:, 1:]
@@ -92,7 +88,7 @@ def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
 
     DDP does not broadcast buffers here: the rotary table is constant, and no other contender sends it.
     """
-    model = build_gpt(work.shape, work.seed)
+    model = build_gpt(work.shape, 0)
     buffers = [name for name, _ in model.named_buffers()]
     # DDP's argument for this is renamed in torch 2.13, so either name warns or fails in some version.
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, buffers)
@@ -102,7 +98,7 @@ def ddp(work: Workload, world: LiveWorld) -> DistributedDataParallel:
 
 def fsdp2(work: Workload, world: LiveWorld) -> GPT:
     """Parameters, gradients and state in shards; parameters are gathered in forward and again in backward."""
-    model = build_gpt(work.shape, work.seed)
+    model = build_gpt(work.shape, 0)
     for block in model.blocks:
         fully_shard(block, mesh=world.mesh)
     fully_shard(model, mesh=world.mesh)
@@ -111,13 +107,23 @@ def fsdp2(work: Workload, world: LiveWorld) -> GPT:
 
 def over_tp(work: Workload, world: LiveWorld) -> GPT:
     """The model cut over tp, with DTensors as parameters."""
-    model = build_gpt(work.shape, work.seed)
+    model = build_gpt(work.shape, 0)
     parallelize(model, world.mesh["tp"])
     return model
 
 
+def hidden_matrices(width: int, layers: int, cut: bool) -> list[Matrix]:
+    """A transformer's hidden matrices; where ``cut``, over tp as Megatron cuts them."""
+    rows = [(name, (width, width), 0) for name in "qkv"] + [("o", (width, width), 1)]
+    rows += [("up", (4 * width, width), 0), ("down", (width, 4 * width), 1)]
+    named = [(f"{layer}.{name}", sides, dim) for layer in range(layers) for name, sides, dim in rows]
+    return [
+        Matrix(index, name, sides, (("tp", Shard(dim)),) if cut else ())
+        for index, (name, sides, dim) in enumerate(named)
+    ]
+
+
 def adamw(model: nn.Module) -> list[Optimizer]:
-    """AdamW for everything."""
     return [AdamW(model.parameters(), lr=LR)]
 
 

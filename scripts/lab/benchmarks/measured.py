@@ -10,26 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from muon_tutorial import Coordinate, Grid, LiveWorld, Matrix, build_mesh, launch
 from muon_tutorial.engine.collective import Collective, Start, Walk
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.evidence.memory import PeakMemory, plan_memory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow, median_and_spread
-from muon_tutorial.launching.launch import launch
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 from muon_tutorial.worlds.shadow import walk_alone
 
-from .contender_costs import (
-    ContenderBytes,
-    ContenderCost,
-    InterfaceCount,
-    read_contenders,
-    read_interface,
-    read_sizes,
-)
+from .contender_costs import ContenderCost, InterfaceCount, read_contenders, read_interface, read_sizes
 from .contenders import AGAINST, CONTENDERS, Workload
 from .turns import ratios_by_round, slowest
 
@@ -51,14 +41,11 @@ def read_all(work: Workload, rounds: int, names: Sequence[str] = tuple(CONTENDER
 
 def bytes_table(costs: Costs, command: str) -> Table:
     """Three columns of predicted bytes, and the kernel's count."""
-    most = {
-        name: max((rank.bytes for rank in ranks), key=lambda one: one.wire.tcp)
-        for name, ranks in costs.items()
-    }
+    most = {name: max(ranks, key=lambda one: one.wire.tcp) for name, ranks in costs.items()}
     rows: tuple[TableRow, ...] = tuple(
         {
             "contender": name,
-            **{what: _sum([one], what) for what in ("collectives", "payload", "ring")},
+            **{what: getattr(one.asked, what) for what in ("collectives", "payload", "ring")},
             "Gloo data": one.wire.data,
             "Gloo with preambles": one.wire.tcp,
             "counted by the kernel": one.tcp,
@@ -86,14 +73,13 @@ def ratios_table(costs: Costs, command: str) -> Table:
 
 
 def _ratio_row(name: str, mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> TableRow:
-    sent, other = ([rank.bytes for rank in ranks] for ranks in (mine, its))
     state, its_state = (sum(rank.memory.matrix_state for rank in ranks) for ranks in (mine, its))
     alone, *_ = ratios_by_round(_slowest(mine, "collectives"), _slowest(its, "collectives"))
     columns = {"payload": "payload", "ring": "ring", "Gloo data": "gloo"}
     return {
         "contender": name,
         "against": AGAINST[name],
-        **{said: _sum(sent, what) / _sum(other, what) for said, what in columns.items()},
+        **{said: _sum(mine, what) / _sum(its, what) for said, what in columns.items()},
         "collectives alone": alone,
         **_whole_step(mine, its),
         "state of the matrices": state / its_state,
@@ -105,14 +91,13 @@ def _whole_step(mine: Sequence[ContenderCost], its: Sequence[ContenderCost]) -> 
     return dict(zip(("whole step", "a quarter below", "a quarter above"), quartiles, strict=True))
 
 
-def _sum(counted: Sequence[ContenderBytes], column: str) -> int:
-    return sum(getattr(one.learn, column) + getattr(one.finish, column) for one in counted)
+def _sum(ranks: Sequence[ContenderCost], column: str) -> int:
+    return sum(getattr(one.asked, column) for one in ranks)
 
 
 def steps_of(ranks: Sequence[ContenderCost]) -> list[float]:
     """Each round's seconds on the slowest rank."""
-    both = [[a + b for a, b in zip(r.seconds.learn, r.seconds.finish, strict=True)] for r in ranks]
-    return slowest(both)
+    return slowest([[*map(sum, zip(rank.learn, rank.finish, strict=True))] for rank in ranks])
 
 
 def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
@@ -122,7 +107,7 @@ def shares_of(ranks: Sequence[ContenderCost]) -> list[float]:
 
 def _slowest(ranks: Sequence[ContenderCost], part: str) -> list[float]:
     """Each round's seconds for one part, on the rank that is slowest in it."""
-    return slowest([getattr(r.seconds, part) for r in ranks])
+    return slowest([getattr(rank, part) for rank in ranks])
 
 
 PAIRED = ("Muon zero1, DP=4", "Muon zero1, DP=2×TP=2", "Muon owner, FSDP2, DP=4")
@@ -164,18 +149,17 @@ def seconds_table(costs: Costs, command: str) -> Table:
     rows: list[TableRow] = []
     for name, ranks in costs.items():
         median, low, high = (1e3 * value for value in median_and_spread(steps_of(ranks)))
-        rows.append(
-            {
-                "contender": name,
-                "step ms": median,
-                "a quarter below": low,
-                "a quarter above": high,
-                "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
-                "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
-                "optimizer's share": _middle(shares_of(ranks)),
-                "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
-            }
-        )
+        row: TableRow = {
+            "contender": name,
+            "step ms": median,
+            "a quarter below": low,
+            "a quarter above": high,
+            "forward and backward ms": 1e3 * _middle(_slowest(ranks, "learn")),
+            "optimizer ms": 1e3 * _middle(_slowest(ranks, "finish")),
+            "optimizer's share": _middle(shares_of(ranks)),
+            "collectives alone ms": 1e3 * _middle(_slowest(ranks, "collectives")),
+        }
+        rows.append(row)
     notes = (
         "Medians over rounds of the slowest rank; four ranks of one thread each on two shared cores, so read "
         "ratios within a table and not milliseconds. DDP and FSDP2 reduce gradients during backward, the "
@@ -229,18 +213,8 @@ VARIANTS: dict[str, Builder] = {
 class Peak:
     """Peak bytes of one rank's step by phase: from a walk without data, and from a real one."""
 
-    predicted_by_phase: dict[str, int]
-    measured_by_phase: dict[str, int]
-
-    @property
-    def predicted(self) -> int:
-        """Of the whole step."""
-        return max(self.predicted_by_phase.values())
-
-    @property
-    def measured(self) -> int:
-        """Of the whole step."""
-        return max(self.measured_by_phase.values())
+    predicted: dict[str, int]
+    measured: dict[str, int]
 
 
 def note_phases(walk: Walk, seen: PeakMemory, peaks: dict[str, int]) -> Walk:
@@ -297,18 +271,17 @@ def memory_table(command: str, matrices: Sequence[Matrix], grid: Grid, round_byt
     for name, builder in VARIANTS.items():
         plan = builder(matrices, grid, round_bytes=round_bytes)
         held, measured = [plan_memory(plan, grid.at(rank)) for rank in grid.ranks], [it[name] for it in peaks]
-        rows.append(
-            {
-                "strategy": name,
-                **{what: _most(held, what) for what in ("parameters", "gradients", "momentum")},
-                "AdamW's moments": 2 * _most(held, "parameters"),
-                "flat gradients": _most(held, "flat_gradient"),
-                "gather buffer": _most(held, "gathered"),
-                "whole matrix": _most(held, "whole"),
-                "peak, predicted": _most(measured, "predicted"),
-                "peak, measured": _most(measured, "measured"),
-            }
-        )
+        row: TableRow = {
+            "strategy": name,
+            **{what: _most(held, what) for what in ("parameters", "gradients", "momentum")},
+            "AdamW's moments": 2 * _most(held, "parameters"),
+            "flat gradients": _most(held, "flat_gradient"),
+            "gather buffer": _most(held, "gathered"),
+            "whole matrix": _most(held, "whole"),
+            "peak, predicted": max(max(one.predicted.values()) for one in measured),
+            "peak, measured": max(max(one.measured.values()) for one in measured),
+        }
+        rows.append(row)
     notes = (
         f"Bytes, at the rank that holds most, buckets of at most {round_bytes:,} bytes of gradients, five "
         "Newton–Schulz steps. Momentum is one number per element, while AdamW keeps two in fp32; `zero1` "

@@ -172,14 +172,13 @@ def times_table(found: WorkTimes, command: str, where: str) -> Table:
             kind = "fp32" if RECIPES[name].dtype is torch.float32 else "bf16"
             needed = operations_once(RECIPES[name], WORKS[found.work]) / (1e9 * peaks[kind])
             floor = round(needed / middle, 2)
-        rows.append(
-            {
-                "orthogonalize": name,
-                **in_milliseconds(seconds),
-                "times torch": round(base / middle, 2),
-                "of its floor": floor,
-            }
-        )
+        row: TableRow = {
+            "orthogonalize": name,
+            **in_milliseconds(seconds),
+            "times torch": round(base / middle, 2),
+            "of its floor": floor,
+        }
+        rows.append(row)
     note = ", ".join(f"{name} {rate:.0f}" for name, rate in peaks.items())
     chosen = ", ".join(f"{name} for {shape}" for shape, name in found.chosen.items())
     notes = (

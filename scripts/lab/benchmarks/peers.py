@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +80,6 @@ class Peer:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in a line."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
@@ -99,19 +97,12 @@ def import_alone(dotted: str) -> ModuleType:
     spec = importlib.util.find_spec(top)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"No package named {top!r}")
-    name, folder = f"_{top}_alone", Path(spec.submodule_search_locations[0])
-    _bare_package(name, folder)
-    for part in between:
-        name, folder = f"{name}.{part}", folder / part
-        _bare_package(name, folder)
-    return importlib.import_module(f"{name}.{last}")
-
-
-def _bare_package(name: str, folder: Path) -> None:
-    if name not in sys.modules:
-        package = types.ModuleType(name)
-        package.__path__ = [str(folder)]
-        sys.modules[name] = package
+    name = f"_{top}_alone"
+    for depth in range(len(between) + 1):
+        bare = ModuleType(".".join([name, *between[:depth]]))
+        bare.__path__ = [str(Path(spec.submodule_search_locations[0], *between[:depth]))]
+        sys.modules.setdefault(bare.__name__, bare)
+    return importlib.import_module(".".join([name, *between, last]))
 
 
 def _make_timm(module: Any, params: Params) -> Optimizer:
@@ -165,8 +156,7 @@ PEERS: tuple[Peer, ...] = (
 
 def find_peers(peers: Iterable[Peer] = PEERS) -> tuple[list[StepContender], list[str]]:
     """Return the peers that can be imported, and a line for each of the others."""
-    found: list[StepContender] = []
-    missing: list[str] = []
+    found, missing = list[StepContender](), list[str]()
     for peer in peers:
         try:
             found.append(peer.contender())

@@ -11,14 +11,12 @@ from itertools import product
 
 import torch
 
+from muon_tutorial import Coordinate, Grid, Matrix, Shard
 from muon_tutorial.engine.collective import Collective, Kind, Label
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.ledger import entry_of
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.evidence.tables import Table, TableRow
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, round_robin, zero1
 from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model
@@ -30,21 +28,20 @@ DTYPE_PAIRS = ((4, 4), (4, 2), (2, 2))
 """Bytes of a gradient element and of a parameter element, g and p."""
 
 
-def gloo_table(command: str, sizes: Sequence[int] = (2, 3, 4, 8)) -> Table:
+def gloo_table(command: str) -> Table:
     """The least and the most bytes that a rank sends for a tensor of S bytes, on a ring and with Gloo."""
     rows, each = list[TableRow](), 840 * 1024
-    for kind, parts in product(KINDS, sizes):
+    for kind, parts in product(KINDS, (2, 3, 4, 8)):
         grid, whole = Grid.of(dp=parts), each * parts * 4
         entries = [entry_of(sample_request(kind, at, each), at) for at in map(grid.at, grid.ranks)]
-        rows.append(
-            {
-                "collective": kind,
-                "ranks": parts,
-                "ring, most": max(entry.ring for entry in entries) / whole,
-                "Gloo, least": min(entry.gloo for entry in entries) / whole,
-                "Gloo, most": max(entry.gloo for entry in entries) / whole,
-            }
-        )
+        row: TableRow = {
+            "collective": kind,
+            "ranks": parts,
+            "ring, most": max(entry.ring for entry in entries) / whole,
+            "Gloo, least": min(entry.gloo for entry in entries) / whole,
+            "Gloo, most": max(entry.gloo for entry in entries) / whole,
+        }
+        rows.append(row)
     notes = (
         "In parts of S, the bytes of the whole tensor. Gloo's figures equal the kernel's TCP counters to the "
         "byte once its 48-byte preambles are added (`tests/evidence/test_gloo_bytes.py`).",
@@ -73,11 +70,11 @@ def sample_request(
     return Collective(kind, ("dp",), dtype, send, received or 0, Label(kind), root, splits, splits)
 
 
-def strategies_table(command: str, D: int = 4) -> Table:
+def strategies_table(command: str) -> Table:
     """Every strategy with its formula: its bytes by the formula, and by the plan's ledger."""
-    rows = tuple(_strategy_rows(D))
+    rows = tuple(_strategy_rows(4))
     notes = (
-        f"Bytes a rank sends in a step as rings do, {D} ranks, {_count(_even()):,} elements in Muon's "
+        f"Bytes a rank sends in a step as rings do, 4 ranks, {_count(_even()):,} elements in Muon's "
         "matrices, no tensor parallelism; the agreement on which gradients exist (8 bytes a parameter) left "
         "out. The whole step holds what comes before, too: DDP's all_reduce of the gradients for "
         "`round_robin`, FSDP2's three moves for `owner`, a mean over ranks. The ratios are of whole steps. "
@@ -157,9 +154,9 @@ def llama_70b(cut_over_dp: bool = False) -> list[Matrix]:
     return [replace(matrix, cuts=(*matrix.cuts, *inner)) for matrix in dense]
 
 
-def thousands_table(command: str, grid: Grid | None = None) -> Table:
+def thousands_table(command: str) -> Table:
     """Bytes per rank of a model of 70 billion parameters on 16,384 ranks."""
-    grid = grid or Grid.of(dp=2048, tp=8)
+    grid = Grid.of(dp=2048, tp=8)
     N = _count(llama_70b()) // grid.size("tp")
     adamw = formulas.zero1_adamw(grid.size("dp"), N, 4, 2)
     builders: dict[str, Builder] = {
@@ -176,16 +173,15 @@ def thousands_table(command: str, grid: Grid | None = None) -> Table:
         plan = builder(llama_70b(builder is owner), grid)
         ranks = (0, grid.world_size // 2)
         first, middle = (sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in ranks)
-        rows.append(
-            {
-                "plan": name,
-                "buckets": len(plan.buckets),
-                "GB, rank 0": first / 1e9,
-                "GB, middle rank": middle / 1e9,
-                "over ZeRO-1 AdamW": middle / float(adamw),
-                "CPU seconds": time.process_time() - start,
-            }
-        )
+        row: TableRow = {
+            "plan": name,
+            "buckets": len(plan.buckets),
+            "GB, rank 0": first / 1e9,
+            "GB, middle rank": middle / 1e9,
+            "over ZeRO-1 AdamW": middle / float(adamw),
+            "CPU seconds": time.process_time() - start,
+        }
+        rows.append(row)
     notes = (
         f"Ring model, {_count(llama_70b()):,} elements in 560 matrices, grid {grid}, fp32 gradients, bf16 "
         f"parameters; ZeRO-1 AdamW sends {float(adamw) / 1e9:.1f} GB a rank. Where a bucket is no longer "
@@ -207,18 +203,17 @@ def regimes_table(command: str) -> Table:
         whole = _by_phase(zero1(matrices, grid, round_bytes=size), grid)
         edges = _by_phase(zero1(matrices, grid, gather="boundary", round_bytes=size), grid)
         total = sum(whole.values())
-        rows.append(
-            {
-                "dp": dp,
-                "tp": tp,
-                "g": g,
-                "p": p,
-                "bucket MB": size // 10**6,
-                "all, over ZeRO-1": total / adamw,
-                "boundary, over ZeRO-1": sum(edges.values()) / adamw,
-                "of it, tp gathers": whole.get("tp gather", 0.0) / total,
-            }
-        )
+        row: TableRow = {
+            "dp": dp,
+            "tp": tp,
+            "g": g,
+            "p": p,
+            "bucket MB": size // 10**6,
+            "all, over ZeRO-1": total / adamw,
+            "boundary, over ZeRO-1": sum(edges.values()) / adamw,
+            "of it, tp gathers": whole.get("tp gather", 0.0) / total,
+        }
+        rows.append(row)
     notes = (
         "Eight layers of the 70 billion parameter model on 64 ranks; ring model, the mean over ranks. The "
         "bound of 1.25 holds in the first rows alone: without tensor parallelism, with g = p = 4. The last "

@@ -43,11 +43,6 @@ class StepSet:
 
     shapes: tuple[tuple[int, int], ...]
 
-    @classmethod
-    def layers(cls, count: int) -> StepSet:
-        """``count`` layers of GPT-2 small."""
-        return cls(LAYER * count)
-
     @property
     def nbytes(self) -> int:
         """Bytes of one copy of all matrices, in fp32."""
@@ -63,7 +58,6 @@ class StepSet:
         return [torch.nn.Parameter(matrix) for matrix in self.draw(0, 0.02, device)]
 
     def gradients(self, device: torch.device) -> list[Tensor]:
-        """Their gradients."""
         return [
             matrix / torch.arange(1, matrix.size(1) + 1, device=device)
             for matrix in self.draw(1, 1e-3, device)
@@ -93,9 +87,8 @@ class StepRun:
     left_out: Sequence[str]
 
 
-def ways() -> tuple[str, ...]:
-    """The names that ``Muon(orthogonalize=…)`` takes, ``"stock"`` first and ``"auto"`` last."""
-    return (STOCK, *RECIPES, AUTO)
+WAYS = (STOCK, *RECIPES, AUTO)
+"""The names that ``Muon(orthogonalize=…)`` takes."""
 
 
 def contenders() -> tuple[list[StepContender], list[str]]:
@@ -106,7 +99,7 @@ def contenders() -> tuple[list[StepContender], list[str]]:
     make, source = partial(torch.optim.Muon, **SETTINGS), f"torch {torch.__version__}"
     theirs = StepContender(TORCH, source, make, KELLER_JORDAN_TEXT, 5, "one by one")
     peers, missing = find_peers()
-    return [theirs, *map(our_contender, ways()), *peers], missing
+    return [theirs, *map(our_contender, WAYS), *peers], missing
 
 
 def our_contender(name: str) -> StepContender:
@@ -124,16 +117,6 @@ def our_contender(name: str) -> StepContender:
     return StepContender(f"{OURS}, {name}", THIS, make, coefficients, steps, batching, remark)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FirstStep:
-    """A contender after its first step: what that step did, and its update of the first layer."""
-
-    contender: StepContender
-    optimizer: Optimizer
-    work: StepWork
-    update: Sequence[Tensor]
-
-
 def measure_steps(
     work: StepSet,
     chosen: Sequence[StepContender],
@@ -146,38 +129,38 @@ def measure_steps(
     A package whose step fails is left out, with the reason. ``say`` is called with each step to come.
     """
     params, gradients = work.parameters(device), work.gradients(device)
-    firsts: list[FirstStep] = []
+    made: list[tuple[StepContender, Optimizer, StepWork, list[Tensor]]] = []
     left_out: list[str] = []
     for contender in chosen:
         say(f"first step of {contender.name}")
         try:
-            firsts.append(first_step(contender, params, gradients, device))
+            made.append((contender, *first_step(contender, params, gradients, device)))
         except Exception as error:  # a foreign step may fail in any way
             if contender.source == THIS:
                 raise
             left_out.append(f"{contender.name} failed here: {first_line(error)}")
-    seconds: list[list[float]] = [[] for _ in firsts]
+    seconds: list[list[float]] = [[] for _ in made]
     rates: dict[str, list[float]] = {name: [] for name in PEAKS}
     for turn in range(rounds):
         say(f"round {turn + 1} of {rounds}")
-        for first, its in zip(firsts, seconds, strict=True):
+        for (_, optimizer, *_), its in zip(made, seconds, strict=True):
             given = give(params, gradients)
-            its.append(timed(first.optimizer.step, device))
+            its.append(timed(optimizer.step, device))
             del given
         for name, dtype in PEAKS.items():
             run, operations = product(dtype, 768, device)
             rates[name] += [operations / timed(run, device) / 1e9 for _ in range(PRODUCTS_A_ROUND)]
     steps = [
-        ContenderSteps(first.contender, its, first.work, cosine(firsts[0].update, first.update))
-        for first, its in zip(firsts, seconds, strict=True)
+        ContenderSteps(contender, its, done, cosine(made[0][-1], update))
+        for (contender, _, done, update), its in zip(made, seconds, strict=True)
     ]
     return StepRun(work, steps, rates, left_out)
 
 
 def first_step(
     contender: StepContender, params: Params, gradients: Sequence[Tensor], device: torch.device
-) -> FirstStep:
-    """Make an optimizer and take its first step, watched."""
+) -> tuple[Optimizer, StepWork, list[Tensor]]:
+    """Make an optimizer and take its first step, watched; return its update of the first layer, too."""
     if contender.compiles or contender.source == THIS:  # to compile, measure or try things out, once
         given = give(params, gradients)
         contender.make(params).step()
@@ -190,7 +173,7 @@ def first_step(
         for param, old in zip(params, before, strict=False)
     ]
     del given
-    return FirstStep(contender, optimizer, seen, update)
+    return optimizer, seen, update
 
 
 def give(params: Params, gradients: Sequence[Tensor]) -> list[Tensor]:
@@ -209,12 +192,6 @@ def cosine(these: Sequence[Tensor], those: Sequence[Tensor]) -> float:
     return across / (sizes[0] * sizes[1]) ** 0.5
 
 
-# Tables
-
-TIMES_TITLE = "Whole steps of one process"
-WORK_TITLE = "What each of them does"
-
-
 def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Table:
     """Milliseconds of a step, its speedup over torch's, and peak memory. ``missing``: a line for each
     contender that was left out."""
@@ -222,14 +199,13 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
     rows: list[TableRow] = []
     for one in run.steps:
         ratio, *_ = ratios_by_round(base, one.seconds)
-        rows.append(
-            {
-                "contender": one.contender.name,
-                **in_milliseconds(one.seconds),
-                "times torch": round(ratio, 2),
-                "peak MB": round((one.work.peak - run.work.nbytes) / 1e6, 1),
-            }
-        )
+        row: TableRow = {
+            "contender": one.contender.name,
+            **in_milliseconds(one.seconds),
+            "times torch": round(ratio, 2),
+            "peak MB": round((one.work.peak - run.work.nbytes) / 1e6, 1),
+        }
+        rows.append(row)
     peaks = ", ".join(f"{name} {max(rates):,.0f}" for name, rates in run.rates.items())
     notes = (
         f"Medians and quartiles of {len(base)} steps, contenders in turns; `times torch` is the median of "
@@ -238,7 +214,7 @@ def times_table(run: StepRun, command: str, missing: Sequence[str] = ()) -> Tabl
         f"the next step are in it. Highest rate of a plain product in this run, GFLOP/s: {peaks}.",
         *(f"Left out: {line}." for line in (*missing, *run.left_out)),
     )
-    return Table(TIMES_TITLE, tuple(rows), command, notes)
+    return Table("Whole steps of one process", tuple(rows), command, notes)
 
 
 def work_table(run: StepRun, command: str) -> Table:
@@ -261,4 +237,4 @@ def work_table(run: StepRun, command: str) -> Table:
         "their dtype are the profiler's, in the first step; those inside compiled code may escape it. The "
         "cosine compares first updates of the same gradient, over a layer.",
     )
-    return Table(WORK_TITLE, rows, command, notes)
+    return Table("What each of them does", rows, command, notes)

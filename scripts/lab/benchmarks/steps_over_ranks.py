@@ -16,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from muon_tutorial import Muon, launch
 from muon_tutorial.evidence.tables import Table, TableRow
-from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.timeouts import new_groups_time_out
-from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.orthogonalizers.named import STOCK
 
 from .peers import SETTINGS, Params
@@ -78,10 +77,9 @@ def measure_over_ranks(
     orthogonalize: str = STOCK,
 ) -> list[RankSteps]:
     """Time the cases on real ranks of this machine, one thread each; on ``"cuda"``, one GPU each."""
-    count = max(case.ranks for case in chosen)
-    backend = "gloo" if device == "cpu" else "nccl"
+    options: dict[str, Any] = {"backend": "gloo" if device == "cpu" else "nccl", "timeout": PATIENCE}
     args = (work, list(chosen), rounds, device, orthogonalize)
-    by_rank = launch(time_cases, count, args=args, backend=backend, timeout=PATIENCE)
+    by_rank = launch(time_cases, max(case.ranks for case in chosen), args=args, **options)
     found = []
     for case in chosen:
         parts = [rank[case] for rank in by_rank if case in rank]
@@ -140,34 +138,30 @@ _UNCOMPARED: Mapping[str, Any] = {"initial_values": "compare", "compare_every": 
 """Turns comparisons off: the ranks' values drift apart under several cases. Seconds do not depend on that."""
 
 
-RANKS_TITLE = "Whole steps over ranks"
-
-
 def ranks_table(found: Sequence[RankSteps], orthogonalize: str, command: str) -> Table:
     """Milliseconds of a step, its speedup over ``owner`` on one rank, and memory."""
     base = next(one.seconds for one in found if one.case == RankCase(OWNER, 1))
     rows: list[TableRow] = []
     for one in found:
         ratio, *_ = ratios_by_round(base, one.seconds)
-        rows.append(
-            {
-                "strategy": one.case.strategy,
-                "ranks": one.case.ranks,
-                **in_milliseconds(one.seconds),
-                "times one rank": round(ratio, 2),
-                "peak MB": round(one.extra / 1e6, 1),
-                "momentum MB": round(one.momentum / 1e6, 1),
-            }
-        )
+        row: TableRow = {
+            "strategy": one.case.strategy,
+            "ranks": one.case.ranks,
+            **in_milliseconds(one.seconds),
+            "times one rank": round(ratio, 2),
+            "peak MB": round(one.extra / 1e6, 1),
+            "momentum MB": round(one.momentum / 1e6, 1),
+        }
+        rows.append(row)
     notes = (
         f"Medians and quartiles of {len(base)} steps of the slowest rank, one thread a rank, "
         f"`orthogonalize={orthogonalize!r}`; `times one rank` is the median of the ratios within each turn. "
         "Every rank holds all parameters and their averaged gradients. Memory is that of the rank with most: "
         "`peak MB` beyond parameters, gradients and momentum, while the optimizer was made and took its "
-        f"first step. {upper(APART)}: what `owner` could reach on 2 ranks if nothing had to travel.",
-        *(f"{upper(text)}." for text in ratios(found)),
+        f"first step. {APART.capitalize()}: what `owner` could reach on 2 ranks if nothing had to travel.",
+        *(f"{text[0].upper()}{text[1:]}." for text in ratios(found)),
     )
-    return Table(RANKS_TITLE, tuple(rows), command, notes)
+    return Table("Whole steps over ranks", tuple(rows), command, notes)
 
 
 def ratios(found: Sequence[RankSteps]) -> list[str]:
@@ -184,8 +178,3 @@ def ratios(found: Sequence[RankSteps]) -> list[str]:
             if two in seconds and other in seconds:
                 told.append(text.format(ratios_by_round(seconds[other], seconds[two])[0]))
     return told
-
-
-def upper(text: str) -> str:
-    """The text with its first letter capitalized."""
-    return text[0].upper() + text[1:]

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 
 from muon_tutorial.evidence.tables import TableRow, median_and_spread
+from muon_tutorial.step.step import PlanStep
+from muon_tutorial.worlds.live import LiveWorld
 
 Key = TypeVar("Key")
 
@@ -24,6 +26,11 @@ def take_turns(steps: Mapping[Key, Callable[[], object]], rounds: int) -> dict[K
             took = timed(step)
             seconds[one] += [took] if number else []
     return seconds
+
+
+def walk(world: LiveWorld, step: PlanStep) -> None:
+    """Take one step. All ranks must call."""
+    world.run(step.step())
 
 
 def timed(run: Callable[[], object], device: torch.device | None = None) -> float:

@@ -9,7 +9,7 @@ import pytest
 from muon_tutorial.evidence import formulas
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.training.gpt import GPTShape
-from scripts.lab.benchmarks.contender_costs import ContenderCost, ContenderSeconds, read_contenders
+from scripts.lab.benchmarks.contender_costs import ContenderCost, read_contenders
 from scripts.lab.benchmarks.contenders import AGAINST, CONTENDERS, Workload
 from scripts.lab.benchmarks.measured import Costs, batches_table
 from scripts.lab.kernel_counters import tcp_sent
@@ -33,19 +33,15 @@ def costs() -> dict[str, list[ContenderCost]]:
 @pytest.mark.parametrize("name", CONTENDERS)
 def test_what_was_asked_for_is_what_the_kernel_sent(costs: dict[str, list[ContenderCost]], name: str) -> None:
     for cost in costs[name]:
-        assert cost.bytes.tcp == cost.bytes.wire.tcp
-
-
-def finish_and_learn(cost: ContenderCost) -> int:
-    return cost.bytes.learn.ring + cost.bytes.finish.ring
+        assert cost.tcp == cost.wire.tcp
 
 
 def test_ddp_and_fsdp2_send_what_their_formulas_say(costs: dict[str, list[ContenderCost]]) -> None:
     ddp, fsdp2 = costs["AdamW, DDP, DP=4"], costs["AdamW, FSDP2, DP=4"]
-    assert [finish_and_learn(cost) for cost in ddp] == [formulas.ddp_adamw(4, ELEMENTS, 4)] * 4
+    assert [cost.asked.ring for cost in ddp] == [formulas.ddp_adamw(4, ELEMENTS, 4)] * 4
     outside = 2 * 256 * 32 + 32  # embedding, head and last norm stay gathered between forward and backward
     due = formulas.fsdp2_adamw(4, ELEMENTS, 4, 4) - formulas.rho(4) * outside * 4
-    assert [finish_and_learn(cost) for cost in fsdp2] == [due] * 4
+    assert [cost.asked.ring for cost in fsdp2] == [due] * 4
 
 
 def test_muon_keeps_half_of_adamws_state_for_each_matrix(costs: dict[str, list[ContenderCost]]) -> None:
@@ -61,9 +57,10 @@ def test_ratios_are_of_the_slowest_rank_within_a_round(costs: dict[str, list[Con
     name = "Muon zero1, DP=4"
 
     def timed(name: str, slow: tuple[float, ...]) -> Costs:
-        fast = ContenderSeconds((0.25,) * 3, (0.25,) * 3, (0.0,) * 3)
-        late = ContenderSeconds(tuple(s / 4 for s in slow), tuple(s * 3 / 4 for s in slow), (0.0,) * 3)
-        return {name: [replace(r, seconds=late if i == 1 else fast) for i, r in enumerate(costs[name])]}
+        ranks = [replace(cost, learn=(0.25,) * 3, finish=(0.25,) * 3) for cost in costs[name]]
+        late = tuple(s / 4 for s in slow), tuple(s * 3 / 4 for s in slow)
+        ranks[1] = replace(ranks[1], learn=late[0], finish=late[1])
+        return {name: ranks}
 
     known = timed(name, (2.0, 9.0, 4.0)) | timed(AGAINST[name], (1.0, 3.0, 1.0))
     [row] = batches_table({4: known}, 16, "a command").rows

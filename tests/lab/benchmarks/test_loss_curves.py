@@ -6,14 +6,7 @@ import pytest
 
 from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.training.settings import TrainSettings
-from scripts.lab.benchmarks.loss_curves import (
-    LAST,
-    Way,
-    WayCurve,
-    curves_table,
-    spread_table,
-    train_curves,
-)
+from scripts.loss_curves import LAST, Way, WayCurve, curves_table, spread_table, train_curves
 
 
 @pytest.mark.live

@@ -9,18 +9,10 @@ import torch
 
 from muon_tutorial.orthogonalizers.iterate import orthogonalize
 from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
-from scripts.lab.benchmarks import gram, newton_schulz_times
-from scripts.lab.benchmarks.gram import CONTENDERS, StepTimes
-from scripts.lab.benchmarks.newton_schulz_times import (
-    TORCH,
-    WorkTimes,
-    contender,
-    draw,
-    form_of,
-    measure,
-    operations_once,
-    times_table,
-)
+from scripts import gram
+from scripts.gram import CONTENDERS, StepTimes
+from scripts.lab.benchmarks import newton_schulz_times
+from scripts.lab.benchmarks.newton_schulz_times import TORCH, WorkTimes, contender, draw, measure, times_table
 
 
 def test_contenders_orthogonalize_the_same_matrices() -> None:
@@ -53,8 +45,8 @@ def test_every_contender_is_timed_once_a_round(monkeypatch: pytest.MonkeyPatch) 
 def test_the_floor_counts_a_recipes_own_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     # Four steps of degree 5, 5, 7, 7: 4 · (½ + 1) long products, and ½ · 6 square ones.
     recipe = RECIPES["minimax_bf16"]
-    assert form_of(recipe, 64, 64) == "direct"
-    assert operations_once(recipe, [(64, 64)]) == 2 * 64**3 * (4 * 1.5 + 0.5 * 6)
+    assert newton_schulz_times.form_of(recipe, 64, 64) == "direct"
+    assert newton_schulz_times.operations_once(recipe, [(64, 64)]) == 2 * 64**3 * (4 * 1.5 + 0.5 * 6)
     monkeypatch.setattr(newton_schulz_times, "WORKS", {"small": ((64, 64),)})
     seconds = {TORCH: [4.0, 2.0, 8.0], "minimax_bf16": [1.0, 2.0, 0.5]}
     gflops = 2 * 64**3 * 9 / 1e9

@@ -11,8 +11,7 @@ import pytest
 
 from muon_tutorial.errors import UsageError
 from scripts.lab.benchmarks.published.claim import Claim, Comparison, read_claims
-from scripts.lab.benchmarks.published.table import as_data, as_markdown, compare_all, summary
-from scripts.published import COMMAND
+from scripts.published import COMMAND, as_data, as_markdown, compare_all, summary
 
 RESULTS = Path(__file__).resolve().parents[3] / "results"
 

@@ -15,31 +15,12 @@ from muon_tutorial.orthogonalizers.named import RECIPES, STOCK
 from muon_tutorial.orthogonalizers.products import symmetric_share
 from muon_tutorial.orthogonalizers.recipe import flops
 from scripts import step_benchmark as script
-from scripts.lab.benchmarks import step_benchmark
+from scripts.lab.benchmarks import step_benchmark, steps_over_ranks
 from scripts.lab.benchmarks.newton_schulz_times import product
 from scripts.lab.benchmarks.peers import Params, Peer, StepContender, find_peers, import_alone
-from scripts.lab.benchmarks.step_benchmark import (
-    TORCH,
-    StepRun,
-    StepSet,
-    contenders,
-    measure_steps,
-    our_contender,
-    times_table,
-    ways,
-)
+from scripts.lab.benchmarks.step_benchmark import TORCH, StepRun, StepSet, measure_steps, our_contender
 from scripts.lab.benchmarks.step_work import watch
-from scripts.lab.benchmarks.steps_over_ranks import (
-    APART,
-    OVERLAPPED,
-    OWNER,
-    RankCase,
-    RankSteps,
-    cases,
-    measure_over_ranks,
-    ranks_table,
-    ratios,
-)
+from scripts.lab.benchmarks.steps_over_ranks import APART, OVERLAPPED, OWNER, RankCase, RankSteps
 
 CPU = torch.device("cpu")
 SMALL = StepSet(((16, 16), (32, 16), (16, 32)) * 4)
@@ -78,7 +59,7 @@ def _small_products() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def run() -> StepRun:
-    theirs, *_ = contenders()[0]
+    theirs, *_ = step_benchmark.contenders()[0]
     chosen = [
         theirs,
         stranger("writes", WritesToGradients),
@@ -89,11 +70,11 @@ def run() -> StepRun:
 
 
 def test_every_way_and_torch_are_contenders_and_packages_are_there_or_named() -> None:
-    found, missing = contenders()
+    found, missing = step_benchmark.contenders()
     names = [each.name for each in found]
     assert names[0] == TORCH
     assert {f"{step_benchmark.OURS}, {name}" for name in (STOCK, *RECIPES)} <= set(names)
-    assert len(found) - 1 - len(ways()) + len(missing) == 4
+    assert len(found) - 1 - len(step_benchmark.WAYS) + len(missing) == 4
 
 
 def test_every_contender_is_timed_once_a_round_and_one_that_fails_is_left_out(run: StepRun) -> None:
@@ -159,7 +140,9 @@ def test_ratios_are_taken_within_a_turn(run: StepRun) -> None:
     one, *_ = run.steps
     slow = step_benchmark.ContenderSteps(one.contender, [1.0, 8.0, 4.0], one.work, 1.0)
     fast = step_benchmark.ContenderSteps(our_contender(STOCK), [0.5, 2.0, 4.0], one.work, 1.0)
-    table = times_table(StepRun(SMALL, [slow, fast], {"bf16": [1.0]}, ["x is not here"]), "c", ["y neither"])
+    table = step_benchmark.times_table(
+        StepRun(SMALL, [slow, fast], {"bf16": [1.0]}, ["x is not here"]), "c", ["y neither"]
+    )
     assert [row["times torch"] for row in table.rows] == [1.0, 2.0]
     assert table.rows[1]["ms"] == 2000.0
     assert "Left out: y neither." in table.notes
@@ -210,10 +193,10 @@ def test_a_package_that_is_missing_or_broken_is_a_line() -> None:
 
 @pytest.mark.parametrize("name", ["muon-optimizer", "timm", "pytorch-optimizer"])
 def test_a_package_does_the_work_that_its_row_says(name: str) -> None:
-    contender = {each.name: each for each in contenders()[0]}.get(name)
+    contender = {each.name: each for each in step_benchmark.contenders()[0]}.get(name)
     if contender is None:
         pytest.skip(f"{name} is not installed")
-    run = measure_steps(SMALL, [contenders()[0][0], contender], 1, CPU)
+    run = measure_steps(SMALL, [step_benchmark.contenders()[0][0], contender], 1, CPU)
     assert run.left_out == []
     theirs, its = run.steps
     assert its.work.operations == theirs.work.operations
@@ -225,16 +208,19 @@ def test_a_package_does_the_work_that_its_row_says(name: str) -> None:
 
 @pytest.mark.live
 def test_ranks_step_in_turns_and_two_halves_make_a_whole() -> None:
-    chosen = cases((1, 2))
+    chosen = steps_over_ranks.cases((1, 2))
     two = [RankCase(name, 2) for name in (OWNER, OVERLAPPED, "round_robin", APART)]
     assert chosen == [RankCase(OWNER, 1), *two]
-    found = {one.case: one for one in measure_over_ranks(SMALL, chosen, 2, orthogonalize="minimax")}
+    found = {
+        one.case: one
+        for one in steps_over_ranks.measure_over_ranks(SMALL, chosen, 2, orthogonalize="minimax")
+    }
     assert [*found] == chosen
     assert all(len(one.seconds) == 2 and min(one.seconds) > 0 for one in found.values())
     whole = found[RankCase(OWNER, 1)].momentum
     assert whole == SMALL.nbytes
     assert whole / 2 <= found[RankCase(APART, 2)].momentum < whole
-    table = ranks_table([*found.values()], "minimax", "c")
+    table = steps_over_ranks.ranks_table([*found.values()], "minimax", "c")
     assert [row["ranks"] for row in table.rows] == [1, 2, 2, 2, 2]
 
 
@@ -245,7 +231,7 @@ def test_what_is_asked_of_owner_is_told_from_ratios_within_a_turn() -> None:
         RankSteps(RankCase(APART, 2), [1.0, 2.0, 2.0], 0, 0),
         RankSteps(RankCase(OVERLAPPED, 2), [1.0, 2.0, 4.0], 0, 0),
     ]
-    assert ratios(found) == [
+    assert steps_over_ranks.ratios(found) == [
         "`owner` on 2 ranks is 2.00 times as fast as on one",
         "its speed on 2 ranks is 0.50 of the two halves'",
         "`owner, window=2` on 2 ranks is 4.00 times as fast as on one",

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from muon_tutorial import launch
 from muon_tutorial.timing.machine import Link, Machine
-from scripts.lab.benchmarks.overlap import ALONE, EARLY, LATE, OverlapCase, OverlapSeconds, time_rounds
-from scripts.lab.benchmarks.step_times import (
-    BUILDERS,
-    StepCase,
-    accuracy,
-    cases,
-    measure_steps,
-    predict_step,
-    windows_table,
-)
+from scripts import step_times
+from scripts.result_files import RESULTS, read_tables
+from scripts.step_times import ALONE, EARLY, LATE, OverlapCase, OverlapSeconds, StepCase, accuracy
 
-ROOT = Path(__file__).resolve().parents[3]
 FLAT = ((1.0, 1e9),)
 MACHINE = Machine("flat", {"float32": FLAT, "bfloat16": FLAT}, FLAT, 1e-6, 1e-6, Link(1e9, 1e-5), cores=2)
 
@@ -36,12 +26,12 @@ def test_errors_and_pairs_are_counted_by_hand() -> None:
 
 
 def test_there_are_cases_enough_on_every_link_and_each_is_walked() -> None:
-    found = [case for mbit in (None, 1000, 200, 50) for case in cases(mbit)]
+    found = [case for mbit in (None, 1000, 200, 50) for case in step_times.cases(mbit)]
     assert len(found) >= 60
-    assert {case.strategy for case in found} == set(BUILDERS)
+    assert {case.strategy for case in found} == set(step_times.BUILDERS)
     assert {case.grid.world_size for case in found} == {2, 4, 8}
     slow, fast = (
-        predict_step(StepCase("zero1", (("dp", 2),), 100_000, 1, 32, 1, mbit), MACHINE).seconds
+        step_times.predict_step(StepCase("zero1", (("dp", 2),), 100_000, 1, 32, 1, mbit), MACHINE).seconds
         for mbit in (1, 1000)
     )
     assert slow > 10 * fast
@@ -50,7 +40,7 @@ def test_there_are_cases_enough_on_every_link_and_each_is_walked() -> None:
 def test_windows_are_compared_case_by_case() -> None:
     one = StepCase("owner", (("dp", 4),), 100_000, 1, 128, 2, 200)
     three = StepCase("owner", (("dp", 4),), 100_000, 3, 128, 2, 200)
-    table = windows_table([(one, 10.0), (three, 8.0)], [11.0, 9.9], "x")
+    table = step_times.windows_table([(one, 10.0), (three, 8.0)], [11.0, 9.9], "x")
     (row,) = table.rows
     assert (row["measured saving %"], row["predicted saving %"]) == (20.0, 10.0)
     assert row["apart by points"] == 10.0
@@ -58,9 +48,9 @@ def test_windows_are_compared_case_by_case() -> None:
 
 @pytest.mark.live
 def test_steps_and_reductions_are_measured_on_real_ranks() -> None:
-    (seconds,) = measure_steps([StepCase("layerwise", (("dp", 2),), 100_000, 3, 32, 1)], rounds=1)
+    (seconds,) = step_times.measure_steps([StepCase("layerwise", (("dp", 2),), 100_000, 3, 32, 1)], rounds=1)
     assert seconds > 0
-    for times, same in launch(time_rounds, 2, args=(OverlapCase("zero1", 2, 8, "loopback"), 2)):
+    for times, same in launch(step_times.time_rounds, 2, args=(OverlapCase("zero1", 2, 8, "loopback"), 2)):
         assert {kind: len(its) for kind, its in times.items()} == {ALONE: 2, LATE: 2, EARLY: 2}
         assert same
 
@@ -69,12 +59,8 @@ def test_what_is_exposed_is_what_backward_did_not_hide() -> None:
     assert OverlapSeconds({ALONE: 2.0, LATE: 6.0, EARLY: 3.0}, True).exposed == pytest.approx(0.25)
 
 
-def kept() -> dict[str, Any]:
-    return json.loads((ROOT / "results" / "step_times.json").read_text(encoding="utf-8"))
-
-
 def rows(title: str) -> list[dict[str, Any]]:
-    return next(table["rows"] for table in kept()["tables"] if table["title"] == title)
+    return [*read_tables(RESULTS / "step_times.json")[title].rows]
 
 
 def test_the_results_cover_every_link_and_their_accuracy_is_that_of_their_rows() -> None:
@@ -83,9 +69,8 @@ def test_the_results_cover_every_link_and_their_accuracy_is_that_of_their_rows()
     assert {row["link"] for row in steps} == {"loopback", "1,000 Mbit/s", "200 Mbit/s", "50 Mbit/s"}
     for row in rows("How far predicted seconds are off"):
         chosen = [step for step in steps if row["link"] in ("all", step["link"])]
-        again = accuracy(
-            row["link"], [step["measured ms"] for step in chosen], [step["predicted ms"] for step in chosen]
-        )
+        seen, said = ([step[f"{which} ms"] for step in chosen] for which in ("measured", "predicted"))
+        again = accuracy(row["link"], seen, said)
         assert again["median error"] == pytest.approx(row["median error"], abs=2e-3)
         assert again["told right"] == pytest.approx(row["told right"], abs=2e-3)
 

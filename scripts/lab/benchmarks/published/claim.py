@@ -22,7 +22,6 @@ Given = Literal["all", "some"]
 Unit = Literal["×", "%", "ms", "MB", "GiB", ""]
 
 TOLERANCE = 0.25
-_SCALES = {"%": 100.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +81,15 @@ def read_claims() -> tuple[Claim, ...]:
     reader how a published number was computed.
     """
     held = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
-    return tuple(_claim(row, held["sources"]) for row in held["claims"])
-
-
-def _claim(row: dict[str, Any], links: dict[str, str]) -> Claim:
-    given: dict[str, Any] = {
-        name: _called(value) if isinstance(value, list) else value for name, value in row.items()
-    }
-    given.pop("from", None)
-    for name in ("published", "assumed"):
-        given[name] = given[name]() if callable(given[name]) else given[name]
-    return Claim(**given, link=links[row["source"]])
+    claims = []
+    for row in held["claims"]:
+        given: dict[str, Any] = {
+            name: _called(it) if isinstance(it, list) else it for name, it in row.items() if name != "from"
+        }
+        for name in ("published", "assumed"):
+            given[name] = given[name]() if callable(given[name]) else given[name]
+        claims.append(Claim(**given, link=held["sources"][row["source"]]))
+    return tuple(claims)
 
 
 def _called(call: list[Any]) -> Callable[[], Any]:
@@ -133,7 +130,7 @@ def shown(number: float | None, unit: Unit) -> str:
     """
     if number is None:
         return "–"
-    scaled = number * _SCALES.get(unit, 1.0)
+    scaled = 100 * number if unit == "%" else number
     if unit == "×" and 0 < abs(scaled - 1) < 0.005:
         return f"{scaled:.5f}×"
     digits = f"{scaled:,.0f}" if abs(scaled) >= 1000 and math.isfinite(scaled) else f"{scaled:.3g}"

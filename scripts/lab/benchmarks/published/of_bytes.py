@@ -10,11 +10,9 @@ from itertools import accumulate, groupby
 
 import torch
 
+from muon_tutorial import Grid, Matrix, Shard
 from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, Plan, layerwise, owner, replicated, zero1
 from muon_tutorial.timing.model_shape import stage_matrices
 from muon_tutorial.timing.models import find_model

@@ -11,13 +11,10 @@ from typing import cast
 
 import torch
 
+from muon_tutorial import Coordinate, Grid, Matrix, Shard, zero1
 from muon_tutorial.engine.collective import Collective, Kind, Label, Walk
 from muon_tutorial.evidence.traces.profiler_trace import CollectiveSum
 from muon_tutorial.learn.cheaper.published_traces import TraceSummary, packaged_summaries, step_sizes
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
-from muon_tutorial.plan.strategies import zero1
 from muon_tutorial.timing.timed_world import TimedWorld
 from muon_tutorial.timing.timeline_cases import walk_ranks
 

@@ -8,12 +8,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from muon_tutorial import Coordinate, Grid, Matrix, Shard, zeropower_via_newtonschulz
 from muon_tutorial.engine.collective import Collective, Label, Start, Wait, Walk
 from muon_tutorial.evidence import formulas
-from muon_tutorial.newton_schulz import zeropower_via_newtonschulz
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.plan.layout import Shard
-from muon_tutorial.plan.matrix import Matrix
 from muon_tutorial.plan.strategies import Builder, layerwise, owner, replicated
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine
@@ -61,20 +58,25 @@ def two_dies() -> float:
     return 2 * (forward_and_backward + one) / (forward_and_backward + two + exposed)
 
 
-def planned(model: str, grid: str, machine: Machine, builder: Builder = layerwise) -> ModelPlan:
-    """The planner's result for one strategy with its default options."""
-    return plan_model(find_model(model), read_sizes(grid), machine, strategies={"muon": builder})
+def planned(model: str, grid: str, machine: Machine) -> ModelPlan:
+    """The planner's result for ``layerwise`` with its default options."""
+    return plan_model(find_model(model), read_sizes(grid), machine, strategies={"muon": layerwise})
 
 
-def adds(model: str, grid: str, machine: Machine) -> float:
+@cache
+def on_b200s(model: str, grid: str) -> ModelPlan:
+    """The same on B200s."""
+    return planned(model, grid, find_machine("b200-infiniband"))
+
+
+def added(plan: ModelPlan) -> float:
     """Seconds that ``layerwise`` takes longer than ZeRO-1 AdamW over the same matrices."""
-    plan = planned(model, grid, machine)
     return plan.estimates[0].seconds - plan.adamw
 
 
 def added_on_a800s() -> float:
     """Milliseconds that ``layerwise`` takes longer than ZeRO-1 AdamW: Llama-3.1-8B on 128 A800s."""
-    return adds("llama-3.1-8b", "dp=128", a800s()) * 1e3
+    return added(planned("llama-3.1-8b", "dp=128", a800s())) * 1e3
 
 
 def products_on_a800s() -> float:
@@ -89,7 +91,7 @@ def step_of(model: str, gpus: int, muon_rate: float) -> float:
 
 def added_part(model: str, gpus: int, muon_rate: float, grid: str) -> float:
     """The time that Muon adds to a step, as a fraction of the step."""
-    return adds(model, grid, find_machine("b200-infiniband")) / step_of(model, gpus, muon_rate)
+    return added(on_b200s(model, grid)) / step_of(model, gpus, muon_rate)
 
 
 @cache
@@ -98,9 +100,9 @@ def why_slower(model: str, gpus: int, muon_rate: float, grid: str, published: fl
     machine, step = find_machine("b200-infiniband"), step_of(model, gpus, muon_rate)
     fast = Link(1e15, 0.0)
     best = {dtype: (max(rates),) for dtype, rates in machine.gemm.items()}
-    without = adds(model, grid, replace(machine, inside=fast, between=fast)) / step
-    at_best = adds(model, grid, replace(machine, gemm=best, operation=0.0)) / step
-    products = planned(model, grid, machine).estimates[0].product / step
+    without = added(planned(model, grid, replace(machine, inside=fast, between=fast))) / step
+    at_best = added(planned(model, grid, replace(machine, gemm=best, operation=0.0))) / step
+    products = on_b200s(model, grid).estimates[0].product / step
     explained = abs(at_best - published) <= TOLERANCE * published
     return (
         "Exposed communication is not the reason: AdamW exposes as much, and with endless bandwidth ours "

@@ -7,10 +7,9 @@ from functools import cache
 
 import torch
 
+from muon_tutorial import Grid, owner
 from muon_tutorial.newton_schulz import DEFAULT_STEPS
 from muon_tutorial.plan.assign import newton_schulz_cost
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.plan.strategies import owner
 from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.model_shape import ModelShape
 from muon_tutorial.timing.models import find_model
