@@ -145,9 +145,9 @@ class Made(PeakMemory):
 
     total: int = 0
 
-    def _add(self, storage: torch.UntypedStorage) -> None:
+    def add(self, tensor: Tensor) -> None:
         before = self.now
-        super()._add(storage)
+        super().add(tensor)
         self.total += self.now - before
 
 
