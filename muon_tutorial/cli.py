@@ -197,7 +197,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
     """The requested run: a new one in its own folder, or one that resumes from its checkpoint."""
     if options.resume is None:
         settings = TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
-        job.check_inputs(settings, settings.world_size)
+        job.check_inputs(settings)
         run = uuid.uuid4().hex
         folder = _make_folder(options, settings, run)
         options.hold(folder.held())
@@ -206,7 +206,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
         raise UsageError("--resume goes on in the run's own folder: leave out --out")
     folder, said = RunFolder.reopen(find_run(options.resume))
     settings = resumed_settings(said, vars(options), options.given)
-    job.check_inputs(settings, settings.world_size)
+    job.check_inputs(settings)
     saving = _going_on(folder, said, options)
     if saving.begin is None:
         raise UsageError(f"{folder.path} holds no complete checkpoint: start a new run")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+_ENDS = "test_a_run_saves_and_goes_on_and_once_it_cannot_save_ends_when_asked_again_or_its_grace_is_over"
 _PLACE = "test_a_place_that_cannot_run_is_one_line"
 _RUNS = "test_training_lowers_the_loss_as_one_process_does_passes_its_check_and_fills_its_folder"
-_SIGNALS = "test_a_stopped_run_says_so_in_one_line_and_leaves_no_process"
-_SAVED = r"saved after step \\d+ in {0}/checkpoints; go on with: train --resume {0}"
+_SIGNALS = "test_a_stopped_run_saves_says_so_in_one_line_and_leaves_no_process"
 
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "configs/test_helpers.py": {
@@ -27,11 +27,12 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "test_gloo_sends_what_the_formula_says_to_the_byte[2]": "three and four ranks",
         "test_gloo_sends_what_the_formula_says_to_the_byte[8]": "three and four ranks",
     },
-    "evidence/test_predict.py": {
-        "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
+    "evidence/test_memory.py": {
+        "test_the_predicted_peak_is_the_measured_one[dp=4]": "dp=2 × tp=2, which has both axes",
     },
-    "launching/test_launch_parent.py": {
-        "test_a_killed_parent_leaves_nothing[fork-kill-9]": "SIGTERM, which has no handler; a killed kernel",
+    "evidence/test_predict.py": {
+        "test_predicted_is_counted_on_real_ranks[(2, 1)]": "(3, 2); any grid is counted in one process",
+        "test_predicted_is_counted_on_real_ranks[(2, 2)]": "(3, 2), of which little is even",
     },
     "orthogonalizers/test_iterate.py": {
         f"test_one_thread_or_two_give_the_same_bits_in_bf16[{shape}]": (
@@ -42,19 +43,14 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "test_cli.py": {
         f"{_RUNS}[4 1]": "the grids 1×1 and 2×2",
         f"{_RUNS}[4 2]": "the grids 1×1 and 2×2; eight ranks are in the equality table",
-        f"{_SIGNALS}[2-130-interrupted; {_SAVED}]": (
+        f"{_SIGNALS}[SIGINT to the run]": (
             "SIGTERM; SIGINT to a run that cannot save, and before the imports are done"
         ),
-        f"{_SIGNALS}[1-129-ended by SIGHUP; {_SAVED}]": "SIGTERM and SIGUSR1",
-        f"{_SIGNALS}[24-152-ended by SIGXCPU; {_SAVED}]": "SIGTERM and SIGUSR1",
-        "test_sigterm_saves_whichever_processes_it_reaches[the group]": (
-            "SIGTERM to the command, and to one rank"
-        ),
-        "test_sigterm_saves_whichever_processes_it_reaches[every process]": (
-            "SIGTERM to the command, and to one rank"
-        ),
-        "test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_is_over"
-        "[15-options1-143-terminated; the steps so far are in {}]": "SIGINT; SIGTERM's grace",
+        f"{_SIGNALS}[SIGHUP to the run]": "SIGTERM and SIGUSR1",
+        f"{_SIGNALS}[SIGXCPU to the run]": "SIGTERM and SIGUSR1",
+        f"{_SIGNALS}[SIGTERM to its group]": "SIGTERM to the command, and to one rank",
+        f"{_SIGNALS}[SIGTERM to every process]": "SIGTERM to the command, and to one rank",
+        f"{_ENDS}[15-options1-143-terminated; the steps so far are in {{}}]": "SIGINT; SIGTERM's grace",
         f"{_PLACE}[ulimit -n 16; exec {{}} train --dp 2 --tp 1-1-error: 2 ranks need more files]": (
             "launch() says it in launching/test_launch.py; an error of launch() is one line here"
         ),
@@ -66,9 +62,13 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
         "test_real_processes_equal_single_process[2]": "four ranks; two are in the equality table",
         "test_real_processes_equal_single_process[8]": "four ranks; eight are in the equality table",
     },
-    "training/test_two_nodes.py": {
-        "test_a_job_that_loses_a_node_or_the_link_ends_as_an_undisturbed_one": (
-            "a rank killed on one node ends with the same bits, in training/test_restarts.py"
+    "training/test_preempted.py": {
+        "test_a_signal_to_torchruns_agent_alone_saves_the_step_in_hand[SIGHUP-129]": "SIGTERM and SIGINT",
+    },
+    "training/test_two_agents.py": {
+        "test_a_job_that_began_on_one_node_goes_on_when_another_joins": (
+            "a job that loses a rank, which both agents restart; training/test_preempted.py: ranks save when "
+            "their agent ends them; training/test_resume.py: restarted ranks use all ranks that there are"
         ),
     },
 }

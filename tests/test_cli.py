@@ -161,65 +161,43 @@ def test_a_grid_that_does_not_fit_torchruns_processes_is_refused_once(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+STOPS = [
+    (signal.SIGINT, "the run", cli.INTERRUPTED, "interrupted" + SAVED),
+    (signal.SIGTERM, "the run", 143, "terminated" + SAVED),
+    (signal.SIGHUP, "the run", 129, "ended by SIGHUP" + SAVED),
+    (signal.SIGXCPU, "the run", 152, "ended by SIGXCPU" + SAVED),
+    (signal.SIGTERM, "its group", 143, "terminated" + SAVED),
+    (signal.SIGTERM, "every process", 143, "terminated" + SAVED),
+    (signal.SIGTERM, "one rank", 143, "terminated" + SAVED),
+    (signal.SIGKILL, "one rank", cli.FAILED, r"error: rank .*SIGKILL.*"),
+]
+
+
 @pytest.mark.live
-@pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize(
-    ("sent", "code", "says"),
-    [
-        (signal.SIGINT, cli.INTERRUPTED, "interrupted" + SAVED),
-        (signal.SIGTERM, 143, "terminated" + SAVED),
-        (signal.SIGHUP, 129, "ended by SIGHUP" + SAVED),
-        (signal.SIGXCPU, 152, "ended by SIGXCPU" + SAVED),
-        (signal.SIGKILL, cli.FAILED, r"error: rank .*SIGKILL.*"),  # to a rank; other signals to the run
-    ],
+    ("sent", "whom", "code", "says"), STOPS, ids=[f"{sent.name} to {whom}" for sent, whom, *_ in STOPS]
 )
-def test_a_stopped_run_says_so_in_one_line_and_leaves_no_process(
-    sent: signal.Signals, code: int, says: str, tmp_path: Path
+def test_a_stopped_run_saves_says_so_in_one_line_and_leaves_no_process(
+    sent: signal.Signals, whom: str, code: int, says: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with running(folder) as (process, ranks):
-        (ranks[-1] if sent == signal.SIGKILL else process).send_signal(sent)
+        if whom == "its group":
+            os.killpg(process.pid, sent)
+        reached = {"the run": [process], "one rank": ranks[-1:], "every process": [process, *ranks]}
+        for each in reached.get(whom, []):
+            each.send_signal(sent)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (code, "")
         *before, line = spoken(err)
-        assert before == ([cli.STOPPING] if sent != signal.SIGKILL else [])
+        assert before == ([cli.STOPPING] if whom != "one rank" else [])
         assert re.fullmatch(says.format(re.escape(str(folder))), line)
-        assert code != cli.FAILED or "SIGKILL" in (folder / "error.txt").read_text()
-        assert not still_running([rank.pid for rank in ranks], PATIENCE)
-
-
-@pytest.mark.live
-@pytest.mark.parametrize("whom", ["the group", "every process", "one rank"])
-def test_sigterm_saves_whichever_processes_it_reaches(whom: str, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    options = [] if whom == "every process" else ["--save-every", "5"]
-    with running(folder, *options) as (process, ranks):
-        if whom == "the group":
-            os.killpg(process.pid, signal.SIGTERM)
-        for each in {"every process": [process, *ranks], "one rank": ranks[-1:]}.get(whom, []):
-            each.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 143
-        *_, last = spoken(err)
-        assert re.fullmatch(("terminated" + SAVED).format(re.escape(str(folder))), last)
-        newest = (folder / "checkpoints" / "latest").read_text()
-        assert int(newest.partition("-")[2]) == int(last.partition("after step ")[2].split()[0])
-        assert damage_of(folder / "checkpoints" / newest.strip()) is None
-        assert not still_running([rank.pid for rank in ranks], PATIENCE)
-
-
-@pytest.mark.live
-def test_sigusr1_saves_and_the_run_goes_on_until_it_is_told_otherwise(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with running(folder, "--on-signal", "USR2=end") as (process, ranks):
-        process.send_signal(signal.SIGUSR1)
-        wait_until(lambda: (folder / "checkpoints" / "latest").exists())
-        seen = len((folder / "metrics.jsonl").read_text())
-        wait_until(lambda: len((folder / "metrics.jsonl").read_text()) > seen)
-        process.send_signal(signal.SIGUSR2)
-        _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 128 + signal.SIGUSR2
-        assert spoken(err) == [f"ended by SIGUSR2; the steps so far are in {folder}"]
+        if code == cli.FAILED:
+            assert "SIGKILL" in (folder / "error.txt").read_text()
+        else:
+            newest = (folder / "checkpoints" / "latest").read_text()
+            assert int(newest.partition("-")[2]) == int(line.partition("after step ")[2].split()[0])
+            assert damage_of(folder / "checkpoints" / newest.strip()) is None
         assert not still_running([rank.pid for rank in ranks], PATIENCE)
 
 
@@ -230,24 +208,29 @@ def test_sigusr1_saves_and_the_run_goes_on_until_it_is_told_otherwise(tmp_path: 
         (signal.SIGINT, [], cli.INTERRUPTED, "interrupted; the steps so far are in {}"),
         (signal.SIGTERM, [], 143, "terminated; the steps so far are in {}"),
         (None, ["--grace", "0.5"], 143, "not saved within 0.5 s (--grace); older checkpoints are intact"),
+        (signal.SIGUSR2, ["--on-signal", "USR2=end"], 140, "ended by SIGUSR2; the steps so far are in {}"),
     ],
 )
-def test_a_run_that_cannot_save_ends_at_once_when_asked_again_or_when_its_grace_is_over(
+def test_a_run_saves_and_goes_on_and_once_it_cannot_save_ends_when_asked_again_or_its_grace_is_over(
     sent: signal.Signals | None, options: list[str], code: int, says: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     with running(folder, *options) as (process, ranks):
         process.send_signal(signal.SIGUSR1)
         wait_until(lambda: (folder / "checkpoints" / "latest").exists())
+        seen = len((folder / "metrics.jsonl").read_text())
+        wait_until(lambda: len((folder / "metrics.jsonl").read_text()) > seen)
+        assert not (folder / "save").exists()
         ranks[-1].suspend()  # no step can end now
         process.send_signal(sent or signal.SIGTERM)
         wait_until(lambda: (folder / "stop").exists() or process.poll() is not None)
-        if sent:
+        if sent in (signal.SIGINT, signal.SIGTERM):
             time.sleep(1.2 * REPEAT)  # before that, another SIGTERM counts as the same request
             process.send_signal(sent)
         _, err = process.communicate(timeout=PATIENCE)
         assert process.returncode == code
-        assert spoken(err) == [cli.STOPPING, says.format(folder)]
+        stopping = [] if sent == signal.SIGUSR2 else [cli.STOPPING]
+        assert spoken(err) == [*stopping, says.format(folder)]
         assert (folder / "stop").exists() == (sent is None)  # the next run removes it
         (older,) = (folder / "checkpoints").glob("step-*")
         assert damage_of(older) is None

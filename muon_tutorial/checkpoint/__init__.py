@@ -15,10 +15,8 @@ The files:
 
 - ``__R_0.distcp``: the boxes that rank R wrote, one after the other, each as ``torch.save`` writes a tensor.
   A box that several ranks hold is written by only one of them.
-- ``extra.pt``: what the user passed on rank 0, such as a step count, a scheduler's ``state_dict()`` or the
-  state of a random number generator.
-- ``.metadata``: where the boxes are, for the tools of that library. It is a pickle; this package never reads
-  it.
+- ``extra.pt``: what the user passed on rank 0, such as a step count or a scheduler's ``state_dict()``.
+- ``.metadata``: where the boxes are, for that library's tools: a pickle, which this package never reads.
 - ``manifest.json``: where the boxes are, and everything else that a load needs to know. ``files``: the size
   and the SHA-256 of each other file. ``tensors``: the shape, the dtype and the boxes of each tensor.
   ``groups``: for each NAME, its state's entries and its hyperparameters, as
@@ -30,15 +28,9 @@ The files:
 Strategy, mesh, ``tp_dim`` and window are not saved, because they are not state. Gradients are not saved
 either, even after ``ready_gradients()``: save after ``step()``.
 
-``docs/checkpoints.md`` lists the guarantees: a folder is complete or does not exist, whatever is killed;
-errors name the damaged file; nothing in a file is executed; all ranks learn within the timeout which rank
-failed, and why.
-
-``rank_contents`` finds the tensors of a rank and the boxes that it holds of them. ``compare_ranks`` compares
-them across ranks before a save, ``piece_files`` writes and reads them, and ``verify_files`` checks sizes and
-hashes before a load. ``manifest`` and ``plain_data`` define the content of files, and ``folders`` moves them
-into place. Ranks decide together in a ``meeting``. ``saving`` and ``loading`` use all of these, and
-``manager`` keeps the newest checkpoints.
+``docs/checkpoints.md`` lists the guarantees. ``rank_contents`` finds the boxes that a rank holds,
+``compare_ranks`` compares them before a save, ``piece_files`` writes and reads them, ``verify_files`` checks
+sizes and hashes before a load, ``folders`` moves files into place. Ranks decide together in a ``meeting``.
 """
 
 from __future__ import annotations

@@ -27,8 +27,6 @@ class TensorOutline(NamedTuple):
 
 
 class SaveSummary(NamedTuple):
-    """A summary of what a rank is about to save, for comparison."""
-
     folder: str
     groups: dict[str, dict[str, Any]]
     outlines: dict[str, TensorOutline]

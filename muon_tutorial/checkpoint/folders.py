@@ -104,7 +104,6 @@ def make_draft(target: Path, save_id: str, existing: Existing, manifest: str) ->
     Raises:
         CheckpointError: the target exists and may not be replaced.
     """
-    recover(target)
     remove_leftovers(target)
     if os.path.lexists(target) and not _is_empty_folder(target):
         if existing == "refuse":
@@ -129,7 +128,7 @@ def put_aside(target: Path, save_id: str) -> Path:
 
 
 def commit(draft: Path, target: Path) -> None:
-    """Move a draft into the target's place. Must be called under ``locked(target)``, before ``settle``."""
+    """Move a draft into the target's place. Must be called under ``locked(target)``."""
     sync_folder(draft)
     if not os.path.lexists(target) or _is_empty_folder(target):
         os.rename(draft, target)
@@ -144,19 +143,6 @@ def commit(draft: Path, target: Path) -> None:
         os.rename(draft, target)
 
 
-def settle(target: Path) -> None:
-    """Sync the parent folder of a checkpoint after ``commit``, and remove the checkpoint that it replaced."""
-    sync_folder(target.parent)
-    remove_leftovers(target)
-
-
-def recover(target: Path) -> None:
-    """Rename the old checkpoint back if no new one took its place. Must be called under ``locked``."""
-    aside = stepped_aside(target)
-    if aside is not None:
-        os.rename(aside, target)
-
-
 def stepped_aside(target: Path) -> Path | None:
     """The old checkpoint's path, if it was renamed and the saver died before the new one took its place."""
     if os.path.lexists(target):
@@ -168,7 +154,12 @@ def stepped_aside(target: Path) -> Path | None:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove the drafts of dead savers. Must be called under ``locked(target)``: then no saver is alive."""
+    """Rename the old checkpoint back if no new one took its place, and remove the drafts of dead savers.
+
+    Must be called under ``locked(target)``: then no saver is alive.
+    """
+    if (aside := stepped_aside(target)) is not None:
+        os.rename(aside, target)
     for path in _leftovers(target).values():
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
@@ -188,7 +179,6 @@ def remove_all_leftovers(folder: Path) -> None:
     found = (_LEFTOVER.fullmatch(name) for name in os.listdir(folder))
     for name in {match["name"] for match in found if match}:
         with contextlib.suppress(CheckpointError), locked(folder / name, patience=0.0):
-            recover(folder / name)
             remove_leftovers(folder / name)
 
 

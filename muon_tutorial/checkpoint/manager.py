@@ -12,23 +12,25 @@ import math
 import os
 import re
 import sys
-import threading
 import uuid
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..errors import CheckpointError, UsageError
+from ..step.parameter_state import local_part
 from . import folders
 from .loading import load_found
 from .meeting import call_meeting, one_line
 from .rank_contents import Rename, Saveable
-from .saving import ContentsToSave, SaveJob, StagingMemory, contents_to_save, run_save
+from .saving import ContentsToSave, Save, contents_to_save
 from .verify_files import damage_of, open_checkpoint
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ class CheckpointManager:
             raise UsageError(f"keep is the number of checkpoints to keep, at least 1, not {keep!r}")
         self.folder = folders.target_of(folder)
         self.keep = keep
-        self._staging = StagingMemory()
+        self._buffers: dict[str, Tensor] = {}  # fresh memory takes longer to get than to fill
         self._pending: PendingSave | None = None
 
     def save(
@@ -100,9 +102,9 @@ class CheckpointManager:
 
         def contents() -> ContentsToSave:
             found = contents_to_save(model, optimizer, extra, rename)
-            return found if wait else self._staging.copy(found)
+            return found if wait else self._copied(found)
 
-        job = SaveJob(
+        save = Save(
             meeting,
             target,
             "put aside",
@@ -111,10 +113,23 @@ class CheckpointManager:
             finish=lambda: self._point_to(target, meeting.id),
         )
         if wait:
-            run_save(job)
+            save.run()
             return PendingSave(None)
-        self._pending = PendingSave(job)
+        thread = ThreadPoolExecutor(1)
+        self._pending = PendingSave(thread.submit(save.run))
+        thread.shutdown(wait=False)  # once it has saved
         return self._pending
+
+    def _copied(self, contents: ContentsToSave) -> ContentsToSave:
+        """A copy on the CPU, over the previous one, so that the model and its optimizer may change again."""
+        tensors = {}
+        for key, (tensor, place) in contents.tensors.items():
+            local, buffer = local_part(tensor).detach(), self._buffers.get(key)
+            if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
+                buffer = torch.empty_like(local, device="cpu")
+            tensors[key] = buffer.copy_(local), place
+        self._buffers = {key: its for key, (its, _) in tensors.items()}
+        return replace(contents, tensors=tensors)
 
     def wait(self) -> None:
         """Wait until the save that is in progress, if any, is done.
@@ -222,12 +237,9 @@ class PendingSave:
     next ``save()``, ``load()`` or ``wait()``. Without such a call, it is printed when the process ends.
     """
 
-    def __init__(self, job: SaveJob | None) -> None:
-        self._saved: list[Future[None]] = []  # empty once it has been waited for
-        if job is not None:
-            self._saved.append(Future())
-            weakref.finalize(self, _complain, self._saved)
-            threading.Thread(target=_run, args=(job, self._saved[0]), name=job.meeting.what).start()
+    def __init__(self, saved: Future[None] | None) -> None:
+        self._saved = [saved] if saved is not None else []  # empty once it has been waited for
+        weakref.finalize(self, _complain, self._saved)
 
     @property
     def done(self) -> bool:
@@ -258,14 +270,6 @@ def made_before(make: Callable[[], T]) -> Callable[[], T]:
 def _step_of(name: str) -> int | None:
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
-
-
-def _run(job: SaveJob, saved: Future[None]) -> None:
-    try:
-        run_save(job)
-        saved.set_result(None)
-    except BaseException as error:
-        saved.set_exception(error)
 
 
 def _complain(pending: list[Future[None]]) -> None:

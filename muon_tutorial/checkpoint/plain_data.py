@@ -68,7 +68,6 @@ def to_json(what: str, value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Return the value that ``to_json`` was given."""
     if isinstance(value, list):
         return [from_json(part) for part in value]
     if not isinstance(value, dict):

@@ -83,7 +83,6 @@ class SteppedParameter:
     momentum_boxes: HeldBoxes
 
     def key(self, entry: str) -> str:
-        """The checkpoint's name for one tensor of the state."""
         return f"optimizer.{self.name}.{entry}"
 
     def boxes_of(self, entry: str) -> HeldBoxes:
@@ -129,7 +128,6 @@ class RankContents:
 
 
 def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | None) -> RankContents:
-    """Find out what this rank saves or loads."""
     parts = parts_of(optimizer)
     muon = parts.get("muon")
     steps = muon.plan_steps if isinstance(muon, Muon) else []
@@ -151,7 +149,14 @@ def contents_of_rank(model: nn.Module, optimizer: Saveable, rename: Rename | Non
     }
     tensors = {name: (param.detach(), places[param][0]) for param, name in names.items()}
     tensors |= {name: (buffer, _own_place(name, buffer, at)) for name, buffer in buffers}
-    return RankContents(tensors, set(dict(buffers)), list(_stepped_parameters(parts, names, places)))
+    stepped = []
+    for kind, part in parts.items():
+        for label, param, group in all_named(part.param_groups):
+            if param not in names:
+                raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
+            state = part.state.get(param, {})
+            stepped.append(SteppedParameter(names[param], kind, param, group, state, *places[param]))
+    return RankContents(tensors, set(dict(buffers)), stepped)
 
 
 def parts_of(optimizer: torch.optim.Optimizer) -> dict[Kind, torch.optim.Optimizer]:
@@ -245,16 +250,3 @@ def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         for name in module._non_persistent_buffers_set
     }
     yield from ((name, buffer) for name, buffer in model.named_buffers() if name not in passing)
-
-
-def _stepped_parameters(
-    parts: Mapping[Kind, torch.optim.Optimizer],
-    names: Mapping[Tensor, str],
-    places: Mapping[Tensor, list[HeldBoxes]],
-) -> Iterator[SteppedParameter]:
-    for kind, optimizer in parts.items():
-        for label, param, group in all_named(optimizer.param_groups):
-            if param not in names:
-                raise CheckpointError(f"the optimizer's {label} is not a parameter of the model")
-            state = optimizer.state.get(param, {})
-            yield SteppedParameter(names[param], kind, param, group, state, *places[param])

@@ -6,17 +6,15 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..step.parameter_state import local_part
 from . import folders, manifest
 from .compare_ranks import SaveSummary, TensorOutline, check_alike, outline
 from .folders import Existing
@@ -61,7 +59,7 @@ def save_checkpoint(
     """
     target = folders.target_of(path)
     meeting = call_meeting("save_checkpoint")
-    run_save(SaveJob(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename)))
+    Save(meeting, target, existing, lambda: contents_to_save(model, optimizer, extra, rename)).run()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,22 +70,6 @@ class ContentsToSave:
     buffers: set[str]
     groups: dict[str, dict[str, Any]]
     extra: bytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SaveJob:
-    """A save that is ready to begin. ``contents`` returns what this rank saves.
-
-    Rank 0 calls ``finish`` when the checkpoint is in its place, before it tells the other ranks. ``guard`` is
-    a path that rank 0 locks during the save, besides the folder.
-    """
-
-    meeting: Meeting
-    folder: Path
-    existing: Existing
-    contents: Callable[[], ContentsToSave]
-    guard: Path | None = None
-    finish: Callable[[], None] = lambda: None
 
 
 def contents_to_save(
@@ -123,88 +105,71 @@ def _warn_of_extra_state(model: nn.Module) -> None:
         )
 
 
-class StagingMemory:
-    """Memory on the CPU for a copy of what this rank has to save; the next save uses it again.
+@dataclass(slots=True, eq=False)
+class Save:
+    """One save. ``contents`` returns what this rank saves. Rank 0 also makes the draft and puts it in place.
 
-    Getting fresh memory from the system takes longer than copying. There is one copy at a time.
+    Rank 0 calls ``finish`` when the checkpoint is in its place, before it tells the other ranks. ``guard`` is
+    a path that rank 0 locks during the save, besides the folder.
     """
 
-    def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+    meeting: Meeting
+    folder: Path
+    existing: Existing
+    contents: Callable[[], ContentsToSave]
+    guard: Path | None = None
+    finish: Callable[[], None] = lambda: None
+    _draft: Path = Path()
+    _summaries: list[SaveSummary] = field(default_factory=list)
+    _files: dict[str, manifest.SavedFile] = field(default_factory=dict)
 
-    def copy(self, contents: ContentsToSave) -> ContentsToSave:
-        """Copy the contents over the previous copy, so that the model and its optimizer may change again."""
-        tensors = {key: (self._copy(key, its), place) for key, (its, place) in contents.tensors.items()}
-        self._buffers = {key: its for key, (its, _) in tensors.items()}
-        return replace(contents, tensors=tensors)
+    def run(self) -> None:
+        """Save, together with the other ranks of the meeting."""
+        rank = self.meeting.rank
+        with ExitStack() as held:
+            (entries, extra), (draft, share) = self.meeting.agree(
+                "prepare its part", self._prepare, lambda parts: self._begin(parts, held)
+            )
 
-    def _copy(self, key: str, tensor: Tensor) -> Tensor:
-        local = local_part(tensor).detach()
-        buffer = self._buffers.get(key)
-        if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
-            buffer = torch.empty_like(local, device="cpu")
-        return buffer.copy_(local)
+            def write() -> tuple[None, Written | None]:
+                if rank == 0:
+                    self._write(EXTRA, extra)
+                path = Path(draft, f"__{rank}_0.distcp")
+                return None, write_pieces(path, entries, share) if share else None
 
+            self.meeting.agree("write its files", write, self._complete)
 
-def run_save(job: SaveJob) -> None:
-    """Save, together with the other ranks of the meeting."""
-    meeting = job.meeting
-
-    def prepare() -> tuple[tuple[dict[str, TensorInPieces], bytes], SaveSummary]:
-        contents = job.contents()
+    def _prepare(self) -> tuple[tuple[dict[str, TensorInPieces], bytes], SaveSummary]:
+        contents = self.contents()
         entries = {key: in_pieces(*placed) for key, placed in contents.tensors.items()}
         outlines = {key: outline(entry, key in contents.buffers) for key, entry in entries.items()}
-        summary = SaveSummary(str(job.folder), contents.groups, outlines, contents.buffers)
+        summary = SaveSummary(str(self.folder), contents.groups, outlines, contents.buffers)
         return (entries, contents.extra), summary
 
-    with ExitStack() as held:
-        first = _FirstRank(job, held)
-        (entries, extra), (draft, share) = meeting.agree("prepare its part", prepare, first.begin)
-
-        path = Path(draft, f"__{meeting.rank}_0.distcp")
-
-        def write() -> tuple[None, Written | None]:
-            if meeting.rank == 0:
-                first.write(EXTRA, extra)
-            return None, write_pieces(path, entries, share) if share else None
-
-        meeting.agree("write its files", write, first.complete)
-
-
-class _FirstRank:
-    """Rank 0's work for all ranks: hold the lock, make the draft, complete it, and move it into place."""
-
-    def __init__(self, job: SaveJob, held: ExitStack) -> None:
-        self._job, self._held = job, held
-        self._files: dict[str, manifest.SavedFile] = {}
-
-    def begin(self, summaries: Sequence[SaveSummary]) -> list[tuple[str, list[Place]]]:
-        """Compare the ranks, make a draft, and divide the work."""
-        job = self._job
+    def _begin(self, parts: Sequence[SaveSummary], held: ExitStack) -> list[tuple[str, list[Place]]]:
+        """Compare the ranks, make a draft under a lock, and divide the work."""
         self._summaries = [
             SaveSummary(folder, groups, {key: TensorOutline(*its) for key, its in outlines.items()}, buffers)
-            for folder, groups, outlines, buffers in summaries
+            for folder, groups, outlines, buffers in parts
         ]
         check_alike(self._summaries)
-        job.folder.parent.mkdir(parents=True, exist_ok=True)
-        for target in (job.guard, job.folder):
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        for target in (self.guard, self.folder):
             if target is not None:
-                self._held.enter_context(folders.locked(target))
-        self._draft = folders.make_draft(job.folder, job.meeting.id, job.existing, manifest.NAME)
-        self._held.callback(rmtree, self._draft, ignore_errors=True)
+                held.enter_context(folders.locked(target))
+        self._draft = folders.make_draft(self.folder, self.meeting.id, self.existing, manifest.NAME)
+        held.callback(rmtree, self._draft, ignore_errors=True)
         return [(str(self._draft), share) for share in divide(self._summaries)]
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write one of rank 0's own files."""
+    def _write(self, name: str, data: bytes) -> None:
         folders.write_file(self._draft / name, data)
         self._files[name] = manifest.SavedFile(len(data), manifest.sha256(data))
 
-    def complete(self, answers: Sequence[Written | None]) -> list[None]:
+    def _complete(self, answers: Sequence[Written | None]) -> list[None]:
         """Add the files that make the draft complete, and move it into place."""
-        job = self._job
         written = [Written(*each) if each else None for each in answers]
         tensors = saved_tensors(self._summaries, written)
-        self.write(".metadata", metadata_for_other_tools(job.meeting.id, tensors))
+        self._write(".metadata", metadata_for_other_tools(self.meeting.id, tensors))
         for each in filter(None, written):
             self._files[each.file] = manifest.SavedFile(each.size, each.sha256)
         for name, file in self._files.items():
@@ -215,13 +180,14 @@ class _FirstRank:
                     f"{self._draft}: the ranks must share the file system of a checkpoint"
                 )
         groups = {name: its for each in self._summaries for name, its in each.groups.items()}
-        data = manifest.to_bytes(manifest.Manifest(job.meeting.id, self._files, tensors, groups))
+        data = manifest.to_bytes(manifest.Manifest(self.meeting.id, self._files, tensors, groups))
         manifest.from_bytes(data)  # refuses what could not be loaded: pieces that do not make up a tensor
-        self.write(manifest.NAME, data)
-        folders.commit(self._draft, job.folder)
+        self._write(manifest.NAME, data)
+        folders.commit(self._draft, self.folder)
         try:
-            folders.settle(job.folder)
-            job.finish()
+            folders.sync_folder(self.folder.parent)
+            folders.remove_leftovers(self.folder)
+            self.finish()
         except OSError as error:
-            warnings.warn(f"{job.folder} is saved, but: {one_line(error)}", stacklevel=2)
+            warnings.warn(f"{self.folder} is saved, but: {one_line(error)}", stacklevel=2)
         return [None] * len(answers)

@@ -48,23 +48,9 @@ def zero1_gather_all(D: int, N: int, g: int, p: int, b: int = WIRE_BYTES) -> Fra
     return rho(D) * N * (g + p + b)
 
 
-def tp_gathers(T: int, pieces: Iterable[int], b: int = WIRE_BYTES) -> int:
-    """b·(T−1)·n for each matrix that this rank's slice touches; n: its elements per tensor-parallel rank."""
-    return sum(b * (T - 1) * n for n in pieces)
-
-
 def boundary_received(wholes_and_own: Iterable[tuple[int, int]], b: int = WIRE_BYTES) -> int:
     """Received with ``gather="boundary"``: b·(elements − own piece) for each matrix in ``straddled``."""
     return sum(b * (whole - own) for whole, own in wholes_and_own)
-
-
-def to_adamw(g: int, p: int, b: int = WIRE_BYTES) -> Fraction:
-    """Bytes of Distributed Muon that gathers whole buckets, relative to ZeRO-1 AdamW's, without tp.
-
-    >>> [str(to_adamw(g, p)) for g, p in ((4, 4), (4, 2), (2, 2))]
-    ['5/4', '4/3', '3/2']
-    """
-    return Fraction(g + b + p, g + p)
 
 
 def straddled(plan: Plan, at: Coordinate) -> list[tuple[int, int]]:

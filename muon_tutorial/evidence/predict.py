@@ -6,13 +6,11 @@ milliseconds per bucket and almost no memory, whether the grid has 4 ranks or 16
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..engine.collective import Walk
 from ..newton_schulz import KELLER_JORDAN
 from ..plan.grid import Coordinate
 from ..plan.layout import Box
@@ -23,8 +21,6 @@ from ..step.parameter_state import ParameterState
 from ..step.step import PlanStep
 from ..worlds.shadow import requests_of
 from .ledger import Ledger, entry_of
-
-Rest = Sequence[tuple[int, torch.dtype]]
 
 SETTINGS = {
     "lr": 0.02,
@@ -38,20 +34,11 @@ SETTINGS = {
 }
 
 
-def predict(
-    plan: Plan, at: Coordinate, *, rest: Rest | None = None, readied: bool = False, window: int = IN_FLIGHT
-) -> Ledger:
-    """The ledger that a real run of one rank's step would give, without running it.
-
-    Args:
-        rest: elements and dtype of each parameter that AdamW steps, if their gradients are averaged too
-            (``MuonWithAdamW``); None if there are none.
-        readied: ``ready_gradients`` is called before ``step``, which then compares fingerprints once more.
-        window: how many buckets may be in flight; it changes the order, never the sums.
-    """
-    step = step_over_ones(plan, at, torch.device("meta"), window, ns_steps=0)  # iterations send nothing
+def predict(plan: Plan, at: Coordinate) -> Ledger:
+    """The ledger that a real run of one rank's step would give, without running it."""
+    step = step_over_ones(plan, at, torch.device("meta"), IN_FLIGHT, ns_steps=0)  # iterations send nothing
     with torch.no_grad():
-        return Ledger([entry_of(request, at) for request in requests_of(_walk(step, rest, readied))])
+        return Ledger([entry_of(request, at) for request in requests_of(step.step())])
 
 
 def step_over_ones(
@@ -83,12 +70,3 @@ def with_gradient(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devi
     param = nn.Parameter(torch.ones(shape, dtype=dtype, device=device))
     param.grad = torch.ones(shape, dtype=dtype, device=device)  # much faster on meta than ones_like
     return param
-
-
-def _walk(step: PlanStep, rest: Rest | None, readied: bool) -> Walk:
-    if rest is not None or readied:
-        meta = torch.device("meta")
-        yield from step.ready([with_gradient((numel,), dtype, meta) for numel, dtype in rest or ()])
-    if readied:
-        yield from step.agree()
-    yield from step.step()

@@ -178,7 +178,6 @@ class ForkedRanks:
         return news
 
     def wake(self) -> None:
-        """Let the server go on and report, if it was stopped."""
         self._server.wake()
 
     def kill(self) -> None:

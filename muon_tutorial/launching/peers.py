@@ -31,8 +31,6 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """The process ids of the other ranks, by rank."""
-
     pids: Mapping[int, int]
 
     def missing(self) -> dict[int, State]:

@@ -40,7 +40,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # mallopt(3)
 
 
 def be_rank(rank: int, ends: RankEnds, files: RunFiles) -> NoReturn:
-    """Run as this rank until the process ends."""
     own_process = os.getpid()
     _redirect_output(ends.output)
     messages, may_leave = MessageSocket(ends.messages), threading.Event()

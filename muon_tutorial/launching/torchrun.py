@@ -49,14 +49,10 @@ _has_missed_rank = False
 
 @dataclass(frozen=True, slots=True)
 class TorchrunEnvironment:
-    """What torchrun told this process about itself; ``device`` is this rank's, such as ``"cuda:1"``.
-
-    ``peers`` are the other ranks if all are on this machine, and empty otherwise.
-    """
+    """This rank under torchrun. ``peers``: the other ranks if all are on this machine, otherwise empty."""
 
     rank: int
     world_size: int
-    device: str
     peers: Peers
 
     def report_lost_rank(self, error: BaseException) -> bool:
@@ -85,7 +81,6 @@ class TorchrunEnvironment:
 
 
 def joined_by_torchrun() -> bool:
-    """Return whether torchrun started this process."""
     return all(name in os.environ for name in TORCHRUN_NEEDS)
 
 
@@ -168,8 +163,7 @@ def join_torchrun(backend: str = "gloo", timeout: float = 30.0) -> TorchrunEnvir
             store.set(f"process {rank}", str(os.getpid()))
             others = (other for other in range(world_size) if other != rank)
             pids = {other: int(store.get(f"process {other}")) for other in others}
-    device = f"cuda:{local_rank}" if backend == "nccl" else "cpu"
-    joined = TorchrunEnvironment(rank, world_size, device, Peers(pids))
+    joined = TorchrunEnvironment(rank, world_size, Peers(pids))
     keep_slot()
     _shorten_lost_ranks(joined)
     atexit.register(leave_torchrun)

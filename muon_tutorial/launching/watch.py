@@ -152,11 +152,9 @@ class RankWatcher:
         return self._pump(lambda: self.all_returned() or self.has_failed(), left)
 
     def all_returned(self) -> bool:
-        """Whether every rank's function returned."""
         return all(rank.returned is not None for rank in self.ranks)
 
     def has_failed(self) -> bool:
-        """Whether a rank failed."""
         now, others_run = time.monotonic(), any(rank.runs for rank in self.ranks)
         patience = self.timeout + (_REVIVING if others_run else 0.0)
         return any(rank.has_failed(now, patience) for rank in self.ranks)
@@ -167,7 +165,6 @@ class RankWatcher:
         self._pump(self._all_ended, min(self.timeout, _LEAVING))
 
     def values(self) -> list[Any]:
-        """Return what the ranks' functions returned."""
         return [_rebuilt(rank.rank, rank.returned) for rank in self.ranks if rank.returned is not None]
 
     def hear_out(self) -> list[WatchedRank]:

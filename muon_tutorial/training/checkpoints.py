@@ -47,7 +47,6 @@ class Saving:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
         return self.folder / "checkpoints"
 
     @property
@@ -65,7 +64,6 @@ class Saving:
         return self.manager().whole_step(say)
 
     def manager(self) -> CheckpointManager:
-        """The manager that saves and loads this run's checkpoints."""
         return CheckpointManager(self.checkpoints, KEPT)
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -43,13 +44,14 @@ class OneProcessRun:
     largest_gap: float
 
 
-def check_inputs(settings: TrainSettings, processes_here: int) -> None:
-    """Check what can be checked before any rank starts; this machine will run ``processes_here`` ranks."""
+def check_inputs(settings: TrainSettings) -> None:
+    """Check what can be checked before this machine starts ranks, or on a rank that has joined the others."""
     find_builder(settings.strategy)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if settings.backend == "nccl" and there < processes_here:
+    # A rank that has joined has its GPU; the other ranks may be on other machines.
+    if settings.backend == "nccl" and there < settings.world_size and not dist.is_initialized():
         raise UsageError(
-            f"--backend nccl needs one GPU for each process: {processes_here} wanted on this machine, "
+            f"--backend nccl needs one GPU for each process: {settings.world_size} wanted on this machine, "
             f"{there} found; use --backend gloo"
         )
     load_text(settings.text, settings.context)

@@ -92,7 +92,6 @@ class RunResult:
 
     @property
     def all_records(self) -> tuple[StepRecord, ...]:
-        """The known records of the whole run."""
         return (*self.earlier, *self.records)
 
     @property

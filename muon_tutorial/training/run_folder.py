@@ -94,7 +94,6 @@ class RunFolder:
             replace_file(self.path / name, text.encode(), uuid.uuid4().hex)
 
     def draw(self, name: str, figure: Figure) -> None:
-        """Save a figure."""
         with _unwritable(self.path):
             figure.savefig(self.path / name, dpi=150)
 

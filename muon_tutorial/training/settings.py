@@ -45,7 +45,6 @@ class TrainSettings:
 
     @property
     def world_size(self) -> int:
-        """The number of processes that the grid needs."""
         return self.dp * self.tp
 
     @property

@@ -12,24 +12,25 @@ Pair = tuple[nn.Module, MuonWithAdamW]
 
 
 class Small(nn.Module):
-    """Two matrices and a vector, from a seed."""
+    """Two matrices and a vector, from a seed; ``shapes`` changes or adds some."""
 
-    def __init__(self, seed: int, width: int = 4) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, **shapes: tuple[int, ...]) -> None:
         super().__init__()
         made = torch.Generator().manual_seed(seed)
-        for name, shape in {"one": (width, 3), "two": (3, width), "bias": (width,)}.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=made)))
+        for name, shape in ({"one": (4, 3), "two": (3, 4), "bias": (4,)} | shapes).items():
+            value = torch.randn(shape, generator=made).to(dtype)
+            self.register_parameter(name, nn.Parameter(value))
 
 
 def pair_of(model: nn.Module) -> Pair:
     params = dict(model.named_parameters())
-    muon = Muon([(name, params[name]) for name in ("one", "two")], lr=0.02)
-    return model, MuonWithAdamW(muon, torch.optim.AdamW([("bias", params["bias"])], lr=0.01))
+    muon = Muon([(name, params.pop(name)) for name in ("one", "two")], lr=0.02)
+    return model, MuonWithAdamW(muon, torch.optim.AdamW(list(params.items()), lr=0.01))
 
 
-def trained(steps: int, width: int = 4) -> Pair:
+def trained(steps: int) -> Pair:
     """A pair after ``steps`` steps of a training that is the same every time."""
-    model, both = pair_of(Small(1, width))
+    model, both = pair_of(Small(1))
     for step in range(steps):
         made = torch.Generator().manual_seed(step)
         for param in model.parameters():
@@ -38,9 +39,9 @@ def trained(steps: int, width: int = 4) -> Pair:
     return model, both
 
 
-def fresh(width: int = 4) -> Pair:
+def fresh() -> Pair:
     """An untrained pair with other numbers."""
-    return pair_of(Small(9, width))
+    return pair_of(Small(9))
 
 
 def bits(model: nn.Module, both: MuonWithAdamW) -> dict[str, torch.Tensor]:

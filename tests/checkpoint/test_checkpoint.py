@@ -170,12 +170,6 @@ def check_table(
     )
 
 
-@pytest.fixture(autouse=True)
-def _without_torchs_own_checks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They double the time, and a checkpoint's own exchanges are only one small object per rank."""
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
-
-
 @pytest.mark.live
 def test_every_way_is_saved_once_and_loaded_once_on_other_grids(tmp_path: Path) -> None:
     pairs = list(zip(WAYS, (*WAYS[4:], *WAYS[:4]), strict=True))

@@ -19,17 +19,20 @@ from .models import trained
 SOMEBODY = "ab" * 16  # a save's id
 
 
-def test_only_a_checkpoint_is_replaced(tmp_path: Path) -> None:
+def test_only_a_fresh_folder_is_written_to_and_only_a_checkpoint_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")
     (tmp_path / "file").write_text("years")
+    (tmp_path / "empty").mkdir()
+    save_checkpoint(tmp_path / "empty", *trained(1))
+    for name in ("mine", "file", "empty"):
+        with pytest.raises(CheckpointError, match="is not an empty folder: choose another one"):
+            save_checkpoint(tmp_path / name, *trained(1))
     for name in ("mine", "file"):
-        with pytest.raises(
-            CheckpointError, match="is not a checkpoint in this format, so it is not replaced"
-        ):
+        with pytest.raises(CheckpointError, match="is not a checkpoint in this format, so it is not repl"):
             save_checkpoint(tmp_path / name, *trained(1), existing="replace")
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years"
-    assert sorted(os.listdir(tmp_path)) == ["file", "mine"]
+    assert sorted(os.listdir(tmp_path)) == ["empty", "file", "mine"]
 
 
 def test_a_lock_waits_a_moment_for_a_holder_that_is_ending(tmp_path: Path) -> None:

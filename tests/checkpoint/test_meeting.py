@@ -10,26 +10,24 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from muon_tutorial.checkpoint import (
-    CheckpointManager,
-    load_checkpoint,
-    save_checkpoint,
-    saving,
-)
+from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, meeting, save_checkpoint, saving
 from muon_tutorial.checkpoint.meeting import Meeting
 from muon_tutorial.errors import CheckpointError, RankFailedError, UsageError
 from muon_tutorial.launching.launch import launch
+from muon_tutorial.launching.timeouts import group_timeout
 from muon_tutorial.worlds.live import gather_objects
 
 from ..configs.setups import error_of
 from .models import assert_same_bits, bits, fresh, same, trained
 
-TIMEOUT = 12.0
+TIMEOUT, STOPPED = 12.0, 4.0
+"""Seconds that ranks wait for each other, and for a rank that is stopped on purpose."""
 WRITE = saving.write_pieces
 
 
@@ -217,7 +215,9 @@ def faults(rank: int, root: str) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name, write in {"full": full_disk, "raises": raising, "stopped": stopping}.items():
         patch_write(write if rank == 1 else WRITE)
+        meeting.group_timeout = Mock(return_value=STOPPED if name == "stopped" else TIMEOUT)
         told[name] = error_of(save)
+    meeting.group_timeout = group_timeout
     if rank == 0:
         os.kill(pids[1], signal.SIGCONT)
     patch_write(WRITE)
@@ -262,7 +262,7 @@ def test_every_rank_is_told_which_one_failed_and_why(tmp_path: Path) -> None:
         assert told["full"][1].startswith("rank 1: File too large")
         assert told["raises"] == ("CheckpointError", "rank 1: ZeroDivisionError: of a hook (save_checkpoint)")
         assert told["stopped"][0] == "CheckpointError"
-        assert told["stopped"][1] == f"rank 1 did not write its files within {TIMEOUT:g} s (save_checkpoint)"
+        assert told["stopped"][1] == f"rank 1 did not write its files within {STOPPED:g} s (save_checkpoint)"
         assert told["old stands"]
         assert told["saved at last"]
         assert told["threaded"][1].startswith("rank 1: ZeroDivisionError")

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -222,15 +223,29 @@ class Cut(dict):
         raise self["error"]
 
 
-@pytest.mark.parametrize("error", [OSError(5, "planted"), KeyboardInterrupt("planted")], ids=type)
-def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [
+        ("the model", OSError(5, "planted")),
+        ("the model", KeyboardInterrupt("planted")),
+        ("the optimizer", KeyboardInterrupt("planted")),  # its errors are in ``test_integrity``
+    ],
+)
+def test_what_was_half_loaded_is_not_stepped_until_a_load_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, error: BaseException
 ) -> None:
     save_checkpoint(tmp_path / "a", *trained(2))
     (model, both), take = fresh(), loading._take_over
 
     def fail(meeting: Any, optimizer: Any, to: Any) -> None:
-        take(meeting, optimizer, replace(to, model=Cut({**to.model, "error": error})))
+        hook = both.adamw.register_load_state_dict_pre_hook(Mock(side_effect=error))
+        if where == "the model":
+            hook.remove()
+            to = replace(to, model=Cut({**to.model, "error": error}))
+        try:
+            take(meeting, optimizer, to)
+        finally:
+            hook.remove()
 
     with monkeypatch.context() as patched:
         patched.setattr(loading, "_take_over", fail)
@@ -242,22 +257,3 @@ def test_a_model_that_was_half_filled_is_not_stepped_until_a_load_succeeds(
     load_checkpoint(tmp_path / "a", model, both)
     for optimizer in (both, both.muon, both.adamw):
         optimizer.step()
-
-
-def test_an_interrupt_while_the_state_is_taken_over_leaves_an_optimizer_that_does_not_step(
-    tmp_path: Path,
-) -> None:
-    save_checkpoint(tmp_path / "a", *trained(2))
-    model, both = fresh()
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    hook = both.adamw.register_load_state_dict_pre_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        load_checkpoint(tmp_path / "a", model, both)
-    with pytest.raises(CheckpointError, match="load again before stepping"):
-        both.step()
-    hook.remove()
-    load_checkpoint(tmp_path / "a", model, both)
-    both.step()

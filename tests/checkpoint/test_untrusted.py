@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 from muon_tutorial.checkpoint import load_checkpoint, manifest, save_checkpoint
 from muon_tutorial.errors import CheckpointError
@@ -144,20 +143,6 @@ def test_the_gadgets_act_where_they_are_let(tmp_path: Path) -> None:
         with contextlib.suppress(TypeError, AttributeError):
             pickle.loads(pickle.dumps(gadgets(tmp_path / str(number))[name], protocol=2))
         assert (tmp_path / str(number)).exists(), name
-
-
-def test_format_1_is_refused_unread(tmp_path: Path) -> None:
-    """Format 1, of the previous version, stores objects as pickles."""
-    canary = tmp_path / "canary"
-    evil = Reduced(os.mkdir, (str(canary),))
-    groups = {"w": {"optimizer": "adamw"}}  # the library leaves out empty groups
-    entries = {"format": {"name": "muon_tutorial", "version": 1}, "groups": groups, "extra": evil}
-    planner = dcp.DefaultSavePlanner(flatten_state_dict=False)
-    dcp.save(entries, checkpoint_id=tmp_path / "old", planner=planner, no_dist=True)
-    assert_refused(
-        tmp_path / "old", "wrote it before format 2, with pickled objects.* .*dcp_to_torch_save converts"
-    )
-    assert not canary.exists()
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,7 @@ def ask(kind: Kind, world: LiveWorld, each: int, dtype: torch.dtype) -> None:
 @pytest.mark.timeout(600)  # eight ranks, on two cores
 @pytest.mark.skipif(tcp_sent() is None, reason="only Linux counts a socket's bytes")
 @pytest.mark.parametrize("parts", [2, 3, 4, 8])
-def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+def test_gloo_sends_what_the_formula_says_to_the_byte(parts: int) -> None:
     assert launch(miscounted, parts, args=((1, 300_001, 700_001),)) == [[]] * parts
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import defaultdict
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -24,7 +24,6 @@ from muon_tutorial import (
     LiveWorld,
     LocalWorld,
     Matrix,
-    MuonWithAdamW,
     Plan,
     Shard,
     build_mesh,
@@ -35,10 +34,12 @@ from muon_tutorial import (
 from muon_tutorial.engine.collective import Collective, Label
 from muon_tutorial.engine.travel import AT_ONCE
 from muon_tutorial.evidence import formulas
-from muon_tutorial.evidence.formulas import boundary_received, straddled, tp_gathers, zero1_gather_all
+from muon_tutorial.evidence.formulas import WIRE_BYTES as WIRE
+from muon_tutorial.evidence.formulas import boundary_received, straddled, zero1_gather_all
 from muon_tutorial.evidence.ledger import LedgerRow
 from muon_tutorial.evidence.predict import predict, step_over_ones
 from muon_tutorial.evidence.ring_bytes import ring_bytes
+from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.plan.strategies import Builder, gram
 from scripts.lab.benchmarks.predicted import llama_70b
 
@@ -59,34 +60,21 @@ def touched_pieces(plan: Plan, at: Coordinate) -> list[int]:
     ]
 
 
-def zero1_by_rank(plan: Plan) -> list[int]:
-    """Bytes that each rank sends for a ``zero1`` plan that gathers whole buckets, for all ranks at once.
-
-    Bytes that all ranks send equally are summed once. A matrix's tensor-parallel gather is added at its first
-    worker and subtracted after its last (a difference array), so thousands of ranks cost no more than a few.
-    """
-    grid = plan.grid
-    D, T = grid.size("dp"), grid.size("tp")
-    steps = [_alike(plan)] + [0] * D
-    for bucket in plan.buckets:
-        for entry in bucket.entries:
-            if entry.route.hops:
-                cost = tp_gathers(T, [entry.size])
-                steps[entry.workers.start] += cost
-                steps[min(entry.workers.stop, D)] -= cost
-    by_dp = list(accumulate(steps))
-    return [by_dp[grid.at(rank)["dp"]] for rank in grid.ranks]
+def tp_gathers(plan: Plan, at: Coordinate) -> int:
+    """b·(T−1)·n bytes for each matrix that this rank's slice touches; n: its elements per tp rank."""
+    return sum(WIRE * (plan.grid.size("tp") - 1) * n for n in touched_pieces(plan, at))
 
 
-def _alike(plan: Plan) -> int:
+def zero1_bytes(plan: Plan, at: Coordinate) -> int:
+    """Bytes that a rank sends for a ``zero1`` plan that gathers whole buckets."""
     D, flags = plan.grid.size("dp"), 9 * 8
     # Along a short axis, each rank sends them to every other; along a longer one, a ring sums them.
-    total = sum(
+    total = tp_gathers(plan, at) + sum(
         (size - 1) * flags if size <= AT_ONCE else 2 * (size - 1) * flags // size for size in plan.grid.sizes
     )
     for bucket in plan.buckets if D > 1 else ():
         g, p = bucket.gradient.dtype.itemsize, bucket.parameter.dtype.itemsize
-        total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, plan.grid.at(0)), g, p))
+        total += int(zero1_gather_all(D, bucket.length(bucket.model_layout, at), g, p))
     return total
 
 
@@ -94,14 +82,14 @@ DTYPES = (torch.float32, torch.bfloat16)
 EVERY: dict[str, Builder] = {**VARIANTS, "gram": gram}
 
 
-def count(plan: Plan, window: int = 1) -> Ledger:
+def count(plan: Plan) -> Ledger:
     """The ledger of all ranks of one step in this process."""
     ledger = Ledger()
     world = LocalWorld(plan.grid, observers=[ledger])
     with torch.no_grad():
         world.run(
             [
-                step_over_ones(plan, plan.grid.at(rank), torch.device("cpu"), window).step()
+                step_over_ones(plan, plan.grid.at(rank), torch.device("cpu"), IN_FLIGHT).step()
                 for rank in plan.grid.ranks
             ]
         )
@@ -118,59 +106,31 @@ PLANNED = st.one_of(
 )
 
 
-@given(PLANNED, st.integers(1, 3))
+@given(PLANNED)
 @settings(max_examples=50, deadline=None)
 def test_predicted_is_counted_for_every_strategy_dtype_grid_shape_and_sharding(
-    planned: tuple[drawn.Case, str], window: int
+    drawn_plan: tuple[drawn.Case, str],
 ) -> None:
-    case, name = planned
+    case, name = drawn_plan
     plan = case.plan(variants.VARIANTS[name])
-    counted = count(plan, window)
+    counted = count(plan)
     for at in case.places:
-        assert predict(plan, at, window=window).entries == of_rank(counted, at.rank)
+        assert predict(plan, at).entries == of_rank(counted, at.rank)
 
 
-Job = tuple[Case, str, tuple[int, ...]]
-"""The matrices, the strategy, and the sizes of the other parameters whose gradients are readied too."""
-
-
-def on_real_ranks(rank: int, grid: Grid, jobs: list[Job]) -> list[bool]:
+def on_real_ranks(rank: int, grid: Grid, jobs: list[tuple[Case, str]]) -> list[bool]:
     """Whether this real rank's requests in a step are those that its plan predicts."""
     same, mesh = [], build_mesh(grid)
-    for case, strategy, sizes in jobs:
+    for case, strategy in jobs:
         ledger = Ledger()
         world = LiveWorld(mesh, [ledger])
         params, muon = one_rank(case, partial(EVERY[strategy], round_bytes=SMALL_BUCKETS), world)
         give_gradients(params, next(whole_gradients(case)), case, world.at)
-        others = [torch.nn.Parameter(torch.ones(size)) for size in sizes]
-        for param in others:
-            param.grad = torch.ones_like(param)
         ledger.clear()
-        if others:
-            muon.ready_gradients(rest=others)
         muon.step()
         assert muon.plan is not None
-        rest = [(param.numel(), param.dtype) for param in others] or None
-        same.append(predict(muon.plan, world.at, rest=rest, readied=bool(rest)).entries == ledger.entries)
+        same.append(predict(muon.plan, world.at).entries == ledger.entries)
     return same
-
-
-def a_pair_on_a_real_rank(rank: int) -> bool:
-    """Whether a pair's step, which also averages AdamW's gradients, makes the predicted requests."""
-    ledger = Ledger()
-    world = LiveWorld(build_mesh({"dp": 2}), [ledger])
-    model = torch.nn.Linear(6, 4)
-    both = MuonWithAdamW.from_model(model, lr=0.1, strategy="zero1", mesh=world)
-    model(torch.ones(2, 6)).sum().backward()
-    ledger.clear()
-    both.step()
-    assert both.muon.plan is not None
-    return predict(both.muon.plan, world.at, rest=[(4, torch.float32)]).entries == ledger.entries
-
-
-@pytest.mark.live
-def test_a_pairs_step_is_predicted_with_what_adamw_steps() -> None:
-    assert launch(a_pair_on_a_real_rank, 2) == [True, True]
 
 
 @pytest.mark.live
@@ -178,12 +138,39 @@ def test_a_pairs_step_is_predicted_with_what_adamw_steps() -> None:
 def test_predicted_is_counted_on_real_ranks(sizes: tuple[int, int]) -> None:
     grid = Grid.of(dp=sizes[0], tp=sizes[1])
     every = zip(DTYPES * len(EVERY), EVERY, strict=False)
-    jobs: list[Job] = [(replace(UNEVEN, dtype=dtype), name, ()) for dtype, name in every]
-    jobs.append((UNEVEN, "zero1, all", (7, 30, 4)))
+    jobs = [(replace(UNEVEN, dtype=dtype), name) for dtype, name in every]
     assert all(all(same) for same in launch(on_real_ranks, grid.world_size, args=(grid, jobs)))
 
 
 # The formulas
+
+
+EVEN_CASE = Case(
+    shapes=((48, 8), (24, 24), (8, 48), (96, 16)),
+    cuts=(Shard(0), Shard(1), Shard(1), Shard(0)),
+    steps=1,
+)
+"""Shapes that 2, 3 and 4 divide, so that nothing is padded."""
+
+GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
+TP_TOO = ("replicated", "round_robin")
+every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
+
+
+def planned(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
+    """The plan, and each rank's predicted rows of one step by phase; a phase without requests has zeros."""
+    nothing = LedgerRow("", 0, 0, 0)
+    shards = [cut for cut in case.cuts if isinstance(cut, Shard)]
+    cuts = enumerate(zip(case.shapes, shards, strict=True))
+    plan = builder([Matrix(i, f"m{i}", shape, (("tp", cut),)) for i, (shape, cut) in cuts], grid)
+    return plan, [
+        defaultdict(lambda: nothing, {row.phase: row for row in predict(plan, at).rows()})
+        for at in places(grid)
+    ]
+
+
+def places(grid: Grid) -> list[Coordinate]:
+    return [grid.at(rank) for rank in grid.ranks]
 
 
 EVEN = tuple(Matrix(i, f"m{i}", (24, 48), (("tp", Shard(i % 2)),)) for i in range(6))
@@ -191,21 +178,24 @@ EVEN = tuple(Matrix(i, f"m{i}", (24, 48), (("tp", Shard(i % 2)),)) for i in rang
 
 @pytest.mark.parametrize("sizes", [(2, 1), (4, 1), (2, 2), (4, 2), (3, 2)], ids=str)
 @pytest.mark.parametrize("dtypes", [(4, 4), (4, 2), (2, 2)], ids=str)
-def test_zero1_equals_its_formula_on_every_rank_at_once(
-    sizes: tuple[int, int], dtypes: tuple[int, int]
-) -> None:
+def test_zero1_equals_its_formula_on_every_rank(sizes: tuple[int, int], dtypes: tuple[int, int]) -> None:
     grid, (g, p) = Grid.of(dp=sizes[0], tp=sizes[1]), dtypes
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p]) for m in EVEN]
     plan = zero1(matrices, grid, round_bytes=20_000)
     predicted = [sum(e.ring for e in predict(plan, grid.at(rank)).entries) for rank in grid.ranks]
-    assert predicted == zero1_by_rank(plan)
+    assert predicted == [zero1_bytes(plan, grid.at(rank)) for rank in grid.ranks]
     N, at = sum(m.numel for m in EVEN) // sizes[1], grid.at(0)
     rows = [e for e in predict(plan, at).entries if e.phase != "gradient flags"]
-    due = formulas.zero1_gather_all(sizes[0], N, g, p) + formulas.tp_gathers(
-        sizes[1], touched_pieces(plan, at)
-    )
-    assert sum(e.ring for e in rows) == due
+    assert sum(e.ring for e in rows) == zero1_gather_all(sizes[0], N, g, p) + tp_gathers(plan, at)
+
+
+@pytest.mark.parametrize("round_bytes", [400, 25_000_000])
+@every_grid
+def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) -> None:
+    plan, ranks = planned(UNEVEN, partial(zero1, cut="bucket", round_bytes=round_bytes), grid)
+    over_dp = [sum(row.ring for row in rows.values() if row.phase != "tp gather") for rows in ranks]
+    assert over_dp == [zero1_bytes(plan, at) - tp_gathers(plan, at) for at in places(grid)]
 
 
 @pytest.mark.parametrize(("g", "p", "bound"), [(4, 4, "5/4"), (4, 2, "4/3"), (2, 2, "3/2")])
@@ -214,7 +204,6 @@ def test_the_papers_bound_and_when_it_is_more(g: int, p: int, bound: str) -> Non
     named = {2: torch.bfloat16, 4: torch.float32}
     matrices = [replace(m, grad_dtype=named[g], dtype=named[p], cuts=()) for m in EVEN]
     N, grid = sum(m.numel for m in EVEN), Grid.of(dp=4)
-    assert formulas.to_adamw(g, p) == Fraction(bound)
     for gather in ("all", "boundary"):
         plan = zero1(matrices, grid, gather=gather)
         for rank in grid.ranks:
@@ -237,16 +226,15 @@ def fixed_work() -> float:
 
 
 def plan_for_thousands(rank: int) -> tuple[float, float, int]:
-    """Processor seconds of a fixed loop and of predicting 16,384 ranks' bytes, and peak memory (KiB)."""
+    """Processor seconds of a fixed loop and of predicting ranks' bytes, and peak memory (KiB)."""
     before = fixed_work()
     start = time.process_time()
     grid, matrices = Grid.of(dp=2048, tp=8), llama_70b()
     plan = zero1(matrices, grid, round_bytes=1_000_000_000)
-    all_ranks = zero1_by_rank(plan)
-    for one in (0, 5_000, 16_383):
-        assert sum(e.ring for e in predict(plan, grid.at(one)).entries) == all_ranks[one]
+    sent = [zero1_bytes(plan, grid.at(one)) for one in (0, 5_000, 16_383)]
+    assert [sum(e.ring for e in predict(plan, grid.at(one)).entries) for one in (0, 5_000, 16_383)] == sent
     sharded = owner(llama_70b(cut_over_dp=True), grid)
-    assert sum(e.ring for e in predict(sharded, grid.at(0)).entries) < min(all_ranks)
+    assert sum(e.ring for e in predict(sharded, grid.at(0)).entries) < min(sent)
     seconds = time.process_time() - start
     return max(before, fixed_work()), seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -259,51 +247,6 @@ def test_a_plan_of_16384_ranks_takes_seconds_and_little_memory() -> None:
     assert sys.platform != "linux" or peak < 1_000_000
 
 
-EVEN_CASE = Case(
-    shapes=((48, 8), (24, 24), (8, 48), (96, 16)),
-    cuts=(Shard(0), Shard(1), Shard(1), Shard(0)),
-    steps=1,
-)
-"""Shapes that 2, 3 and 4 divide, so that nothing is padded."""
-
-GRIDS = [Grid.of(dp=dp, tp=tp) for dp, tp in ((1, 1), (2, 1), (1, 2), (2, 2), (3, 2), (4, 2))]
-TP_TOO = ("replicated", "round_robin")
-WIRE = 2  # bytes of a bfloat16
-every_grid = pytest.mark.parametrize("grid", GRIDS, ids=str)
-
-
-def counted(case: Case, builder: Builder, grid: Grid) -> tuple[Plan, list[dict[str, LedgerRow]]]:
-    """The plan, and each rank's rows of one step by phase."""
-    ledger = Ledger()
-    world = LocalWorld(grid, observers=[ledger])
-    ranks = [one_rank(case, builder, world.mesh(rank)) for rank in grid.ranks]
-    for rank, (params, _) in enumerate(ranks):
-        give_gradients(params, next(whole_gradients(case)), case, grid.at(rank))
-    world.run([muon.program() for _, muon in ranks])
-    plan = ranks[0][1].plan
-    assert plan is not None
-    return plan, [{row.phase: row for row in ledger.rows(rank)} for rank in grid.ranks]
-
-
-def ring(rows: dict[str, LedgerRow], phase: str) -> int:
-    return rows[phase].ring if phase in rows else 0
-
-
-def received(rows: dict[str, LedgerRow], phase: str) -> int:
-    return rows[phase].received if phase in rows else 0
-
-
-@pytest.mark.parametrize("round_bytes", [400, 25_000_000])
-@every_grid
-def test_padding_is_what_uneven_sizes_cost_more(grid: Grid, round_bytes: int) -> None:
-    plan, ranks = counted(UNEVEN, partial(zero1, cut="bucket", round_bytes=round_bytes), grid)
-    sizes = [bucket.length(bucket.model_layout, grid.at(0)) for bucket in plan.buckets]
-    dp = grid.size("dp")
-    for rows in ranks:
-        assert ring(rows, "gradient reduce_scatter") == sum((dp - 1) * size // dp for size in sizes) * 4
-        assert ring(rows, "dp gather") == sum((dp - 1) * size // dp for size in sizes) * WIRE
-
-
 @pytest.mark.parametrize("builder", [zero1, partial(zero1, gather="boundary")], ids=["all", "boundary"])
 @pytest.mark.parametrize("case", [EVEN_CASE, UNEVEN], ids=["even", "uneven"])
 @every_grid
@@ -311,19 +254,18 @@ def test_the_tp_gather_brings_the_other_shards_of_each_matrix_a_slice_touches(
     grid: Grid, case: Case, builder: Builder
 ) -> None:
     """A rank receives 2·(T − 1)·n bytes for each matrix that its slice intersects."""
-    plan, ranks = counted(case, builder, grid)
+    plan, ranks = planned(case, builder, grid)
     for at, rows in zip(places(grid), ranks, strict=True):
         touched = touched_pieces(plan, at)
-        assert received(rows, "tp gather") == tp_gathers(grid.size("tp"), touched)
-        if grid.size("tp") > 1:
-            assert rows["tp gather"].collectives == len(touched)
+        assert rows["tp gather"].received == tp_gathers(plan, at)
+        assert rows["tp gather"].collectives == len(touched)
 
 
 @pytest.mark.parametrize("build", [zero1, partial(zero1, gather="boundary"), *map(STRATEGIES.get, TP_TOO)])
 @every_grid
 def test_a_tp_gather_by_the_bucket_moves_the_same_bytes_in_one_request(grid: Grid, build: Builder) -> None:
     each, together = (
-        counted(UNEVEN, partial(build, tp_gather=by, round_bytes=400), grid) for by in ("matrix", "bucket")
+        planned(UNEVEN, partial(build, tp_gather=by, round_bytes=400), grid) for by in ("matrix", "bucket")
     )
     for at, apart, packed in zip(places(grid), each[1], together[1], strict=True):
         assert {phase: (row.payload, row.ring, row.received) for phase, row in apart.items()} == {
@@ -343,36 +285,32 @@ def test_the_boundary_gather_brings_what_is_missing_of_straddling_matrices(grid:
 
     A rank works with its tensor-parallel group even if its own, shorter piece does not reach its slice.
     """
-    plan, ranks = counted(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
+    plan, ranks = planned(UNEVEN, partial(zero1, gather="boundary", round_bytes=400), grid)
     for at, rows in zip(places(grid), ranks, strict=True):
-        assert received(rows, "dp gather") == boundary_received(straddled(plan, at))
+        assert rows["dp gather"].received == boundary_received(straddled(plan, at))
 
 
 @every_grid
 def test_owners_receive_what_they_lack_and_send_it_back(grid: Grid) -> None:
     """Over all ranks: each matrix goes out without its owner's piece; all other ranks' pieces come back."""
-    plan, ranks = counted(EVEN_CASE, owner, grid)
+    plan, ranks = planned(EVEN_CASE, owner, grid)
     out = back = 0
     for entry in (entry for bucket in plan.buckets for entry in bucket.entries):
         home = grid.at(entry.workers.start)
         pieces = [entry.matrix.box(at).numel for at in places(grid)]
         out += entry.matrix.numel - pieces[home.rank]
         back += sum(pieces) - pieces[home.rank]
-    for column in (ring, received):
-        assert sum(column(rows, "gather to owners") for rows in ranks) == out * WIRE
-        assert sum(column(rows, "scatter from owners") for rows in ranks) == back * WIRE
+    for phase, elements in (("gather to owners", out), ("scatter from owners", back)):
+        assert sum(rows[phase].ring for rows in ranks) == elements * WIRE
+        assert sum(rows[phase].received for rows in ranks) == elements * WIRE
 
 
 def test_the_baseline_moves_nothing_over_dp_but_the_flags() -> None:
-    _, ranks = counted(EVEN_CASE, STRATEGIES["replicated"], Grid.of(dp=4))
+    _, ranks = planned(EVEN_CASE, STRATEGIES["replicated"], Grid.of(dp=4))
     flags = 9 * 8  # two hashes of 32 bits as halves and their squares, and the largest element
     sent = 4 * flags  # to each rank of four
     for rows in ranks:
         assert {phase: row.payload for phase, row in rows.items()} == {"gradient flags": sent}
-
-
-def places(grid: Grid) -> list[Coordinate]:
-    return [grid.at(rank) for rank in grid.ranks]
 
 
 # One collective at a time

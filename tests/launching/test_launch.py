@@ -18,16 +18,18 @@ from muon_tutorial.launching.launch import launch
 from muon_tutorial.launching.phase import report_phase
 from muon_tutorial.launching.torchrun import joined_by_torchrun
 from tests.launching import launch_ranks as ranks
+from tests.launching.launch_traces import nothing_is_left
 
 pytestmark = pytest.mark.live
 
 PATIENCE = 60.0
 
 
-def test_every_rank_returns_its_value() -> None:
-    assert launch(ranks.total, 4, args=(2.0,)) == [12.0] * 4
-    assert launch(ranks.total, 2, kwargs={"scale": 3.0}) == [3.0] * 2
-    assert launch(ranks.total, 1) == [0.0]
+def test_every_rank_returns_its_value_and_leaves_nothing() -> None:
+    with nothing_is_left():
+        assert launch(ranks.total, 4, args=(2.0,)) == [12.0] * 4
+        assert launch(ranks.total, 2, kwargs={"scale": 3.0}) == [3.0] * 2
+        assert launch(ranks.total, 1) == [0.0]
 
 
 def test_large_values_travel_both_ways() -> None:
@@ -161,11 +163,8 @@ def test_phases_cost_nothing_outside_a_launch() -> None:
         ({"timeout": float("nan")}, "the timeout is a positive number of seconds"),
         ({"timeout": float("inf")}, "the timeout is a positive number of seconds"),
         ({"limit": float("nan")}, "the limit is a positive number of seconds"),
-        ({"threads": 0}, "at least 1 thread"),
         ({"threads": "2"}, "at least 1 thread"),
         ({"threads": None}, "at least 1 thread"),
-        ({"threads": 1.5}, "at least 1 thread"),
-        ({"max_lines": None}, "max_lines must be an integer of at least 0"),
         ({"max_lines": "3"}, "max_lines must be an integer of at least 0"),
         ({"max_lines": -1}, "max_lines must be an integer of at least 0"),
         ({"args": "ab"}, "args is a tuple"),

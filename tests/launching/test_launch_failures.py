@@ -25,7 +25,6 @@ def failure_of(fault: str, timeout: float = 60.0) -> tuple[RankFailedError, floa
         launch(ranks.fail_with, 4, args=(fault,), timeout=timeout, output=lambda _, line: lines.append(line))
     taken = time.monotonic()
     begun = next(float(line.split()[-1]) for line in lines if line.startswith("fault at"))
-    assert launch(ranks.total, 4) == [6.0] * 4  # the next launch is not affected
     return caught.value, taken - begun
 
 
@@ -51,6 +50,8 @@ def test_the_rank_that_broke_comes_first(fault, headline) -> None:
     assert [line[:9] for line in others] == ["  rank 0:", "  rank 1:", "  rank 3:"]
     assert all("[in phase: dp gather · bucket" in line for line in others)
     assert seconds < WITHIN
+    if fault == "kill":
+        assert launch(ranks.total, 4) == [6.0] * 4  # the next launch is not affected
     if fault == "raise":
         assert 'raise ZeroDivisionError("a planted fault")' in str(error)
         assert isinstance(error.original, ZeroDivisionError)
@@ -73,10 +74,7 @@ def test_a_rank_that_keeps_the_others_waiting_is_named(fault, headline) -> None:
 
 
 @pytest.mark.parametrize("in_background", [False, True])
-def test_ranks_that_wait_for_messages_are_not_blamed(
-    monkeypatch: pytest.MonkeyPatch, in_background: bool
-) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # exchanges are messages only without it
+def test_ranks_that_wait_for_messages_are_not_blamed(in_background: bool) -> None:
     with nothing_is_left(), pytest.raises(RankFailedError) as caught:
         launch(ranks.exchange, 3, args=(in_background,), timeout=1.0, output="quiet")
     first, *rest = str(caught.value).splitlines()
@@ -106,8 +104,7 @@ def test_the_rank_that_asked_differently_is_named(monkeypatch, how, asked) -> No
         launch(ranks.ask_differently, 4, args=(how,))
 
 
-def test_ranks_that_wait_for_each_other_are_not_blamed(monkeypatch) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")
+def test_ranks_that_wait_for_each_other_are_not_blamed() -> None:
     with nothing_is_left(), pytest.raises(RankFailedError, match="no rank failed by itself"):
         launch(ranks.wait_on_two_groups, 2)
 

@@ -1,4 +1,4 @@
-"""launch() from a real Jupyter kernel: functions of cells, many launches, interrupt, kill, time-out."""
+"""launch() from a real Jupyter kernel: functions of cells, an interrupt, and a kill."""
 
 from __future__ import annotations
 
@@ -26,27 +26,9 @@ from muon_tutorial.launching.launch import launch
 torch.set_num_threads(2)
 torch.randn(256, 256) @ torch.randn(256, 256)  # forking this kernel would now be unsound
 """
-MANY = """
-def step(rank, scale):
-    x = torch.full((4,), float(rank))
-    dist.all_reduce(x)
-    return scale * x[0].item()
-
-def traces():
-    import psutil
-    return len(os.listdir("/proc/self/fd")), len(psutil.Process().children(recursive=True))
-
-launch(step, 4, args=(1.0,))
-seen = set()
-for turn in range(8):
-    assert launch(step, 4, args=(float(turn),)) == [6.0 * turn] * 4
-    seen.add(traces())
-print("different traces:", len(seen), "processes:", {processes for _, processes in seen})
-"""
-SAY_PID = 'print("pid", os.getpid(), flush=True)'
-HANG = f"""
+HANG = """
 def hang(rank):
-    {SAY_PID}
+    print("pid", os.getpid(), flush=True)
     while rank == 0:
         pass
     dist.all_reduce(torch.ones(1))
@@ -97,10 +79,6 @@ def kernel(tmp_path_factory) -> Iterator[Kernel]:
     yield running
     client.stop_channels()
     manager.shutdown_kernel(now=True)
-
-
-def test_many_launches_leave_a_kernel_as_it_was(kernel) -> None:
-    assert "different traces: 1 processes: {1}" in kernel.run(MANY)
 
 
 def test_a_bug_shows_the_cells_own_line(kernel) -> None:
@@ -162,17 +140,3 @@ def test_a_restarted_kernel_leaves_nothing(kernel) -> None:
     psutil.Process(kernel.pid).kill()
     assert not still_running(family, WITHIN)
     assert not list(kernel.folder.iterdir())
-
-
-def test_a_notebook_timed_out_fails_and_leaves_nothing(tmp_path, monkeypatch) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    pids = tmp_path / "pids"
-    hang = HANG.replace(SAY_PID, f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}} ')")
-    cells = [nbformat.v4.new_code_cell(source) for source in (OPENING + "launch(lambda rank: rank, 2)", hang)]
-    seconds = {cells[0].id: 60, cells[1].id: 3}
-    book = nbformat.v4.new_notebook(cells=cells)
-    client = nbclient.NotebookClient(book, kernel_name="python3", timeout_func=lambda cell: seconds[cell.id])
-    with pytest.raises(nbclient.exceptions.CellTimeoutError):
-        client.execute()
-    assert not still_running(map(int, pids.read_text().split()), WITHIN)

@@ -1,4 +1,4 @@
-"""launch(), when the calling process is interrupted, killed or timed out: nothing is left behind.
+"""launch(), when the calling process is killed: nothing is left behind.
 
 Each test starts a separate process, waits until its ranks report that they run, and breaks it.
 """
@@ -87,31 +87,12 @@ def hanging(tmp_path, request) -> Iterator[tuple[subprocess.Popen[str], list[int
     parent.communicate()
 
 
-def test_an_interrupt_says_where_the_ranks_were(hanging, tmp_path) -> None:
+@pytest.mark.parametrize(("hanging", "kill"), [("fork", os.killpg), ("spawn", os.kill)], indirect=["hanging"])
+def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill) -> None:
+    """``test_launch_notebook`` kills the parent of forked ranks alone."""
     parent, family = hanging
-    parent.send_signal(signal.SIGINT)
-    said, _ = parent.communicate(timeout=30)
-    assert "launch() was interrupted" in said
-    assert "rank 0: running at" in said
-    assert parent.returncode not in (0, None)
-    assert not still_running(family, WITHIN)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("hanging", "kill", "number"),
-    [
-        ("fork", os.kill, signal.SIGKILL),
-        ("fork", os.kill, signal.SIGTERM),
-        ("fork", os.killpg, signal.SIGKILL),
-        ("spawn", os.kill, signal.SIGKILL),
-    ],
-    indirect=["hanging"],
-)
-def test_a_killed_parent_leaves_nothing(hanging, tmp_path, kill, number) -> None:
-    parent, family = hanging
-    kill(parent.pid, number)
-    assert parent.wait(WITHIN) == -number
+    kill(parent.pid, signal.SIGKILL)
+    assert parent.wait(WITHIN) == -signal.SIGKILL
     assert not still_running(family, WITHIN)
     assert not list(tmp_path.iterdir())
 

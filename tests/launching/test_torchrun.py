@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -29,47 +26,18 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = str(Path(__file__).with_name("torchrun_rank.py"))
 
 
-@contextmanager
-def started(fault: str, timeout: float, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Yield a torchrun with two ranks, one of which breaks."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *options]
-    # With torch's checks, a rank would wait for a stopped one for a minute, whatever its own patience.
-    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCH_DISTRIBUTED_DEBUG": "OFF"}
-    with subprocess.Popen(
-        [*start, SCRIPT, fault, str(timeout)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | environ,
-    ) as agent:
-        try:
-            yield agent
-        finally:
-            agent.kill()
-
-
-def pids_of(agent: subprocess.Popen[str]) -> list[int]:
-    """Return both ranks' process ids, once they have printed them."""
-    assert agent.stdout is not None
-    pids: list[int] = []
-    for line in agent.stdout:
-        pids += [int(found) for found in re.findall(r"attempt 0 sum 2 pid (\d+)", line)]
-        if len(pids) == 2:
-            return pids
-    raise AssertionError("torchrun ended before its ranks spoke")
-
-
-def wait_until_one_is_stopped(pids: list[int]) -> None:
-    while not any(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids):
-        time.sleep(0.02)
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def test_restarted_ranks_meet_with_a_timeout_and_a_killed_one_was_named_in_one_line() -> None:
-    with started("kill", 20.0, "--max-restarts=1") as agent:
-        said, _ = agent.communicate(timeout=100)
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*start, "--max-restarts=1", SCRIPT]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    agent = subprocess.run(words, env=ENVIRONMENT, timeout=100, check=False, **pipes)  # type: ignore[call-overload]
+    said = agent.stdout
     assert agent.returncode == 0, said
     assert said.count("attempt 0 sum 2") == said.count("attempt 1 sum 2") == 2
-    assert said.count("cpu {60.0} True True") == 4, said
+    assert said.count("{60.0} True True parent watch") == 4, said
     assert "exitcode: -9) local_rank: 1" in said  # from torchrun's own report
     assert "Traceback" not in said
 
@@ -79,11 +47,11 @@ def test_a_killed_rank_of_a_static_rendezvous_ends_both_agents_in_one_line_each(
     start += ["--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     agents = [
         subprocess.Popen(
-            [*start, f"--node-rank={node}", SCRIPT, "kill", "20"],
+            [*start, f"--node-rank={node}", SCRIPT],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env=ENVIRONMENT,
         )
         for node in range(2)
     ]
@@ -98,39 +66,49 @@ def test_a_killed_rank_of_a_static_rendezvous_ends_both_agents_in_one_line_each(
     assert "Traceback" not in first + second
 
 
-def test_a_stopped_rank_is_named_and_does_not_hold_torchrun() -> None:
-    with started("stop", 1.0) as agent:
-        pids = pids_of(agent)
-        said, _ = agent.communicate(timeout=100)
-    assert "error: rank 0 of 2 got no answer from rank 1, which is stopped (SIGSTOP): " in said
-    assert "SIGKILL" not in said  # torchrun would send it after 30 seconds
-    assert not still_running(pids, WITHIN)
+CHILD = """
+import os, signal
+from muon_tutorial.launching.peers import end_with_parent
+end_with_parent("its parent ended")
+print(os.getpid(), flush=True)
+os.kill(os.getpid(), signal.{})
+signal.pause()
+"""
+PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
 
 
-def test_ranks_end_with_their_agent_the_stopped_ones_too() -> None:
-    with started("stop", 60.0) as agent:
-        pids = pids_of(agent)
-        wait_until_one_is_stopped(pids)
-        agent.kill()
-        left = still_running(pids, WITHIN)
-        assert agent.stdout is not None
-        said = agent.stdout.read()
-    assert not left
-    assert "rank 0 of 2: torchrun's agent ended, and this rank with it" in said
-
-
-def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(monkeypatch) -> None:
-
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # taken, but without a listener
-        own = {"RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
-        for name, value in {**own, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(LaunchError, match="torchrun's agent ended before rank 1 joined it"):
-            torchrun._check_agent_listens()
+@pytest.mark.parametrize("state", ["SIGCONT", "SIGSTOP"])
+def test_a_process_ends_with_its_parent_also_if_it_is_stopped(state: str) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = [sys.executable, "-c", PARENT, CHILD.format(state)]
+    with subprocess.Popen(words, cwd=ROOT, **pipes) as parent:  # type: ignore[call-overload]
+        child = psutil.Process(int(parent.stdout.readline()))
+        while state == "SIGSTOP" and child.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.02)
+        parent.kill()
+        assert parent.stdout.read() == "its parent ended\n"
+    assert not still_running([child.pid], WITHIN)
 
 
 SEAT = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+TWO_MACHINES = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_rank_whose_agent_ended_before_it_joined_does_not_wait(rank, monkeypatch, capfd) -> None:
+    """On several machines, rank 0 says first what torch's own torchrun needs for restarts."""
+    monkeypatch.setattr(torchrun, "end_with_parent", lambda says: None)
+    monkeypatch.setattr(torchrun, "let_new_groups_time_out", lambda seconds: None)
+    monkeypatch.delenv(torchrun.OWN_STORE, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # taken, but without a listener
+        own = {"RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(taken.getsockname()[1])}
+        elastic = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "1"}
+        for name, value in {**SEAT, **TWO_MACHINES, **own, **elastic}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(LaunchError, match=f"torchrun's agent ended before rank {rank} joined it"):
+            torchrun.join_torchrun()
+    assert capfd.readouterr().err == ("" if rank == "1" else f"{torchrun.RESTARTS_FAIL}\n")
 
 
 @pytest.mark.parametrize(
@@ -173,7 +151,6 @@ def test_what_is_no_timeout_is_refused(timeout) -> None:
 
 
 LOGS = "/t/7_b/attempt_1/0/error.json"
-TWO_MACHINES = {"LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2"}
 
 
 @pytest.mark.parametrize(
@@ -205,27 +182,19 @@ def test_an_id_without_logs_is_the_same_job_only_for_ranks_that_were_restarted(m
         assert torchrun.is_of_this_job(["7"], [torchrun.agent_name()]) == is_same
 
 
-def test_a_rank_that_misses_another_says_which_and_keeps_other_errors(capfd, monkeypatch) -> None:
+@pytest.mark.parametrize("state", ["has ended", "is stopped (SIGSTOP)"])
+def test_a_rank_that_misses_another_says_which_and_lets_it_go_on(state, capfd, monkeypatch) -> None:
+    """A stopped rank must go on, so that the signal with which torchrun ends it reaches it."""
     monkeypatch.setattr(torchrun, "_has_missed_rank", False)  # restored after the test
-    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
-        pass
-    joined = torchrun.TorchrunEnvironment(0, 2, "cpu", Peers({1: ended.pid}))
-    assert not joined.report_lost_rank(RuntimeError("a bug"))
-    assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
-    assert capfd.readouterr().err == (
-        "error: rank 0 of 2 got no answer from rank 1, which has ended: Connection closed by peer [::1]:5\n"
-    )
-
-
-def test_peers_are_missed_when_stopped_or_ended() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        peers = Peers({3: process.pid})
-        process.send_signal(signal.SIGSTOP)
-        while not peers.missing():
-            pass
-        assert peers.missing() == {3: "is stopped (SIGSTOP)"}
-        peers.wake()
-        while peers.missing():
-            pass
+        peer = psutil.Process(process.pid)
+        process.send_signal(signal.SIGKILL if state == "has ended" else signal.SIGSTOP)
+        while peer.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
+            time.sleep(0.02)
+        joined = torchrun.TorchrunEnvironment(0, 2, Peers({1: process.pid}))
+        assert not joined.report_lost_rank(RuntimeError("a bug"))
+        assert joined.report_lost_rank(RuntimeError("[/gloo/pair.cc:5] Connection closed by peer [::1]:5"))
+        assert peer.status() != psutil.STATUS_STOPPED
         process.kill()
-    assert peers.missing() == {3: "has ended"}
+    words = f"no answer from rank 1, which {state}: Connection closed by peer [::1]:5"
+    assert capfd.readouterr().err == f"error: rank 0 of 2 got {words}\n"

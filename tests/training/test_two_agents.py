@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from muon_tutorial import cli
-from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, final_bits, losses, wait_for_a_step
+from scripts.lab.faults.nodes import MODEL, OURS, SCRIPT, final_bits, losses, only_run, wait_for_a_step
 
 from ..launching.launch_traces import free_port
 
@@ -43,7 +44,7 @@ class Agents:
         is_host = str(number == 0).lower()
         meeting = [f"--rdzv-endpoint=127.0.0.1:{self.port}", "--rdzv-backend=c10d", "--rdzv-id=one"]
         patience = [f"--rdzv-conf=is_host={is_host},last_call_timeout=1", "--max-restarts=1"]
-        own = [f"--local-addr=127.0.0.{9 - number}", SCRIPT, *MODEL, "--out", "run", *options]
+        own = [f"--local-addr=127.0.0.{9 - number}", SCRIPT, *MODEL, *options]
         words = [*command, *meeting, *patience, *own]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         with open(self.folder / f"{number}.log", "w") as said:
@@ -66,21 +67,29 @@ def agents(tmp_path: Path) -> Iterator[Agents]:
 def test_a_job_that_loses_a_rank_of_one_node_ends_with_the_undisturbed_bits(
     agents: Agents, tmp_path: Path
 ) -> None:
-    """One agent restarts its dead rank; the other only follows, and does not count this as a restart."""
-    both = [agents.start(number, "2", "--steps", "12", "--save-every", "2") for number in range(2)]
-    wait_for_a_step(tmp_path / "run", both, 3)
+    """One agent restarts its dead rank; the other only follows, and does not count this as a restart.
+
+    Restarted ranks find their run by their agents' names, and one of them prints the result, once.
+    """
+    job = ["--steps", "12", "--save-every", "2", "--json"]
+    both = [agents.start(number, "2", *job) for number in range(2)]
+    run = only_run(tmp_path / "runs", both)
+    wait_for_a_step(run, both, 3)
     (victim,) = (it for it in psutil.Process(both[0].pid).children() if SCRIPT in it.cmdline())
     victim.kill()
     assert [agent.wait(PATIENCE) for agent in both] == [0, 0], agents.said()
+    (result,) = (json.loads(line) for line in agents.said().splitlines() if line.startswith("{"))
+    assert result["check"]["passed"]
+    assert list((tmp_path / "runs").iterdir()) == [run]
     whole = tmp_path / "alone"
-    options = ["--steps", "12", "--save-every", "2", "--out", str(whole)]
-    assert cli.main(["train", *MODEL, "--dp", "2", *options]) == 0
-    assert losses(tmp_path / "run") == losses(whole)
-    assert final_bits(tmp_path / "run", 12) == final_bits(whole, 12)
+    assert cli.main(["train", *MODEL, "--dp", "2", *job, "--out", str(whole)]) == 0
+    assert (run / "result.json").exists()
+    assert losses(run) == losses(whole)
+    assert final_bits(run, 12) == final_bits(whole, 12)
 
 
 def test_a_job_that_began_on_one_node_goes_on_when_another_joins(agents: Agents, tmp_path: Path) -> None:
-    options = ("--steps", "1000000")
+    options = ("--steps", "1000000", "--out", "run")
     first = agents.start(0, "1:2", *options)
     wait_for_a_step(tmp_path / "run", [first], 1)
     seen = losses(tmp_path / "run")

@@ -2,9 +2,8 @@
 
 One collective appears in such a trace up to five times: as the kernel that ran, as an annotation on the GPU's
 track, as the operator that launched it, as the bookkeeping under it (``record_param_comms``), and as an
-annotation on the CPU's track. Only the kernel is execution. The reader distinguishes them, counts each
-collective once, and measures spans and unions instead of sums. It can also report what a sum over names would
-give.
+annotation on the CPU's track. Only the kernel is execution. The reader counts each collective once, and
+measures spans and unions. It can also report what a sum over names would give.
 
 One rank's trace cannot separate transfer from waiting: a communication kernel spins until its peers arrive,
 so its duration is both together.
@@ -64,12 +63,10 @@ class TraceEvent:
 
     @property
     def end(self) -> int:
-        """When it ended, in nanoseconds."""
         return self.begin + self.duration
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Begin and end."""
         return self.begin, self.end
 
     @property
@@ -95,7 +92,6 @@ class Trace:
     devices: tuple[str, ...]
 
     def of(self, *sorts: Sort) -> list[TraceEvent]:
-        """The events of these sorts."""
         return [event for event in self.events if event.sort in sorts]
 
     @property

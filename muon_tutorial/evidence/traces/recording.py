@@ -12,11 +12,10 @@ A rank adds its ``RankRecorder`` to its world's observers, and records any part 
 
 Every request gets a label on the profiler's track (kind, sizes, phase, matrix or bucket, bytes), and a flight
 on one clock that all ranks of a machine share. The result is a file for each rank, one merged file for
-Perfetto and chrome://tracing, the split of wall time, and a picture. Recording does not change the engine or
-the collectives.
+Perfetto and chrome://tracing, the split of wall time, and a picture.
 
-On a GPU the call for a collective only enqueues it. There a flight is the kernel's time. A group's
-kernels get our labels only if there are as many of them as requests.
+On a GPU, where the call for a collective only enqueues it, a flight is the kernel's time. A group's kernels
+get our labels only if there are as many of them as requests.
 """
 
 from __future__ import annotations
@@ -166,7 +165,6 @@ class RecordedRun:
 
     @property
     def markdown(self) -> str:
-        """The split as a table."""
         return split_markdown(self.splits)
 
 

@@ -79,12 +79,10 @@ class Timeline:
 
     @property
     def begin(self) -> int:
-        """When the first rank began."""
         return min(times.begin for times in self.ranks)
 
     @property
     def end(self) -> int:
-        """When the last rank ended."""
         return max(times.end for times in self.ranks)
 
 
@@ -109,13 +107,11 @@ class TimeSplit:
     overlapped: int
 
     def share(self, state: State) -> float:
-        """A part's fraction of the span."""
         part: int = getattr(self, state)
         return part / self.span if self.span else 0.0
 
 
 def split(timeline: Timeline) -> tuple[TimeSplit, ...]:
-    """Split the wall time of each rank."""
     found = []
     for times, states in zip(timeline.ranks, paint(timeline).values(), strict=True):
         moving = union((flight.issued, flight.done) for flight in times.flights)

@@ -34,7 +34,7 @@ WORDS: dict[State, str] = {
 }
 
 
-def draw_timeline(timeline: Timeline, title: str = "") -> str:
+def draw_timeline(timeline: Timeline) -> str:
     """The timeline as an SVG document."""
     with svg_style("timeline", **{"hatch.linewidth": 0.5}):
         figure = Figure(figsize=(10, 1.2 + 0.62 * len(timeline.ranks)), dpi=96, facecolor="#ffffff")
@@ -43,7 +43,7 @@ def draw_timeline(timeline: Timeline, title: str = "") -> str:
         for row, times in enumerate(timeline.ranks):
             _draw_rank(axes, row, times, states[times.rank], timeline)
         used = [state for state in STATES if any(painted[state] for painted in states.values())]
-        _label(axes, timeline, title, used)
+        _label(axes, timeline, used)
         return svg_document(figure)
 
 
@@ -100,7 +100,7 @@ def _milliseconds(bars: Iterable[tuple[int, int]], zero: int) -> list[tuple[floa
     return [((begin - zero) / 1e6, (end - begin) / 1e6) for begin, end in bars]
 
 
-def _label(axes: Axes, timeline: Timeline, title: str, used: Iterable[State]) -> None:
+def _label(axes: Axes, timeline: Timeline, used: Iterable[State]) -> None:
     handles = [
         Patch(facecolor=FILLS[s], hatch=HATCHES.get(s), edgecolor="#8a8a8a", label=WORDS.get(s, s))
         for s in used
@@ -112,6 +112,5 @@ def _label(axes: Axes, timeline: Timeline, title: str, used: Iterable[State]) ->
     axes.set_xlim(0, max(1, timeline.end - timeline.begin) / 1e6)
     axes.set_xlabel("milliseconds; below each band, the rank's collectives from request to end", fontsize=8)
     axes.tick_params(labelsize=8)
-    axes.set_title(title, fontsize=10, loc="left", pad=18)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

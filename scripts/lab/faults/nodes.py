@@ -50,11 +50,9 @@ class Node:
         """Run a command in the namespace."""
         subprocess.run(self.inside(*line.split()), check=True, capture_output=True, text=True)
 
-    def agent(
-        self, folder: Path, endpoint: str, *options: str, module: str = OURS, least: int = 2
-    ) -> subprocess.Popen[str]:
+    def agent(self, folder: Path, endpoint: str, *options: str, least: int = 2) -> subprocess.Popen[str]:
         """Start one of two agents with one rank each; at least ``least`` must join. Output goes to a file."""
-        starter = [sys.executable, "-m", *module.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
+        starter = [sys.executable, "-m", *OURS.split(), f"--nnodes={least}:2", "--nproc-per-node=1"]
         is_host = str(self.address == endpoint).lower()  # said, since no name resolves here
         meeting = [f"--rdzv-endpoint={endpoint}:29400", "--rdzv-id=one", f"--rdzv-conf=is_host={is_host}"]
         rdzv = ["--rdzv-backend=c10d", *meeting, "--max-restarts=20"]
@@ -113,6 +111,16 @@ def final_bits(run: Path, steps: int) -> list[tuple[str, str]]:
     said = json.loads((run / "checkpoints" / f"step-{steps:08d}" / "manifest.json").read_text())
     files = said["manifest"]["files"]
     return sorted((name, facts["sha256"]) for name, facts in files.items() if name.endswith(".distcp"))
+
+
+def only_run(runs: Path, agents: Sequence[subprocess.Popen[str]]) -> Path:
+    """Wait for a run to be placed in this folder; returns its own folder."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := [path.parent for path in runs.glob("*/settings.json")]):
+        if time.monotonic() > deadline or all(agent.poll() is not None for agent in agents):
+            raise TimeoutError(f"no run was placed in {runs}")
+        time.sleep(0.02)
+    return found[0]
 
 
 def alone(folder: Path, steps: int) -> Path:

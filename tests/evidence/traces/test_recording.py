@@ -148,10 +148,7 @@ def ask_twice() -> Walk:
         yield ask("all_reduce", 4, "ours")
 
 
-def test_collectives_of_others_are_matched_where_their_group_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "OFF")  # DETAIL sends messages of its own
+def test_collectives_of_others_are_matched_where_their_group_is_told(tmp_path: Path) -> None:
     recording = record(beside_torch, 2, tmp_path, output="quiet")
     for times in recording.timeline.ranks:
         assert [(f.phase, f.group, f.turn) for f in times.flights] == [

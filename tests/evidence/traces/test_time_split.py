@@ -123,9 +123,9 @@ def test_split_markdown_has_a_row_for_each_rank() -> None:
 
 
 def test_the_picture_follows_from_the_timeline_alone() -> None:
-    svg = draw_timeline(late_peer(), "two ranks")
-    assert svg == draw_timeline(late_peer(), "two ranks")
-    assert svg != draw_timeline(Timeline(late_peer().ranks[:1]), "two ranks")
+    svg = draw_timeline(late_peer())
+    assert svg == draw_timeline(late_peer())
+    assert svg != draw_timeline(Timeline(late_peer().ranks[:1]))
     assert ET.fromstring(svg).tag.endswith("svg")
     assert "waiting for the last member 50%" in describe_timeline(late_peer())
 
