@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -47,22 +47,6 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
     coefficients_per_step(group["ns_coefficients"], group["ns_steps"])
     check_orthogonalize(group)
-
-
-def check_settings(
-    own: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]], plans: Iterable[Plan]
-) -> None:
-    """Refuse wrong values in the groups of a Muon, ``own``, or of any optimizer that steps with it.
-
-    Raises:
-        UsageError: it names the setting.
-    """
-    for group in own:
-        check_orthogonalize(group)
-    for plan in plans:
-        check_gram_recipes(plan, own)
-    for number, group in enumerate(groups):
-        check_numbers(group, number)
 
 
 def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:

@@ -217,21 +217,19 @@ def _meshes(
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
-    still, others = (
-        [(name, param) for name, param in some if id(param) not in stepped and _is_dense(param)]
-        for some in (unstepped, rest)
-    )
-    groups = [
+    groups: list[tuple[Named, Mapping[Tensor, Any], bool]] = [
         (named_params(group, number), it.state, "param_names" in group)
         for it in companions
         for number, group in enumerate(it.param_groups)
     ]
+    for some, named in ((unstepped, True), (rest, False)):
+        left = [(name, param) for name, param in some if id(param) not in stepped and _is_dense(param)]
+        groups.append((left, {}, named))
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and isinstance(mesh.world, LiveWorld):
-            all_groups = [*groups, (still, {}, True), (others, {}, False)]
             assumed = mesh.assumed - {"tp"}
             plain = mesh is steps[0] and not (assumed and mesh.own_along)
-            beside = _beside(all_groups, mesh.world, plain, assumed)
+            beside = _beside(groups, mesh.world, plain, assumed)
             held = [*_planned(mesh.step, mesh.assumed), *beside]
             values, states = zip(*held, strict=True) if held else ((), ())
             known = [it for it in values if not it.parts[0].is_meta]

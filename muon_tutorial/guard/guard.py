@@ -32,13 +32,14 @@ from torch import Tensor
 
 from ..engine.collective import Walk
 from ..errors import GradientError, NotFiniteError, TutorialError, UsageError
+from ..orthogonalizers.choices import check_orthogonalize
 from ..parameters.describe_matrices import FLATTENED
 from ..step.agreement import NOTHING_TO_COMPARE, Fingerprint, agree_on_overflow, compare_fingerprints
 from ..step.parameter_state import same_tensors
 from ..step.step import PlanStep
 from ..worlds.live import LiveWorld, NoMesh
 from .changes import Changed, SeenGradients, check_flattened
-from .check_groups import check_settings
+from .check_groups import check_gram_recipes, check_numbers
 from .compare_replicas import broadcast_parameters, compare_gradients, compare_in_process, compare_replicas
 from .current_steps import CurrentSteps, MeshStep
 from .fingerprint import dimensions, facts
@@ -338,8 +339,12 @@ class Guard:
                 return error
             if changed or any(isinstance(its, Tensor) for its in said) or said != self.said:
                 self.said, self.described = [], {}
-                plans = [mesh.plan for mesh in self.steps.made if mesh.plan is not None]
-                check_settings(optimizer.param_groups, groups, plans)
+                for group in optimizer.param_groups:
+                    check_orthogonalize(group)
+                for plan in filter(None, (mesh.plan for mesh in self.steps.made)):
+                    check_gram_recipes(plan, optimizer.param_groups)
+                for number, group in enumerate(groups):
+                    check_numbers(group, number)
                 if changed & (Changed.KINDS | Changed.PARAMETERS):
                     check_flattened(optimizer.param_groups, self.steps.made_for)
                 self.said = said

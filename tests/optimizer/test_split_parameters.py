@@ -326,29 +326,19 @@ def test_a_model_is_asked_for_its_embeddings(inputs: Any, outputs: Any, rest: li
 
 
 class Mixture(nn.Module):
-    """A layer with experts in three dimensions, next to a hidden matrix."""
+    """A layer with experts in three dimensions, next to a hidden matrix.
 
-    def __init__(self, experts: type[nn.Module] = nn.Module, numbers: int = 3) -> None:
+    ``Llama4TextExperts`` is known by its name to store (E, in, out); other classes may say so.
+    """
+
+    def __init__(self, kind: str = "Module", says: bool | None = None) -> None:
         super().__init__()
+        stored = kind == "Llama4TextExperts" if says is None else says
+        up, down = ((3, 4, 12), (3, 6, 4)) if stored else ((3, 12, 4), (3, 4, 6))
         self.dense = nn.Linear(4, 4, bias=False)
-        self.experts = experts()
-        gate_up, down = torch.zeros(numbers, 12, 4), torch.zeros(numbers, 4, 6)
-        if getattr(experts, "is_transposed", experts is Llama4TextExperts):
-            gate_up, down = gate_up.mT, down.mT
-        self.experts.gate_up_proj, self.experts.down_proj = nn.Parameter(gate_up), nn.Parameter(down)
-        self.experts.up_proj_bias = nn.Parameter(torch.zeros(numbers, 12))
-
-
-class Llama4TextExperts(nn.Module):
-    """A class that is known by its name to store (E, in, out)."""
-
-
-class SaysTransposed(nn.Module):
-    is_transposed = True
-
-
-class SaysNotTransposed(Llama4TextExperts):
-    is_transposed = False
+        self.experts = bare(kind, gate_up_proj=up, down_proj=down, up_proj_bias=(3, 12))
+        if says is not None:
+            self.experts.is_transposed = says
 
 
 STACKS = ["experts.gate_up_proj", "experts.down_proj"]
@@ -375,11 +365,16 @@ def test_who_did_not_choose_is_warned_where_experts_are_most_of_the_model() -> N
 
 
 @pytest.mark.parametrize(
-    ("experts", "transposed"),
-    [(nn.Module, False), (Llama4TextExperts, True), (SaysTransposed, True), (SaysNotTransposed, False)],
+    ("kind", "says", "transposed"),
+    [
+        ("Module", None, False),
+        ("Llama4TextExperts", None, True),
+        ("Module", True, True),
+        ("Llama4TextExperts", False, False),
+    ],
 )
-def test_experts_go_to_muon_matrix_by_matrix(experts: type[nn.Module], transposed: bool) -> None:
-    split = split_parameters(Mixture(experts), experts="muon")
+def test_experts_go_to_muon_matrix_by_matrix(kind: str, says: bool | None, transposed: bool) -> None:
+    split = split_parameters(Mixture(kind, says), experts="muon")
     stored = {"transposed": True} if transposed else {}
     assert [{**group, "params": [name for name, _ in group["params"]]} for group in split.hidden] == [
         {"params": ["dense.weight"]},
