@@ -17,12 +17,8 @@ from scripts.notebook_guards import declared_parameters
 from scripts.notebooks import built_path, check, read_text, solved, sources
 from tests.notebooks import lesson_form
 
-from .reading import bold_terms
 
-SOURCES = sources()
-
-
-@pytest.fixture(params=SOURCES, ids=lambda path: path.stem[:2])
+@pytest.fixture(params=sources(), ids=lambda path: path.stem[:2])
 def source(request: pytest.FixtureRequest) -> Path:
     return request.param
 
@@ -88,11 +84,6 @@ def test_cells_are_short(committed: NotebookNode) -> None:
     for cell in (*code(committed), *code(solved(committed))):
         most = 25 if lesson_form.has(cell, "hard") else 15
         assert len(cell.source.splitlines()) <= most
-
-
-def test_a_term_is_made_bold_once(committed: NotebookNode) -> None:
-    terms = [term.lower() for term in bold_terms(committed)]
-    assert len(terms) == len(set(terms))
 
 
 def test_prose_names_no_number_that_a_parameter_sets(committed: NotebookNode) -> None:

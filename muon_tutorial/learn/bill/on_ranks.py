@@ -42,7 +42,7 @@ Fetched = tuple[int, bool | None]
 
 
 def fetch_shared(rank: int, dp: int, tp: int, seed: int, sends: Sends) -> Fetched:
-    """Gather the shared matrix with split sizes from ``sends(matrix, length, place, dp)``. All ranks call."""
+    """Gather the shared matrix with sizes from ``sends(matrix, length, place, dp)``. All ranks must call."""
     torch.set_num_threads(1)
     world, plan = LiveWorld(build_mesh({"dp": dp, "tp": tp})), plan_of(dp, tp)
     total = plan.buckets[0].length(plan.buckets[0].model_layout, plan.grid.at(0))
