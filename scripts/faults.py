@@ -16,8 +16,11 @@ import platform
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -26,10 +29,9 @@ import torch
 
 from muon_tutorial.errors import UsageError
 from scripts.files import ROOT, count, made, write_whole
-from scripts.lab.faults.campaign import Campaign, repeat_line, warm_up
-from scripts.lab.faults.case import Case, Outcome
+from scripts.lab.faults.campaign import Campaign, warm_up
+from scripts.lab.faults.case import GOOD, VERDICTS, Case, Outcome
 from scripts.lab.faults.draw import draw
-from scripts.lab.faults.report import as_data, as_markdown, share_named, totals
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,7 +63,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> argparse.Namespace:
-    """The options."""
     parser.add_argument("--seed", type=int, nargs="+", default=[0], help="one campaign for each")
     parser.add_argument("--count", type=count, default=600, help="number of cases for each seed (600)")
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds with these words in their name")
@@ -81,10 +82,9 @@ def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
 
     def show(outcome: Outcome) -> None:
         if not outcome.is_good or asked.case is not None:
-            case = outcome.case
-            again = repeat_line(case.seed, asked.count, case.number)
+            again = repeat_line(outcome.case, asked.count)
             again += f" --only {shlex.quote(asked.only)}" if asked.only else ""
-            print(f"{outcome.verdict}: {case}\n    {outcome.detail}\n    {again}", flush=True)
+            print(f"{outcome.verdict}: {outcome.case}\n    {outcome.detail}\n    {again}", flush=True)
 
     campaign = Campaign()
     try:
@@ -96,7 +96,6 @@ def run(cases: list[Case], asked: argparse.Namespace) -> list[Outcome]:
 
 
 def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) -> None:
-    """Write the table and its data."""
     seeds = " ".join(map(str, asked.seed))
     facts = {
         "command": f"python scripts/faults.py --seed {seeds} --count {asked.count}",
@@ -113,6 +112,85 @@ def write(asked: argparse.Namespace, outcomes: list[Outcome], seconds: float) ->
     write_whole(folder / "faults.md", as_markdown(outcomes, facts, asked.count))
     write_whole(folder / "faults.json", json.dumps(as_data(outcomes, facts), indent=1) + "\n")
     print(f"wrote {folder / 'faults.md'} and faults.json")
+
+
+def counts(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    """Cases by kind and verdict, with kinds in order of first appearance."""
+    found: dict[str, dict[str, int]] = {}
+    for outcome in outcomes:
+        row = found.setdefault(outcome.case.kind, dict.fromkeys(VERDICTS, 0))
+        row[outcome.verdict] += 1
+    return found
+
+
+def share_named(outcomes: Sequence[Outcome]) -> float:
+    """Of the refusals of a fault on one rank, the fraction that name the rank."""
+    one = [o for o in outcomes if o.case.rank is not None and o.verdict != "survived"]
+    return sum(o.verdict == "named" for o in one) / len(one) if one else 1.0
+
+
+def as_data(outcomes: Sequence[Outcome], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of ``faults.json``: the table, and every outcome that was not good."""
+    return {
+        "facts": dict(facts),
+        "totals": totals(outcomes),
+        "named": round(share_named(outcomes), 4),
+        "kinds": counts(outcomes),
+        "bad": [
+            asdict(o.case) | {"verdict": o.verdict, "detail": o.detail, "seconds": round(o.seconds, 3)}
+            for o in outcomes
+            if not o.is_good
+        ],
+    }
+
+
+def totals(outcomes: Sequence[Outcome]) -> dict[str, int]:
+    return {name: sum(o.verdict == name for o in outcomes) for name in VERDICTS}
+
+
+def as_markdown(outcomes: Sequence[Outcome], facts: Mapping[str, Any], size: int) -> str:
+    shown = [name for name, count in totals(outcomes).items() if count or name in GOOD]
+    head = [
+        "# Faults",
+        "",
+        "Written by `scripts/faults.py`; do not edit. Every fault was put into a real run, on purpose.",
+        "",
+        *(f"- {name}: {value}" for name, value in facts.items()),
+        f"- the rank at fault was named in {100 * share_named(outcomes):.1f} % of the refusals of one rank's "
+        "fault",
+        "",
+    ]
+    rows: list[list[object]] = [["fault", "cases", *shown], ["---", *["---:"] * (1 + len(shown))]]
+    for name, row in (("**all**", totals(outcomes)), *counts(outcomes).items()):
+        rows.append([name, sum(row.values()), *(row[verdict] or "" for verdict in shown)])
+    table = [f"| {' | '.join(map(str, cells))} |" for cells in rows]
+    legend = (
+        "*named*: one named error on every rank that could still speak, and it names the rank at fault. "
+        "*survived*: equal to `torch.optim.Muon` in one process, to the bit. Everything else is a hole."
+    )
+    return "\n".join([*head, *table, "", legend, "", *_bad(outcomes, size)]) + "\n"
+
+
+def _bad(outcomes: Sequence[Outcome], size: int) -> list[str]:
+    """The first bad outcome of each kind and verdict, with the command that runs it again."""
+    first: dict[tuple[str, str], Outcome] = {}
+    for outcome in outcomes:
+        if not outcome.is_good:
+            first.setdefault((outcome.case.kind, outcome.verdict), outcome)
+    if not first:
+        return []
+    lines = ["## Holes", "", "The first of each kind.", ""]
+    for outcome in first.values():
+        case = outcome.case
+        detail = outcome.detail.replace("<", "&lt;").replace("|", "\\|").replace("*", "\\*")
+        lines += [f"- **{outcome.verdict}**: {case}", f"  - {detail}"]
+        lines += [f"  - `{repeat_line(case, size)}`"]
+    return lines
+
+
+def repeat_line(case: Case, size: int) -> str:
+    """The command that runs one case again."""
+    return f"python scripts/faults.py --seed {case.seed} --count {size} --case {case.number}"
 
 
 if __name__ == "__main__":

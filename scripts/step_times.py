@@ -402,8 +402,8 @@ def write_all(
         windows_table(steps, said, command),
         steps_table(steps, said, command),
     ]
-    scatter(out / "svg", steps, said)
-    shown = {"svg": "Predicted over measured milliseconds of a step, a point a configuration"}
+    scatter(out / "step_times.svg", steps, said)
+    shown = {"step_times.svg": "Predicted over measured milliseconds of a step, a point a configuration"}
     held = {link: json.loads(machine.text()) for link, machine in machines.items()}
     results.write_results(out, "step_times", "Seconds of a step", "", about, tables, shown, machines=held)
     print(results.markdown(tables[:2]))

@@ -3,8 +3,6 @@
 Use ``--multi_gpu`` even without a GPU: with ``--cpu``, Accelerate starts only one process.
 """
 
-from __future__ import annotations
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, set_seed

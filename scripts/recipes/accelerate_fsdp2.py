@@ -4,8 +4,6 @@ The optimizer is made before ``prepare``, which puts FSDP2's parameters into it.
 ``accelerate_ddp.py`` does.
 """
 
-from __future__ import annotations
-
 from accelerate import FullyShardedDataParallelPlugin
 from accelerate.utils import set_seed
 from accelerate_ddp import accelerated, train

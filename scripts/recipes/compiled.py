@@ -3,8 +3,6 @@
 Trains as ``ddp.py`` does.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from ddp import train

@@ -1,7 +1,5 @@
 """DistributedDataParallel: torchrun --standalone --nproc-per-node 2 scripts/recipes/ddp.py"""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch

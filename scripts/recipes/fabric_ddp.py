@@ -3,8 +3,6 @@
 fabric run --accelerator cpu --strategy ddp --devices 2 scripts/recipes/fabric_ddp.py
 """
 
-from __future__ import annotations
-
 from lightning.fabric import Fabric
 from tiny import Arguments, TinyGPT, arguments
 from torch.optim import Optimizer

@@ -3,8 +3,6 @@
 Trains as ``fabric_ddp.py`` does.
 """
 
-from __future__ import annotations
-
 from fabric_ddp import train
 from lightning.fabric import Fabric
 from lightning.fabric.strategies import ModelParallelStrategy

@@ -1,7 +1,5 @@
 """FSDP2: torchrun --standalone --nproc-per-node 2 scripts/recipes/fsdp2.py"""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp

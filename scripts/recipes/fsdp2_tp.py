@@ -3,8 +3,6 @@
 Shards and trains as ``fsdp2.py`` does.
 """
 
-from __future__ import annotations
-
 import torch
 from fsdp2 import shard, train
 from tiny import TinyGPT, arguments

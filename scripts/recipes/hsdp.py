@@ -3,8 +3,6 @@
 Only the mesh differs from ``fsdp2.py``.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from fsdp2 import shard, train

@@ -1,7 +1,5 @@
 """Lightning's Trainer, which starts its own processes: python scripts/recipes/lightning_trainer.py"""
 
-from __future__ import annotations
-
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from tiny import Arguments, TinyGPT, arguments

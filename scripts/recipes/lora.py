@@ -4,8 +4,6 @@ The optimizer is made after ``get_peft_model``, which freezes the model and adds
 that of ``ddp.py``; only adapters are saved.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from ddp import train

@@ -1,7 +1,5 @@
 """nanoGPT's way, with tied weights: torchrun --standalone --nproc-per-node 2 scripts/recipes/nanogpt.py"""
 
-from __future__ import annotations
-
 import os
 
 import torch

@@ -1,7 +1,5 @@
 """A plain loop in one process: python scripts/recipes/plain.py"""
 
-from __future__ import annotations
-
 import torch
 from tiny import TinyGPT, arguments
 from torch.utils.data import DataLoader

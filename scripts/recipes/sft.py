@@ -4,8 +4,6 @@ With ``peft_config=`` the trainer makes the adapters before it asks for the opti
 The settings are those of ``trainer.py``.
 """
 
-from __future__ import annotations
-
 from datasets import Dataset
 from tiny import VOCABULARY, WIDTH, arguments
 from tokenizers import Tokenizer, models

@@ -3,8 +3,6 @@
 It contains nothing of optimizers or frameworks: the recipes show those.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How tensor parallelism cuts the tiny GPT: attention by heads, sequences between layers."""
 
-from __future__ import annotations
-
 from tiny import TinyGPT
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard

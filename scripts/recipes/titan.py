@@ -1,7 +1,5 @@
 """torchtitan's way: torchrun --standalone --nproc-per-node 2 scripts/recipes/titan.py"""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp

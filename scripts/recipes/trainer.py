@@ -1,7 +1,5 @@
 """Hugging Face's Trainer: torchrun --standalone --nproc-per-node 2 scripts/recipes/trainer.py"""
 
-from __future__ import annotations
-
 import torch
 from tiny import Arguments, TinyGPT, arguments
 from transformers import Trainer, TrainingArguments, set_seed

@@ -3,8 +3,6 @@
 The optimizer averages the gradients itself, and every rank keeps its own shard of the momentum.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from tiny import TinyGPT, arguments

@@ -1,10 +1,17 @@
-"""The recipes, and how to start, watch and compare each."""
+"""The recipes: how to start, watch and compare each, and checks of its optimizer's inputs and final state.
+
+Several ranks sum in another order than one process. Newton–Schulz rounds its input to bf16, so the last bit
+of a gradient can become a bf16 step of the update. That effect is measured, not guessed: the control is the
+plain loop with twice as many micro-batches of half the size, in which only the order of the sums changes.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -48,16 +55,13 @@ class Recipe:
 
     A launcher with a fixed port, which two simultaneous runs would share, gets a free one instead.
     ``alone`` is the recipe that does the same work in one process.
-    ``sharded`` says that parameters must be DTensors. A usual run tries only the ``daily`` one, DDP under the
-    Trainer of transformers. The others can break only with their host's version; ``tests/optimizer`` and
-    ``tests/configs`` check the optimizer's contract, which all recipes share, and FSDP2's checkpoints.
+    ``sharded`` says that parameters must be DTensors.
     """
 
     launcher: tuple[str, ...]
     ranks: int
     needs: str = "torch"
     alone: str = "plain"
-    daily: bool = False
     sharded: bool = False
 
 
@@ -72,7 +76,7 @@ ALL = {
     "accelerate_fsdp2": Recipe(
         (*ACCELERATE, "--use_fsdp", "--fsdp_version", "2"), 2, needs="accelerate", sharded=True
     ),
-    "trainer": Recipe(TORCHRUN_2, 2, needs="transformers", daily=True),
+    "trainer": Recipe(TORCHRUN_2, 2, needs="transformers"),
     "fabric_ddp": Recipe(FABRIC, 2, needs="lightning"),
     "fabric_fsdp2": Recipe(PYTHON, 2, needs="lightning", sharded=True),
     "lightning_trainer": Recipe(PYTHON, 2, needs="lightning"),
@@ -116,48 +120,78 @@ KILLED = re.compile(r"terminate called without an active exception|exitcode: -(6
 """Output about a process that was ended by a signal, not by an error in Python."""
 
 
-def run(
-    name: str, folder: Path, *arguments: str, launcher: tuple[str, ...] = (), ranks: int = 0
-) -> list[Notes]:
+def run(name: str, folder: Path, *arguments: str, forks: int = 0) -> list[Notes]:
     """Run a recipe as its host's users would, and return the notes of every rank.
 
-    Its checkpoints are in ``folder / "saved"``. Gloo's threads may outlive Python and end a process by a
-    signal at its exit (issue 190489 of pytorch/pytorch): such a run is repeated, with a warning.
+    With ``forks``, so many ranks begin as forks of a process that has imported the packages, with the
+    environment that torchrun would give them. Checkpoints are in ``folder / "saved"``. Gloo's threads may
+    outlive Python and end a process by a signal at its exit (issue 190489 of pytorch/pytorch): such a run is
+    repeated, with a warning.
     """
-    recipe = ALL[name]
-    notes, saved = folder / "notes", folder / "saved"
-    words = [*(launcher or recipe.launcher), str(RECIPES / f"{name}.py"), "--save", str(saved), *arguments]
+    notes = folder / "notes"
+    words = [str(RECIPES / f"{name}.py"), "--save", str(folder / "saved"), *arguments]
     for _ in range(3):
         shutil.rmtree(folder, ignore_errors=True)
         notes.mkdir(parents=True)
-        command = [word.replace("{port}", str(free_port())) for word in words]
-        process = subprocess.run(
-            command,
-            cwd=folder,
-            env=_environment(notes),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=900,
-        )
-        if process.returncode == 0 or (process.returncode > 0 and not KILLED.search(process.stdout)):
+        code = _fork(words, folder, forks) if forks else _launch([*ALL[name].launcher, *words], folder)
+        said = f"exit status {code}: {words}\n{(folder / 'said').read_text()[-6000:]}"
+        if code == 0 or (code > 0 and not KILLED.search(said)):
             break
-        warnings.warn(f"{name}: exit status {process.returncode}; running it again", stacklevel=2)
-    said = f"exit status {process.returncode}: {' '.join(command)}\n{process.stdout[-6000:]}"
-    assert process.returncode == 0, said
-    ranks = ranks or recipe.ranks
+        warnings.warn(f"{name}: exit status {code}; running it again", stacklevel=2)
+    assert code == 0, said
+    ranks = forks or ALL[name].ranks
     assert len(list(notes.iterdir())) == ranks, said
     return [Notes(**torch.load(notes / f"rank-{rank}.pt")) for rank in range(ranks)]
 
 
-def _environment(notes: Path) -> dict[str, str]:
+def _launch(words: list[str], folder: Path) -> int:
+    command = [word.replace("{port}", str(free_port())) for word in words]
+    with open(folder / "said", "w") as said:
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": said, "stderr": said}
+        return subprocess.run(
+            command, cwd=folder, env=_environment(folder), timeout=900, **streams
+        ).returncode
+
+
+def _fork(words: list[str], folder: Path, ranks: int) -> int:
+    """Run a recipe on forks, and return the first exit status that is not 0."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "transformers.trainer"])
+    environment = _environment(folder) | dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), f"{ranks}")
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
+    processes = [
+        context.Process(target=_be_a_rank, args=(words, folder, environment, rank), daemon=True)
+        for rank in range(ranks)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+        process.kill()  # if it has not ended
+        process.join()
+    return next((process.exitcode for process in processes if process.exitcode), 0)
+
+
+def _be_a_rank(words: list[str], folder: Path, environment: dict[str, str], rank: int) -> None:
+    with open(folder / "said", "a") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment | {"RANK": f"{rank}", "LOCAL_RANK": f"{rank}"})
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    sys.argv, sys.path[:0] = words, [str(RECIPES), str(WATCH)]
+    importlib.import_module("watching").start(environment["WATCH_FOLDER"])
+    runpy.run_path(words[0], run_name="__main__")
+
+
+def _environment(folder: Path) -> dict[str, str]:
     """This process's environment, without launchers' variables, and with the watch."""
     dropped = ("TORCH_DISTRIBUTED_DEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     kept = {key: value for key, value in os.environ.items() if key not in dropped}
     return kept | {
         "PYTHONPATH": f"{WATCH}:{ROOT}",
-        "WATCH_FOLDER": str(notes),
+        "WATCH_FOLDER": str(folder / "notes"),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
         "HF_HUB_OFFLINE": "1",
@@ -170,12 +204,6 @@ def checkpoint(folder: Path) -> Path:
     found = [folder / "saved" / name for name in names if (folder / "saved" / name).exists()]
     assert len(found) == 1, list((folder / "saved").iterdir())
     return found[0]
-
-
-def alone(name: str, folder: Path, *arguments: str) -> Notes:
-    """Run one process on the global batches of a recipe."""
-    launcher = PYTHON if ALL[name].alone == "plain" else (*TORCHRUN_2[:-1], "1")
-    return run(ALL[name].alone, folder, *arguments, launcher=launcher, ranks=1)[0]
 
 
 def distance(notes: Notes, reference: Notes, *, of_muon: bool) -> float:
@@ -211,3 +239,125 @@ def differences(notes: Notes, reference: Notes) -> list[str]:
     wrong = [what for what, (got, there) in pairs.items() if got is None or not torch.equal(got, there)]
     seen = reference.steps[-len(notes.steps) :]
     return wrong + [f"step {number}" for number, step in enumerate(notes.steps) if step != seen[number]]
+
+
+HALVES = ("--batch", "4", "--accumulate", "4")
+MARGIN = 3
+"""A host's largest allowed distance over the control's: the worst matrix is a different one each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One process's run, and its distance from the control, which adds the same numbers in another order."""
+
+    notes: Notes
+    muon: float
+    adamw: float
+    state: float
+
+
+class References(dict[str, Reference]):
+    """One process's runs of a recipe, each made on first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Reference:
+        folder = self.folder / name
+        [notes] = run(name, folder / "whole", forks=1)
+        [control] = run(name, folder / "halves", *HALVES, forks=1)
+        self[name] = Reference(
+            notes,
+            distance(control, notes, of_muon=True),
+            distance(control, notes, of_muon=False),
+            state_distance(control, notes),
+        )
+        return self[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The two runs of a recipe, with every rank's notes."""
+
+    straight: list[Notes]
+    resumed: list[Notes]
+
+
+def train(name: str, folder: Path, *arguments: str, forks: int = 0) -> Trained:
+    """Run a recipe from the start, then once more, in new processes, from its first checkpoint."""
+    straight = run(name, folder / "straight", *arguments, forks=forks)
+    resume = ("--resume", str(checkpoint(folder / "straight")))
+    return Trained(straight, run(name, folder / "resumed", *arguments, *resume, forks=forks))
+
+
+def check_equal(straight: list[Notes], reference: Reference) -> None:
+    """Every rank ends like one process, within the noise of another order of sums."""
+    for notes in straight:
+        assert notes.parameters.keys() == reference.notes.parameters.keys()
+        assert distance(notes, reference.notes, of_muon=True) <= MARGIN * reference.muon
+        assert distance(notes, reference.notes, of_muon=False) <= MARGIN * reference.adamw
+        assert state_distance(notes, reference.notes) <= MARGIN * reference.state
+
+
+def check_placed(notes: list[Notes], sharded: bool) -> None:
+    """If the host shards, every parameter is a DTensor that is cut; otherwise none is.
+
+    A host may silently fall back to DDP, for example, and then every other check would pass.
+    """
+    for one in notes:
+        assert {"Shard" in placements for placements in one.placements.values()} == {sharded}
+
+
+def check_accumulated(straight: list[Notes], reference: Reference) -> None:
+    """Before clipping, the first step's gradient is the mean over all micro-batches and all ranks."""
+    first = reference.notes.steps[0]["norm_before_clipping"]
+    for notes in straight:
+        assert len(notes.steps) == EPOCHS * STEPS
+        assert notes.steps[0]["norm_before_clipping"] == pytest.approx(first, rel=1e-5)
+
+
+def check_clipped(straight: list[Notes], reference: Reference, *, inside: bool = False) -> None:
+    """Clipping changed the gradients at every step, and the optimizer got the clipped ones.
+
+    An optimizer that averages by itself clips ``inside``, unseen; then ``check_equal`` checks the moments.
+    """
+    for notes in straight:
+        before = notes.series("norm_before_clipping")
+        assert min(before) > 2 * MAX_NORM
+        assert before == pytest.approx(reference.notes.series("norm_before_clipping"), rel=1e-3)
+        assert inside or notes.series("norm") == pytest.approx([MAX_NORM] * EPOCHS * STEPS, rel=1e-4)
+
+
+def check_scheduled(straight: list[Notes], reference: Reference) -> None:
+    """All groups used exactly the schedule's learning rates."""
+    for notes in straight:
+        assert notes.series("lrs") == reference.notes.series("lrs")
+        assert len(set(map(tuple, notes.series("lrs")))) == EPOCHS * STEPS
+
+
+def check_resumed(straight: list[Notes], resumed: list[Notes]) -> None:
+    """The second half in new processes equals the first run's second half, bit by bit."""
+    for notes, whole in zip(resumed, straight, strict=True):
+        assert len(notes.steps) == STEPS
+        assert differences(notes, whole) == []
+
+
+def check_bf16(straight: list[Notes], reference: Reference) -> None:
+    """The gradients show that the model was computed in bf16; the optimizer kept its fp32."""
+    exact = reference.notes.steps[0]["norm_before_clipping"]
+    for notes in straight:
+        error = abs(notes.steps[0]["norm_before_clipping"] / exact - 1)
+        assert 1e-5 < error < 0.05
+        kept = [*notes.parameters.values(), *(t for entry in notes.state.values() for t in entry.values())]
+        assert {tensor.dtype for tensor in kept} == {torch.float32}
+        assert distance(notes, reference.notes, of_muon=True) < 0.5
+
+
+def code_lines(name: str) -> list[str]:
+    """A recipe's lines without its docstring."""
+    return re.sub(r'""".*?"""', "", (RECIPES / f"{name}.py").read_text(), flags=re.DOTALL).splitlines()
+
+
+def marked_lines(name: str) -> list[str]:
+    """The lines marked with ``# Muon``."""
+    return [line for line in code_lines(name) if line.endswith("  # Muon")]

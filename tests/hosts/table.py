@@ -11,64 +11,38 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from .checks import (
-    MARGIN,
-    References,
-    check_accumulated,
-    check_bf16,
-    check_clipped,
-    check_equal,
-    check_placed,
-    check_resumed,
-    check_scheduled,
-    marked_lines,
-    train,
-)
-from .recipes import ALL, distance
+from . import recipes
+from .recipes import ALL, MARGIN, References, distance, train
 from .test_other_hosts import rows as other_rows
 
-HEADINGS = (
-    "recipe",
-    "ranks",
-    "parameters",
-    "lines",
-    "equal to one process",
-    "clip",
-    "accumulate",
-    "schedule",
-    "resume",
-    "bf16",
-    "bf16 resume",
-)
 
-
-def make_row(name: str, folder: Path, references: References) -> list[str]:
+def make_row(name: str, folder: Path, references: References) -> dict[str, str]:
     """Run a recipe four times, from the start and from its checkpoint, in fp32 and in bf16."""
     trained, in_bf16 = train(name, folder / "fp32"), train(name, folder / "bf16", "--bf16")
-    reference = references[(ALL[name].alone,)]
+    reference, sharded = references[ALL[name].alone], ALL[name].sharded
     far = [
         max(distance(n, reference.notes, of_muon=muon) for n in trained.straight) for muon in (True, False)
     ]
     near = f"{far[0]:.1e} ({reference.muon:.1e}), {far[1]:.1e} ({reference.adamw:.1e})"
-    return [
-        name,
-        str(ALL[name].ranks),
-        _said(
-            lambda: check_placed(trained.straight + in_bf16.straight, ALL[name].sharded),
-            "shards" if ALL[name].sharded else "whole",
-        ),
-        str(len(marked_lines(name))),
-        _said(lambda: check_equal(trained.straight, reference), near),
-        _said(lambda: check_clipped(trained.straight, reference, inside=name == "zero1")),
-        _said(lambda: check_accumulated(trained.straight, reference)),
-        _said(lambda: check_scheduled(trained.straight, reference)),
-        _said(lambda: check_resumed(trained.straight, trained.resumed), "bitwise"),
-        _said(lambda: check_bf16(in_bf16.straight, reference)),
-        _said(lambda: check_resumed(in_bf16.straight, in_bf16.resumed), "bitwise"),
-    ]
+    checks: dict[str, tuple[Callable[[], None], str]] = {
+        "equal to one process": (lambda: recipes.check_equal(trained.straight, reference), near),
+        "clip": (lambda: recipes.check_clipped(trained.straight, reference, inside=name == "zero1"), "yes"),
+        "accumulate": (lambda: recipes.check_accumulated(trained.straight, reference), "yes"),
+        "schedule": (lambda: recipes.check_scheduled(trained.straight, reference), "yes"),
+        "resume": (lambda: recipes.check_resumed(trained.straight, trained.resumed), "bitwise"),
+        "bf16": (lambda: recipes.check_bf16(in_bf16.straight, reference), "yes"),
+        "bf16 resume": (lambda: recipes.check_resumed(in_bf16.straight, in_bf16.resumed), "bitwise"),
+    }
+    placed = (
+        (lambda: recipes.check_placed(trained.straight + in_bf16.straight, sharded)),
+        "shards" if sharded else "whole",
+    )
+    row = {"recipe": name, "ranks": str(ALL[name].ranks), "parameters": _said(*placed)}
+    row["lines"] = str(len(recipes.marked_lines(name)))
+    return row | {heading: _said(*check) for heading, check in checks.items()}
 
 
-def _said(check: Callable[[], None], good: str = "yes") -> str:
+def _said(check: Callable[[], None], good: str) -> str:
     try:
         check()
     except AssertionError as error:
@@ -103,12 +77,12 @@ OTHERS = """
 """
 
 
-def as_markdown(rows: list[list[str]]) -> str:
+def as_markdown(rows: list[dict[str, str]]) -> str:
     """The table, and what its cells mean."""
     packages = ("torch", "accelerate", "transformers", "lightning")
     versions = ", ".join(f"{name} {version(name)}" for name in packages)
-    table = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    table += [f"| {' | '.join(row)} |" for row in rows]
+    table = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
+    table += [f"| {' | '.join(row.values())} |" for row in rows]
     return TEXT.format(versions=versions, margin=MARGIN) + "\n".join(table) + "\n" + OTHERS + other_rows()
 
 

@@ -176,7 +176,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "parts.md"
 LAYERS = {**{f"timm, {name}": it for name, it in TIMM.items()}, **OTHERS}
 
 
-def hidden(name: str, model: nn.Module) -> list[Verdict]:
+def hidden(model: nn.Module) -> list[Verdict]:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="The names of")  # users need not state any layout
         return [it for it in split_parameters(model).verdicts if it.who == "Muon"]
@@ -186,7 +186,7 @@ def hidden(name: str, model: nn.Module) -> list[Verdict]:
 def test_parts_are_those_that_the_layer_uses(name: str) -> None:
     layer = LAYERS[name]
     model = layer.build()
-    its = hidden(name, model)
+    its = hidden(model)
     x = torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)).double()
     params: list[Tensor] = [it.param for it in its]
     used = lines_used_together(model, params, [-2] * len(its), {"x": x})
@@ -203,7 +203,7 @@ def test_parts_are_those_that_the_layer_uses(name: str) -> None:
 @pytest.mark.parametrize("rows", SEPARATE.values(), ids=SEPARATE)
 def test_separate_weights_stay_whole(rows: dict[str, int]) -> None:
     model = nn.ModuleDict({name: nn.Linear(32, out) for name, out in rows.items()})
-    assert [(it.name, it.parts) for it in hidden("", model)] == [(f"{name}.weight", None) for name in rows]
+    assert [(it.name, it.parts) for it in hidden(model)] == [(f"{name}.weight", None) for name in rows]
 
 
 def test_an_attention_whose_layout_its_name_does_not_decide_asks_for_it() -> None:
@@ -228,15 +228,9 @@ def test_the_page_lists_every_layer_and_todays_parts() -> None:
         if row.startswith("| ") and (cells := row.strip("| ").split(" | "))
     }
     assert {name for names in listed.values() for name in names} == {*LAYERS}
-    for row, names in rows(installed()).items():
+    installed = [name for name, it in LAYERS.items() if importlib.util.find_spec(it.path.split(".")[0])]
+    for row, names in rows(installed).items():
         assert set(names) <= set(listed[row]), row
-
-
-def installed() -> list[str]:
-    """The layers whose package is installed."""
-    return [
-        name for name, it in LAYERS.items() if importlib.util.find_spec(it.path.split(".")[0]) is not None
-    ]
 
 
 def table() -> str:
@@ -249,7 +243,7 @@ def rows(layers: list[str]) -> dict[tuple[str, ...], list[str]]:
     """The layers that have each fused weight; its name, what it holds and its parts are the key."""
     found: dict[tuple[str, ...], list[str]] = {}
     for name in layers:
-        for it in hidden(name, LAYERS[name].build()):
+        for it in hidden(LAYERS[name].build()):
             if it.parts:
                 weight = re.sub(r"^block\.|\.weight$", "", it.name)
                 row = weight, it.why.removeprefix("hidden matrix, "), f"`{it.parts}`"

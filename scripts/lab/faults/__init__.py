@@ -4,7 +4,7 @@
 with them; ``strikes`` ends or stops processes, ``tampering`` writes to checkpoints, and ``starters`` goes
 through ``torchrun`` and the command line. ``preempted`` sends signals at random times, and ``nodes`` takes a
 node or its link away. ``judge`` turns the observations into a verdict; its oracle is
-``torch.optim.Muon`` in one process. ``campaign`` runs it all, and ``report`` writes the table.
+``torch.optim.Muon`` in one process. ``campaign`` runs it all, and ``scripts/faults.py`` writes the table.
 
 It uses the package's public surface and its launching; nothing in the package imports it.
 """

@@ -19,34 +19,28 @@ from typing import Any
 
 import torch
 
+from muon_tutorial import Grid, LiveWorld, TutorialError, build_mesh
 from muon_tutorial.checkpoint import CheckpointManager, load_checkpoint, save_checkpoint
-from muon_tutorial.errors import TutorialError
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import job, saved_job
 from .case import Case, RankRecord, Seen
 from .processes import wait_until
 from .saved_job import OTHER
-from .strikes import STRIKES, Trigger
+from .strikes import STRIKES, Trigger, fail
 from .tampering import NEW, OLD
 
 HALF = "half loaded"
 """A rank writes this file if a refused load has changed something."""
 
 
-def _fail_with(number: int) -> None:
-    raise OSError(number, os.strerror(number))
-
-
 AT_A_FILE: Mapping[str, Callable[[], object]] = {
     "SIGKILL while saving": STRIKES["SIGKILL"],
-    "no space left while saving": partial(_fail_with, errno.ENOSPC),
+    "no space left while saving": lambda: fail(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
     "stuck while saving": STRIKES["stuck"],
     "SIGSTOP while saving": STRIKES["SIGSTOP"],
     "exception while saving": STRIKES["exception"],
     "SIGKILL while loading": STRIKES["SIGKILL"],
-    "input error while loading": partial(_fail_with, errno.EIO),
+    "input error while loading": lambda: fail(OSError(errno.EIO, os.strerror(errno.EIO))),
     "stuck while loading": STRIKES["stuck"],
 }
 TWO_SAVERS = "two savers"
@@ -156,7 +150,6 @@ def _arm(case: Case, root: str, usual: Undisturbed) -> None:
 
 def left_on_disk(root: Path) -> Seen:
     """Check in one process after a broken save: the newest state, and whether saving works again."""
-    begun = time.monotonic()
     store = CheckpointManager(root / "store", keep=2)
     try:
         step = _load_newest(store)
@@ -170,7 +163,7 @@ def left_on_disk(root: Path) -> Seen:
             step = _load_newest(store)
     except Exception as error:
         return Seen(retry_refused=f"{type(error).__name__}: {error}")
-    return Seen(equal=step == NEW, seconds=time.monotonic() - begun)
+    return Seen(equal=step == NEW)
 
 
 def _load_newest(store: CheckpointManager) -> int | None:

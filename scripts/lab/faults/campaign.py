@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import shutil
@@ -18,16 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from muon_tutorial.errors import LaunchError, TutorialError
+from muon_tutorial import LaunchError, TutorialError, launch
 from muon_tutorial.launching.fork_server import warm_server
-from muon_tutorial.launching.launch import launch
 
 from . import broken_saves, starters, strikes, tampering
 from .case import STRUCK, TIMEOUT, Case, Outcome, Seen
 from .data_faults import FAULTS
 from .in_rank import play, play_locally
 from .judge import blame, judge
-from .processes import children, left_behind, mark, server, since_struck, wait_until
+from .processes import MARK, children, left_behind, server, since_struck, wait_until
 
 Show = Callable[[Outcome], None]
 _ALIKE = 60  # two ranks' errors count as the same if this many first characters match
@@ -41,10 +39,9 @@ class Campaign:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="muon-faults-"))
         self.mark = f"campaign-{os.getpid()}"
-        mark(self.mark)
+        os.environ[MARK] = self.mark
         if server() is not None:
             warm_server().close()  # it was started without the mark; the next launch starts another
-        self._numbers = itertools.count()
         self._saves: Path | None = None
         self._usual: list[broken_saves.Undisturbed] = []
 
@@ -105,16 +102,17 @@ class Campaign:
         root.mkdir()
         seen = launched(case, folder, broken_saves.save_or_load, case, str(root), self._usual[case.rank or 0])
         disk = broken_saves.left_on_disk(root)
-        half = (folder / broken_saves.HALF).exists()
-        message = seen.message if disk.equal is not False else f"{seen.message} / {disk.message}"
-        records = () if seen.message else seen.records
-        found = replace(seen, records=records, message=message, half_loaded=half)
-        return replace(found, equal=disk.equal, retry_refused=disk.retry_refused)
+        return replace(
+            seen,
+            records=() if seen.message else seen.records,
+            message=seen.message if disk.equal is not False else f"{seen.message} / {disk.message}",
+            half_loaded=(folder / broken_saves.HALF).exists(),
+            equal=disk.equal,
+            retry_refused=disk.retry_refused,
+        )
 
     def _new_folder(self) -> Path:
-        folder = self._folder / str(next(self._numbers))
-        folder.mkdir()
-        return folder
+        return Path(tempfile.mkdtemp(dir=self._folder))
 
 
 def warm_up() -> None:
@@ -212,8 +210,3 @@ def _two_savers(folder: Path) -> Seen:
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(run, "ab", "ba", (tampering.OLD, tampering.NEW))
     return broken_saves.after_two_savers(folder / "both", first, second)
-
-
-def repeat_line(seed: int, size: int, number: int) -> str:
-    """The command that runs one case again."""
-    return f"python scripts/faults.py --seed {seed} --count {size} --case {number}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Starter = Literal["launch", "spawn", "torchrun", "train", "LocalWorld", "one process"]
 
@@ -29,8 +29,6 @@ TIMEOUT = 4.0
 """Seconds that a rank waits for the others in every case."""
 PATIENCE = 2.0
 """Seconds beyond the timeout after which a case counts as a hang."""
-
-
 STRUCK = "struck"
 """The file in a case's folder that holds the time of its fault (monotonic seconds)."""
 
@@ -55,7 +53,6 @@ class Case:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks."""
         return self.dp * self.tp
 
     @property
@@ -123,10 +120,4 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether it ended as it should."""
         return self.verdict in GOOD
-
-    def as_json(self) -> dict[str, Any]:
-        """The outcome as plain data, for the file next to the table."""
-        row = asdict(self.case) | {"verdict": self.verdict, "detail": self.detail}
-        return row | {"seconds": round(self.seconds, 3)}

@@ -49,42 +49,33 @@ class DataFault:
     fits: Callable[[str, int, int], bool] = lambda strategy, dp, tp: dp * tp > 1
 
 
-def pick(dice: Random, rig: Rig) -> int:
+def pick(dice: Random, rig: Rig) -> nn.Parameter:
     """One of the matrices of which this rank holds at least one entry."""
-    return dice.choice([i for i, param in rig.params.items() if local_part(param.detach()).numel()])
+    return dice.choice([param for param in rig.params.values() if local_part(param.detach()).numel()])
 
 
-def local_grad(param: Tensor) -> Tensor:
-    """This rank's part of an existing gradient."""
+def _grad(param: Tensor) -> Tensor:
     assert param.grad is not None
-    return local_part(param.grad)
+    return param.grad
 
 
-def _gradient(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
-    """A strike that writes to a gradient in place."""
+def _one_entry(value: float) -> Callable[[Rig, Random], None]:
+    """A strike that overwrites an entry of a gradient."""
 
     def strike(rig: Rig, dice: Random) -> None:
-        grad = local_grad(rig.params[pick(dice, rig)])
-        grad.copy_(change(grad))
+        local = local_part(_grad(pick(dice, rig)))
+        spoilt = local.clone()
+        spoilt.view(-1)[local.numel() // 2] = value
+        local.copy_(spoilt)
 
     return strike
-
-
-def _one_entry(value: float) -> Callable[[Tensor], Tensor]:
-    def change(grad: Tensor) -> Tensor:
-        spoilt = grad.clone()
-        spoilt.view(-1)[grad.numel() // 2] = value
-        return spoilt
-
-    return change
 
 
 def _behind_data(change: Callable[[Tensor], Tensor]) -> Callable[[Rig, Random], None]:
     """A strike that sets ``grad.data`` to another tensor; torch then checks neither shape nor dtype."""
 
     def strike(rig: Rig, dice: Random) -> None:
-        grad = rig.params[pick(dice, rig)].grad
-        assert grad is not None
+        grad = _grad(pick(dice, rig))
         grad.data = change(grad.data)
 
     return strike
@@ -95,7 +86,7 @@ def _every_gradient(change: Callable[[Tensor], object]) -> Callable[[Rig, Random
 
     def strike(rig: Rig, dice: Random) -> None:
         for param in rig.params.values():
-            change(local_grad(param))
+            change(local_part(_grad(param)))
 
     return strike
 
@@ -183,7 +174,7 @@ def _flip_a_bit(rig: Rig, dice: Random, of_momentum: bool = False) -> None:
 
 
 def _without_gradient(rig: Rig, dice: Random, frozen: bool = False) -> None:
-    param = rig.params[pick(dice, rig)]
+    param = pick(dice, rig)
     param.requires_grad_(not frozen)
     param.grad = None
 
@@ -217,8 +208,8 @@ _mid_run = partial(_repairable, repair=_set_back)
 
 FAULTS: Mapping[str, DataFault] = {
     "nothing": DataFault(fits=lambda strategy, dp, tp: True),
-    "NaN in a gradient": _repairable(strike=_gradient(_one_entry(float("nan")))),
-    "infinity in a gradient": _repairable(strike=_gradient(_one_entry(float("-inf")))),
+    "NaN in a gradient": _repairable(strike=_one_entry(float("nan"))),
+    "infinity in a gradient": _repairable(strike=_one_entry(float("-inf"))),
     OVERFLOW: _repairable(strike=_every_gradient(lambda grad: grad.fill_(HUGE)), everywhere=True),
     "gradient None": _repairable(strike=_without_gradient),
     "float64 gradient behind .data": _behind(strike=_behind_data(Tensor.double)),
@@ -229,7 +220,7 @@ FAULTS: Mapping[str, DataFault] = {
     ),
     "strided gradient": _behind(strike=_behind_data(lambda grad: grad.t().contiguous().t())),
     "sparse gradient": _behind(
-        strike=lambda rig, dice: setattr(p := rig.params[pick(dice, rig)], "grad", p.grad.to_sparse())
+        strike=lambda rig, dice: setattr(p := pick(dice, rig), "grad", _grad(p).to_sparse())
     ),
     "a hyperparameter at construction": DataFault(build=_other_setting),
     "a hyperparameter in mid run": _mid_run(strike=_set_otherwise),
@@ -302,7 +293,7 @@ NAMELESS = {"equal shapes swapped, without names"}
 
 def blueprint_for(kind: str, strategy: str) -> Blueprint:
     """The blueprint of the ranks that are not faulty."""
-    plan = job.blueprint(strategy)
+    plan = Blueprint(strategy)
     if kind in COMPARED:
         return replace(plan, settings={**plan.settings, "initial_values": "compare"})
     if FAULTS[kind].needs_guard:

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import torch
 
-from muon_tutorial.errors import TutorialError
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
-from muon_tutorial.worlds.local import LocalWorld
+from muon_tutorial import Coordinate, Grid, LiveWorld, LocalWorld, TutorialError, build_mesh
 
 from . import job
 from .case import STRUCK, Case, RankRecord

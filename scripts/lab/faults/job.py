@@ -21,17 +21,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 
-from muon_tutorial.callbacks.config import DistributedConfig
-from muon_tutorial.callbacks.create_configs import create_dtensor_config
+from muon_tutorial import Coordinate, DistributedConfig, LiveWorld, Muon, create_dtensor_config
 from muon_tutorial.engine.collective import Collective, Label, Walk
-from muon_tutorial.optimizer.muon import Muon
 from muon_tutorial.parameters.dtensor_placements import dtensor_cuts
-from muon_tutorial.plan.grid import Coordinate
 from muon_tutorial.plan.layout import Placement, Replicate, Shard, shard_box
 from muon_tutorial.plan.matrix import held_box
 from muon_tutorial.plan.strategies import Builder, owner, owner_per_replica, replicated, round_robin, zero1
 from muon_tutorial.step.parameter_state import local_part
-from muon_tutorial.worlds.live import LiveWorld
 from muon_tutorial.worlds.local import LocalMesh
 
 SHAPES = ((8, 12), (12, 8), (4, 12), (12, 4), (8, 8), (8, 12))
@@ -54,12 +50,22 @@ FSDP2, OWN_FUNCTIONS = "dtensors over FSDP2", "own functions"
 STRATEGIES = (*PLANNED, FSDP2, OWN_FUNCTIONS)
 
 
+@cache
+def first_values() -> tuple[Tensor, ...]:
+    """The matrices before the first step."""
+    made = torch.Generator().manual_seed(1)
+    return tuple(torch.randn(shape, generator=made) for shape in SHAPES)
+
+
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """What a rank must build; a fault gives one rank another blueprint. ``order`` lists the matrices."""
+    """What a rank must build; a fault gives one rank another blueprint.
+
+    ``order`` lists the matrices. ``averages``: the step averages gradients over dp.
+    """
 
     strategy: str
-    wholes: tuple[Tensor, ...]
+    wholes: tuple[Tensor, ...] = field(default_factory=first_values)
     cuts: tuple[Placement, ...] = CUTS
     order: tuple[int, ...] = tuple(range(len(SHAPES)))
     settings: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.02})
@@ -67,7 +73,6 @@ class Blueprint:
 
     @property
     def averages(self) -> bool:
-        """Whether the step averages gradients over dp."""
         return self.strategy.startswith("zero1")
 
 
@@ -79,7 +84,6 @@ class Rig:
     at: Coordinate
     params: Mapping[int, nn.Parameter]
     muon: Muon
-    worlds: tuple[LiveWorld | LocalMesh, ...]
 
     def give(self, step: int) -> None:
         """Set the gradients of a step."""
@@ -104,11 +108,6 @@ class Rig:
         )
 
 
-def blueprint(strategy: str) -> Blueprint:
-    """The blueprint of all ranks without a fault."""
-    return Blueprint(strategy, first_values())
-
-
 def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
     """One rank's parameters and optimizer. All ranks must call.
 
@@ -119,16 +118,7 @@ def build(plan: Blueprint, world: LiveWorld | LocalMesh) -> Rig:
     named = [(f"w{index}", params[index]) for index in plan.order]
     given = named if plan.has_names else [param for _, param in named]
     muon = Muon(given, **plan.settings, **distribution(plan.strategy, world))
-    known = (LiveWorld, LocalMesh)
-    worlds = tuple(mesh.world for mesh in muon.steps if isinstance(mesh.world, known)) or (world,)
-    return Rig(plan, world.at, params, muon, worlds)
-
-
-@cache
-def first_values() -> tuple[Tensor, ...]:
-    """The matrices before the first step."""
-    made = torch.Generator().manual_seed(1)
-    return tuple(torch.randn(shape, generator=made) for shape in SHAPES)
+    return Rig(plan, world.at, params, muon)
 
 
 def gradient(plan: Blueprint, at: Coordinate, step: int, index: int) -> Tensor:

@@ -123,13 +123,6 @@ def only_run(runs: Path, agents: Sequence[subprocess.Popen[str]]) -> Path:
     return found[0]
 
 
-def alone(folder: Path, steps: int) -> Path:
-    """Run the same job on one machine, undisturbed."""
-    command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
-    subprocess.run([*command, "--out", "alone"], cwd=folder, check=True, capture_output=True)
-    return folder / "alone"
-
-
 def _saving(steps: int) -> tuple[str, ...]:
     return ("--steps", str(steps), "--save-every", "2")
 
@@ -161,7 +154,6 @@ class Job:
 
     @property
     def run(self) -> Path:
-        """The run folder."""
         return self.folder / "run"
 
     def start(self, node: Node) -> subprocess.Popen[str]:
@@ -198,7 +190,9 @@ def disturbed(
     dice: Random, kinds: Sequence[str], least: int, folder: Path, steps: int
 ) -> tuple[bool, list[float]]:
     """Whether a job that keeps losing a node or link ends like an undisturbed one, and seconds to resume."""
-    whole = alone(folder, steps)
+    whole = folder / "alone"
+    command = [sys.executable, "-m", "muon_tutorial", "train", *MODEL, "--dp", "2", *_saving(steps)]
+    subprocess.run([*command, "--out", "alone"], cwd=folder, check=True, capture_output=True)
     with two_nodes() as nodes:
         job = Job(nodes, folder, steps, least, [], [])
         job.agents += [job.start(node) for node in nodes]

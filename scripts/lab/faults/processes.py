@@ -12,21 +12,15 @@ from pathlib import Path
 from .case import STRUCK
 
 MARK = "MUON_FAULTS_MARK"
-"""The environment variable that every process of a campaign inherits."""
+"""The environment variable that every process of a campaign inherits; set before the first launch."""
 LEAVING = 2.0
 """Seconds within which processes must be gone after their launch has ended."""
 
 
-def mark(value: str) -> None:
-    """Mark this process and all that it starts from now on. Must be called before the first launch."""
-    os.environ[MARK] = value
-
-
 def marked(value: str) -> list[int]:
     """The processes with this mark, except this one and its fork server."""
-    wanted = f"{MARK}={value}".encode()
     found = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-    return [pid for pid in found if pid != os.getpid() and _has(pid, wanted) and not _is_our_server(pid)]
+    return [pid for pid in found if pid != os.getpid() and _has(pid, value) and not _is_our_server(pid)]
 
 
 def wait_until(is_so: Callable[[], object], seconds: float, every: float = 0.02) -> bool:
@@ -74,10 +68,10 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _has(pid: int, wanted: bytes) -> bool:
+def _has(pid: int, value: str) -> bool:
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return wanted in variables and _state_and_parent(pid)[0] != "Z"
+        return f"{MARK}={value}".encode() in variables and _state_and_parent(pid)[0] != "Z"
     return False
 
 

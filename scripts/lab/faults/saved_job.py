@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from muon_tutorial.optimizer.muon import Muon
-from muon_tutorial.optimizer.muon_with_adamw import MuonWithAdamW
+from muon_tutorial import LiveWorld, Muon, MuonWithAdamW
 from muon_tutorial.step.parameter_state import local_part
-from muon_tutorial.worlds.live import LiveWorld
 
 from . import job
 
@@ -77,11 +75,8 @@ def _cut(grad: Tensor, param: Tensor) -> Tensor:
     return DTensor.from_local(local, mesh, param.placements, shape=grad.shape, stride=grad.stride())
 
 
-Wholes = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]
-
-
 @cache
-def expected(steps: int) -> Wholes:
+def expected(steps: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """Parameters and moments after ``steps`` steps of torch's own optimizers in one process."""
     model = Model([nn.Parameter(whole.clone()) for whole in job.first_values()])
     muon = torch.optim.Muon(model.matrices.parameters(), lr=0.02)
@@ -101,11 +96,8 @@ def holds(model: Model, both: MuonWithAdamW, steps: int) -> bool:
     muon, adamw = both.muon.state, both.adamw.state
     state = [muon[p].get("momentum_buffer") for p in model.matrices]
     state += [adamw[p].get(key) for p in model.rest for key in ("exp_avg", "exp_avg_sq")]
-    found = [*(p.detach() for p in model.parameters()), *state]
-    wanted = [*expected(steps)[0], *expected(steps)[1]]
-    return all(
-        a is not None and job.raw_bytes(a) == job.raw_bytes(b) for a, b in zip(found, wanted, strict=True)
-    )
+    pairs = zip([*(p.detach() for p in model.parameters()), *state], sum(expected(steps), ()), strict=True)
+    return all(its is not None and job.raw_bytes(its) == job.raw_bytes(wanted) for its, wanted in pairs)
 
 
 def parameters_equal(model: Model, steps: int) -> bool:

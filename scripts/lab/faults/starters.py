@@ -226,13 +226,12 @@ def by_command_line(case: Case, folder: Path) -> Seen:
         return Seen(message=f"{last} (it had to be ended)", seconds=seconds)
     if code == 0:
         return Seen(equal=True, orphans=orphans)
-    limit = LIMIT if shell.act is not None else STARTING
     return Seen(
         message=words.strip() or f"exit code {code}",
         message_type=f"exit code {code}",
         named=code in shell.codes,
         line_due=True,
         seconds=seconds,
-        limit=limit,
+        limit=LIMIT if shell.act is not None else STARTING,
         orphans=orphans,
     )

@@ -17,13 +17,11 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
+from muon_tutorial import Coordinate, Grid, LiveWorld, build_mesh
 from muon_tutorial.engine.collective import Collective
-from muon_tutorial.plan.grid import Coordinate, Grid
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
 
 from . import job
 from .case import STRUCK, TIMEOUT, Case, RankRecord
-from .job import Rig
 
 STALL = 10 * TIMEOUT  # seconds that a stuck rank sleeps; the other ranks must give up long before
 
@@ -80,8 +78,9 @@ def suffer(rank: int, case: Case, gift: Gift, folder: str) -> Any:
     hit.at("before the mesh")
     world = LiveWorld(build_mesh(Grid.of(dp=case.dp, tp=case.tp)))
     hit.at("before construction")
-    rig = job.build(job.blueprint(case.strategy), world)
-    requests = Requests(hit, case, rig)
+    rig = job.build(job.Blueprint(case.strategy), world)
+    worlds = [mesh.world for mesh in rig.muon.steps if isinstance(mesh.world, LiveWorld)]
+    requests = Requests(hit, worlds or [world])
     for step in range(job.STEPS):
         rig.give(step)
         requests.begin(step)
@@ -117,11 +116,10 @@ class Trigger:
 class Requests:
     """Counts the requests of an undisturbed step, and strikes at the first, middle or last of a later one."""
 
-    def __init__(self, hit: Trigger, case: Case, rig: Rig) -> None:
+    def __init__(self, hit: Trigger, worlds: list[LiveWorld]) -> None:
         self._hit, self._step, self._seen, self._count = hit, -1, 0, 0
-        for world in rig.worlds:
-            if isinstance(world, LiveWorld):
-                world.observers.append(self._observe)
+        for world in worlds:
+            world.observers.append(self._observe)
 
     def begin(self, step: int) -> None:
         """Report that a step begins."""

@@ -17,10 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from muon_tutorial.checkpoint import load_checkpoint, save_checkpoint
-from muon_tutorial.errors import TutorialError
-from muon_tutorial.plan.grid import Grid
-from muon_tutorial.worlds.live import LiveWorld, build_mesh
+from muon_tutorial import Grid, LiveWorld, TutorialError, build_mesh, load_checkpoint, save_checkpoint
 
 from . import forging, saved_job
 from .case import Case, Seen

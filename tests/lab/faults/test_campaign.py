@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from scripts import faults
-from scripts.lab.faults import broken_saves, report, starters, strikes, tampering
+from scripts.lab.faults import broken_saves, starters, strikes, tampering
 from scripts.lab.faults.campaign import Campaign
 from scripts.lab.faults.case import GOOD, Case
 from scripts.lab.faults.data_faults import FAULTS
@@ -102,4 +102,4 @@ def test_the_script_lists_without_running(
 def test_a_whole_campaign_finds_no_hole(campaign: Campaign, seed: int) -> None:
     outcomes = campaign.run(draw(seed, 600))
     assert [f"{o.verdict}: {o.case}: {o.detail}" for o in outcomes if o.verdict not in GOOD] == []
-    assert report.share_named(outcomes) >= 0.99
+    assert faults.share_named(outcomes) >= 0.99
