@@ -189,7 +189,7 @@ whole = join.accepted_or(lambda pieces: torch.cat(pieces[:tp], dim=1))
 print("the same bits:", torch.equal(whole([report.after for report in reports]), alone.detach()))
 
 # %% [markdown]
-# Go through the moments. Colours say which rank keeps a piece, and equal letters are equal bytes.
+# Colours say which rank keeps a piece, and equal letters are equal bytes.
 
 # %%
 lesson.play_step(plan, reports, alone.detach(), live=widgets)

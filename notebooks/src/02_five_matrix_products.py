@@ -169,10 +169,10 @@ write.check(step)
 # %% [markdown]
 # ## Write all of it
 #
-# From here on you build an optimizer. If your answer passes, and gives an optimizer the bits of `torch.optim.Muon`,
-# it is saved in `my_muon.py` beside this notebook. In lesson 16 that file trains a GPT on real processes. Torch's
-# Muon hands it a G in **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write a step
-# as two calls of `torch.addmm`.
+# From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
+# beside this notebook, and in lesson 16 that file trains a GPT on real processes. Torch's Muon hands it a G in
+# **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write a step as two calls of
+# `torch.addmm`.
 #
 # <details><summary>Hint</summary>
 #
@@ -330,7 +330,7 @@ print(lesson.say_steps(rows, recorded.matrix))
 lesson.duel(live=widgets)
 
 # %% [markdown]
-# Being near 1 is not everything. How many steps lift a quiet value to a half?
+# How many steps lift a quiet value to a half?
 #
 # *Easy · 4 minutes · required*
 

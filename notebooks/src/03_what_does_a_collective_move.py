@@ -174,7 +174,7 @@ compare({"stuck": stuck}, {"stuck": settings.stuck}, lesson.draw_every_setting(s
 # </details>
 
 # %% [markdown]
-# Flip *one* switch in a deadlock, go on moment by moment, and watch it dissolve. Which setting is fastest?
+# Flip *one* switch in a deadlock, and watch it dissolve. Which setting is fastest?
 
 # %%
 lesson.explore_switches(settings, live=widgets)

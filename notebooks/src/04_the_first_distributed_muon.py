@@ -65,8 +65,8 @@ print(lesson.say_axes(dp, tp))
 # Newton–Schulz on it. Matrix i, counted from 0, goes to rank i modulo dp: **round robin**.
 #
 # Each rank writes its own updates into a **flat buffer** with a place for every matrix, and leaves zeros elsewhere.
-# One all_reduce adds up the buffers. Only one rank wrote in each place, so the sum is that rank's update. As a layout
-# of the B entries of all updates, where `{U_dp}` says that the sum over dp is still to be taken:
+# One all_reduce adds up the buffers. As a layout of the B entries of all updates, where `{U_dp}` says that the sum
+# over dp is still to be taken:
 #
 # ```text
 # y[B]{U_dp} → y[B]
@@ -186,7 +186,7 @@ print(lesson.say_outcome(torn))
 lesson.explore_sabotage(dp, live=widgets)
 
 # %% [markdown]
-# Wrong weights give wrong gradients, so by step 2 everything is red, and still the ranks agree.
+# By step 2 everything is red, and still the ranks agree.
 #
 # ## Fix it
 #
@@ -378,7 +378,7 @@ compare({"longest_first": longest_first, "best": best}, lesson.toy_makespans(), 
 # %% [markdown]
 # ## Against the clock
 #
-# Does sharing pay on your machine? We time one process, then a pair.
+# Does sharing pay on your machine?
 #
 # <details><summary>Why one process and a pair, and why float32?</summary>
 #

@@ -66,9 +66,9 @@ _ = my_muon.so_far("05")
 # is cut, and weights remain copies.) The picture shows the same entries three times:
 #
 # 1. *Matrices*, A to G, each written out row after row.
-# 2. *Buckets*. A **bucket** is what travels together. Matrices go into it one after the other, as long as their
-#    entries stay within the limit, the parameter `bucket`. A matrix above the limit gets a bucket of its own.
-#    **Padding**, entries that mean nothing, fills each bucket to a multiple of dp.
+# 2. *Buckets*. A **bucket** is what travels together. Matrices fill it up to the limit, the parameter `bucket`; a
+#    larger matrix gets a bucket of its own. **Padding**, entries that mean nothing, fills each bucket to a multiple
+#    of dp.
 # 3. *Slices*. Each bucket is cut into dp equal parts. Rank 0 keeps the first *of every bucket*, rank 1 the second,
 #    and so on.
 #
@@ -123,7 +123,7 @@ lesson.explore(plan, bucket, live=widgets)
 #
 # ## Where is this entry?
 #
-# Pick a matrix, and follow one entry moment by moment.
+# Pick a matrix, and follow one entry.
 
 # %%
 lesson.explore_entry(plan, live=widgets)
@@ -263,7 +263,7 @@ compare({"everything": everything, "straddling": straddling}, counted, lesson.dr
 # %% [markdown]
 # ## Cut or gathered?
 #
-# The picture shows one step on one rank, which holds what is filled in.
+# One step on one rank, which holds what is filled in:
 
 # %%
 lesson.draw_step(plan, rank=tp % (dp * tp))
@@ -287,7 +287,7 @@ for what, size in {"gradients": 4, "inputs of Newton–Schulz": 2, "weights": 4}
 # %% [markdown]
 # ## How large should a bucket be?
 #
-# Your machine times the package's own Muon, on matrices like those of a small GPT:
+# Your machine times the package's own Muon:
 
 # %% tags=["volatile"]
 costs = launch(lesson.measure_buckets, dp * tp, args=(dp, tp, seed, steps), backend=backend)

@@ -300,8 +300,7 @@ print(lesson.say_calls(found))
 compare({"returned": returned}, {"returned": [r for r in range(dp * tp) if not isinstance(found[r], str)]})
 
 # %% [markdown]
-# The rank that made the mistake sees no error! All errors come from others. Let another rank skip its call, or let
-# the columns go first:
+# The rank that made the mistake sees no error! Let another rank skip its call, or let the columns go first:
 
 # %%
 lesson.play_calls(dp, tp, live=widgets)
@@ -310,7 +309,7 @@ lesson.play_calls(dp, tp, live=widgets)
 # ## The same calls, in the same order
 #
 # Even *making* groups can go wrong like that: each rank numbers groups by its own calls of `new_group`, so a rank
-# with another order waits for ranks that never come. So compare the lists first: at which call do ranks differ?
+# with another order waits for ranks that never come. At which call do ranks differ?
 #
 # *Easy · 4 minutes · required*
 

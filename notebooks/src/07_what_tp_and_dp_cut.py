@@ -212,14 +212,13 @@ for kind in ("whole", "ordinary"):
 compare({"same_bits": same_bits}, {"same_bits": run.same_bits()})
 
 # %% [markdown]
-# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so nothing was lost
-# or counted twice.
+# The ranks add the same products in another order, and each addition rounds. Whole numbers agree, so nothing was
+# lost.
 #
 # ## What dp cuts
 #
 # dp copies the weights and cuts the momentum, no matter where a matrix begins. So tp cuts a *matrix*, and dp the
-# *buffer*. Pieces along tp may differ in size. Each rank reserves room for the largest, so that all have the same
-# offsets, and a smaller piece leaves a gap.
+# *buffer*. Each rank reserves room for the largest piece along tp, so that all have the same offsets.
 
 # %%
 lesson.picture_of_buffers(dp, tp)

@@ -76,7 +76,7 @@ print(recordings.real_gradient("down"), turned[:3, :5].abs().round(decimals=3), 
 
 # %% [markdown]
 # In the heat maps, grey off the diagonal means that an input moves an output that is not its partner. To the right of
-# the square, inputs have no partner, because the matrix is wider than tall: there the gradient is zero.
+# the square, inputs have no partner: there the gradient is zero.
 #
 # A rank's piece, of `G[I, J_tp]` or of `G[I_tp, J]`, is its **shard**:
 

@@ -410,4 +410,4 @@ quiz.check(answers)
 print(my_muon.try_it())
 
 # %% [markdown]
-# You have a distributed Muon. What does a step cost? The next lesson writes the bill.
+# What does a step cost? The next lesson writes the bill.

@@ -56,7 +56,7 @@ _ = my_muon.so_far("10")
 # %% [markdown]
 # ## Who does the work?
 #
-# These are the matrices of lesson 09, in a bucket on your grid:
+# Lesson 09's matrices, in a bucket on your grid:
 
 # %%
 lesson.draw_boundary(dp, tp)

@@ -104,7 +104,7 @@ by_hand.check(bytes_sent)
 # </details>
 
 # %% [markdown]
-# Real ranks check your count. For them, write AdamW's step. Beware: a sum is not a mean.
+# Real ranks check your count. For them, write AdamW's step. (A sum is not a mean.)
 #
 # <details><summary>Hint</summary>
 #
@@ -393,7 +393,7 @@ lesson.explore_costs(live=widgets)
 # ## Where it turns
 #
 # A step's time is bytes / bandwidth, plus a rest that no link can shorten. So the seconds by which Muon leads, drawn
-# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**. Who wants that number writes it:
+# over 1 / bandwidth, are a straight line. Where it crosses zero is the **break-even**.
 #
 # <details><summary>Hint</summary>
 #

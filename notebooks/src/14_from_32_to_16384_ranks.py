@@ -158,8 +158,7 @@ one = lesson.owned_models()[0]
 lesson.draw_balance(one, lesson.assign(one.shapes, one.owners))
 
 # %% [markdown]
-# Real processes take a step with such owners, and each says how long its own Newton–Schulz took. Does a rank with
-# twice the fair share work twice as long?
+# Real processes take such a step, with a clock. Does a rank with twice the fair share work twice as long?
 
 # %% tags=["volatile"]
 def step(rank):
@@ -168,13 +167,12 @@ def step(rank):
 print(lesson.say_stepped(launch(step, dp * tp, backend=backend)))
 
 # %% [markdown]
-# It nearly does, though small matrices cost more than their operations. One matrix is the floor here, too: number 8.
+# It nearly does: small matrices cost more than their operations. Here, too, one matrix is the floor.
 #
 # ## Inside a node and between nodes
 #
-# A node is one machine with 8 GPUs. Each GPU has a network card of its own. With tp=1, all eight are in one dp ring,
-# which uses all eight cards; with tp=8, each is in a ring of its own, with one card. Each rank sends its own
-# gradients once, in fp32. How many seconds does that take?
+# A node is one machine with 8 GPUs and 8 network cards. With tp=1, one dp ring uses all eight cards; with tp=8, eight
+# rings use one each. Each rank sends its own gradients once, in fp32. How many seconds does that take?
 #
 # *Easy · 4 minutes · required*
 

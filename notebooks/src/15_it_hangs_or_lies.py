@@ -61,7 +61,7 @@ matching, accusing, searching = lesson.write_waits(), lesson.write_suspects(), l
 # In the picture, rank 2 ran out of data a step early and left the loop. The others wait for it, and all error
 # messages came from them.
 #
-# You will find and repair the line in broken runs of one training loop, whose matrices have owners along dp:
+# You repair broken runs of one training loop, whose matrices have owners along dp:
 
 # %%
 clinic = lesson.open_clinic(dp, tp, seed, backend)
@@ -330,8 +330,8 @@ lesson.explore_spread(dp, tp, live=widgets)
 # %% [markdown]
 # ## Now you
 #
-# Each file has some wrong lines, or none, and then the answer is `"nothing"`. Look at the outcome first: if ranks gave
-# up waiting, compare the calls; if all returned, go down the ladder. Then open the file.
+# Each file has some wrong lines, or none, and then the answer is `"nothing"`. If ranks gave up waiting, compare the
+# calls; if all returned, go down the ladder.
 #
 # <details><summary>The tools, for a run that hangs, a run that lies, and the file</summary>
 #

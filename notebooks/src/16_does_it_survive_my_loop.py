@@ -281,8 +281,7 @@ life, others = lesson.life_of(dp, tp, job, mine, backend)
 lesson.explore_life(life, others.undisturbed, live=widgets)
 
 # %% [markdown]
-# The new ranks repeat the steps after the checkpoint. They cut every matrix differently, and still their loss follows
-# the same line.
+# The new ranks cut every matrix differently, and still their loss follows the same line.
 #
 # <details><summary>How do the new ranks find their parts?</summary>
 #
@@ -435,7 +434,7 @@ print(my_muon.scorecard(finale))
 # </details>
 #
 # Outside a notebook, **torchrun** starts one process for each rank, and all of them again if one dies, up to
-# `--max-restarts` times. In a terminal, this works in the folder of your `my_muon.py`:
+# `--max-restarts` times. In a terminal, in the folder of your `my_muon.py`:
 
 # %%
 my_muon.show_command(steps, seed)
