@@ -172,18 +172,9 @@ class RankWalks:
     _random: random.Random = field(default_factory=lambda: random.Random(0))
     _iterations: dict[Hashable, Iteration] = field(default_factory=dict)
     _prices: dict[Hashable, PricedRequest] = field(default_factory=dict)
-    _last: tuple[Plan, WalkedPlan] | None = None
 
     def rounds(self, plan: Plan) -> WalkedPlan:
-        """The buckets of every round of a plan, with one rank of each kind walked.
-
-        The result is kept until another plan is walked.
-        """
-        if self._last is None or self._last[0] is not plan:
-            self._last = plan, self._rounds(plan)
-        return self._last[1]
-
-    def _rounds(self, plan: Plan) -> WalkedPlan:
+        """The buckets of every round of a plan, with one rank of each kind walked."""
         at, axes = plan.grid.at(0), plan.buckets[0].axes
         ids = [[self._sign(*_class_of(entry)) for entry in bucket.entries] for bucket in plan.buckets]
         slices = [_uneven_slices(bucket) for bucket in plan.buckets]
