@@ -64,14 +64,17 @@ class OwnGradients:
     """One rank's gradients, for ranks to compare before a step.
 
     ``remedy`` says what to do about a gradient that only some ranks have. It is None if that is allowed:
-    local gradients are averaged, and a missing one counts as zero. If the step sums gradients, ``limits`` are
-    the largest numbers that the sum of each can hold.
+    local gradients are averaged, and a missing one counts as zero. ``together`` lists the groups of ranks
+    over which nothing is averaged: in each, all ranks or none must have a gradient, unless its piece is
+    ``empty``. If the step sums gradients, ``limits`` are the largest numbers that the sum of each can hold.
     """
 
     tensors: Sequence[Tensor | None] = ()
     names: Sequence[str] = ()
     remedy: str | None = None
     limits: Sequence[float] | None = None
+    together: Callable[[], Sequence[Sequence[int]]] = tuple
+    empty: Sequence[bool] = ()
 
 
 NOTHING_TO_COMPARE = Fingerprint()
@@ -166,7 +169,26 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
     if missing and own.remedy is not None:
         on = yield from _ranks_where(own.tensors[missing[0]] is None, ranks)
         raise GradientError(f"the gradient of {own.names[missing[0]]} is missing {on}{own.remedy}")
+    if missing:
+        yield from _refuse_torn_groups(own, missing, ranks)
     return [found > 0 for found in holders]
+
+
+def _refuse_torn_groups(own: OwnGradients, missing: Sequence[int], ranks: Ranks) -> Walk:
+    """Raise ``GradientError`` if some ranks of a group lack a gradient and others have it."""
+    if not (groups := own.together()):
+        return
+    row = [-1.0 if own.empty[index] else float(own.tensors[index] is not None) for index in missing]
+    table = (yield from rank_table(row, ranks)).T.tolist()  # [missing, ranks]
+    for index, found in zip(missing, table, strict=True):
+        for group in groups:
+            lacking, having = ([rank for rank in group if found[rank] == value] for value in (0, 1))
+            if lacking and having:
+                raise GradientError(
+                    f"the gradient of {own.names[index]} is missing on {say_ranks(lacking)}, but there on "
+                    f"{say_ranks(having)} of the same tp group, over which nothing is averaged; nothing was "
+                    "changed: give it to all ranks of the group or to none"
+                )
 
 
 def _ranks_where(here: bool, ranks: Ranks) -> Walk:

@@ -133,13 +133,19 @@ class PlanStep:
                         f"; strategy {self.plan.strategy!r} expects gradients already averaged over dp: "
                         "give it to all ranks or to none"
                     )
-                own = OwnGradients(tensors, names, remedy, limits)
+                empty = [not param.numel() for param in (*(it.param for it in self.parameters), *rest)]
+                own = OwnGradients(tensors, names, remedy, limits, self._tp_groups, empty)
         found = yield from agree_on_gradients(own, self.ranks, fingerprint)
         if self.present is not None:
             return []
         edge = len(self.parameters)
         self.present = frozenset(index for index, there in enumerate(found[:edge]) if there)
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
+
+    def _tp_groups(self) -> list[tuple[int, ...]]:
+        """Groups of several ranks along tp."""
+        grid = self.plan.grid
+        return list({grid.at(rank).group("tp"): None for rank in grid.ranks}) if grid.size("tp") > 1 else []
 
     def trust(self) -> None:
         """Assume that all ranks have gradients for the same parameters as this rank."""

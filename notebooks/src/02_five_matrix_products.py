@@ -230,8 +230,8 @@ lesson.microscope(live=widgets)
 # %% [markdown]
 # ## Bound the singular values
 #
-# Take all values that begin between 0.01 and 1. After `steps` steps, what are the lowest and the highest? Give two
-# digits after the point.
+# Of values that begin between 0.01 and 1, what are the lowest and the highest after `steps` steps? Give two digits
+# after the point.
 #
 # <details><summary>Hint</summary>
 #

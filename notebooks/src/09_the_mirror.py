@@ -138,8 +138,8 @@ print(meta)
 
 # %% [markdown]
 # **Hops** change how *one* axis holds a tensor: cut along dimension 1 (`Shard(1)`), whole on every rank
-# (`Replicate()`), whole at place 0 alone (`Owned(0)`, printed as `@tp=0`), or as summands (`Partial()`). Each hop
-# knows its inverse:
+# (`Replicate()`), whole at place 0, where the others have nothing (`Owned(0)`, printed as `@tp=0`), or as summands
+# (`Partial()`). Each hop knows its inverse:
 
 # %%
 print(Hop("tp", Shard(1), Replicate(), (32, 32)).inverse)

@@ -163,8 +163,8 @@ print(bill(lesson.entries_of_rank(plans["zero1"]), lesson.touched_entries(plans[
 #
 # </details>
 #
-# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. Here it is added, and AdamW's bill
-# stands beside them:
+# All strategies but `zero1` expect averaged gradients, which cost an all_reduce. Here it is added, beside AdamW's
+# bill:
 
 # %%
 lesson.draw_small_bills(dp, tp)

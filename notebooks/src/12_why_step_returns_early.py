@@ -59,7 +59,7 @@ _ = my_muon.so_far("12")
 # %% [markdown]
 # ## The call returns, the work does not
 #
-# Here is a stopwatch around an all_reduce of sixteen megabytes.
+# A stopwatch around an all_reduce of sixteen megabytes:
 
 # %% tags=["ranks", "volatile"]
 def stopwatch(rank):

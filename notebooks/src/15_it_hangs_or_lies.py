@@ -277,7 +277,7 @@ print(searching.accepted_or(lesson.first_wrong)(lie))
 lesson.draw_ladder(lie)
 
 # %% [markdown]
-# The letters are a hash of all bits.
+# The letters are a hash of all bits; `start` are the first weights.
 #
 # <details><summary>How can a rung below a red one be green?</summary>
 #
@@ -299,7 +299,7 @@ print(lesson.say_numbers(lie, 2, "share"))
 print(clinic.read("lie", "share"))
 
 # %% [markdown]
-# Repair this one, too.
+# Repair it, too.
 #
 # *Easy · 2 minutes · required*
 

@@ -117,7 +117,7 @@ compare({"moved": moved}, {"moved": plain.moved}, lesson.draw_too_early(plain))
 # </details>
 
 # %% [markdown]
-# AdamW says nothing about it. The package warns:
+# AdamW is silent. The package warns:
 
 # %% tags=["answer"]
 print(lesson.say_too_early(plain))

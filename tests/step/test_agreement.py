@@ -45,6 +45,22 @@ def test_a_spoilt_gradient_is_named_and_changes_nothing(strategy: str, value: fl
     assert not any(state["momentum_buffer"].any() for muon in ranks.muons for state in muon.state.values())
 
 
+@pytest.mark.parametrize("index", [0, 4])
+@pytest.mark.parametrize("strategy", ["gram", "layerwise", "zero1"])
+def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_groups_counts_as_zero(
+    strategy: str, index: int
+) -> None:
+    ranks = seated(GRID, strategy)
+    ranks.give(next(whole_gradients(UNEVEN)))
+    ranks.params[3][index].grad = None
+    said = f"parameter {index} is missing on rank 3, but there on rank 2 of the same tp group"
+    with pytest.raises(GradientError, match=said):
+        ranks.step()
+    assert_own_parts(ranks.params, whole_matrices(UNEVEN), UNEVEN, GRID)
+    ranks.params[2][index].grad = None
+    ranks.step()
+
+
 @pytest.mark.parametrize("max_norm", [None, 1.0])
 @pytest.mark.parametrize(
     ("dtype", "value"), [(torch.float16, 3e4), (torch.bfloat16, 2e38), (torch.float32, 2e38)]

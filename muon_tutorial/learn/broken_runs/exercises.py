@@ -12,7 +12,7 @@ import torch
 
 from ...errors import RankFailedError, UsageError
 from ..exercises.judge import AnswerVerdict, Diagnosis, Exercise, numbers, value_of, written
-from ..exercises.on_real_ranks import say_failure
+from ..exercises.on_real_ranks import say_failure, say_ranks
 from .evidence import copies_agree, first_difference, rungs, waits
 from .loop import Loop
 from .on_ranks import RankReport, TrainingRun, oracle, run_file
@@ -221,7 +221,9 @@ def judge(run: TrainingRun) -> Diagnosis | None:
         return Diagnosis(f"Ranks still hang: {waits(run)[0]}.", HANG_HINTS)
     spot = first_difference(run)
     if spot is None or spot.is_rounding:
-        return None
+        early = [rank for rank, each in enumerate(run.reports) if (STEPS, "share") not in each.notes.rungs]
+        said = f"No rank waits any more, but training ends before step {STEPS} on {say_ranks(early)}."
+        return Diagnosis(said, ("Every rank must take all steps.",)) if early else None
     size = f"size {spot.ratio:.4f}, cosine {spot.cosine:.4f}"
     what = f"Every rank comes to its end, but {spot} still differs from the oracle: {size}."
     return Diagnosis(what, LADDER_HINTS)

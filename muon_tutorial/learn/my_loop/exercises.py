@@ -224,7 +224,8 @@ def explain_life(life: RunLife) -> Diagnosis | None:
         batches = "batches that had been seen came again" if last.begin < every else "batches were left out"
         what = f"The model is that of step {every}, but the loop went on with step {last.begin}"
         what += f": the data's position was not restored as it was, and {batches}."
-        return Diagnosis(what, ("load must return the next step.", "Save it in extra."))
+        hint = "load returns how many steps were done when the checkpoint was saved."
+        return Diagnosis(what, (hint, "Save that number in extra."))
     for step, rate in last.rates.items():
         due = LR * factor_of(step, life.job.steps)
         if not math.isclose(rate, due, rel_tol=1e-6):

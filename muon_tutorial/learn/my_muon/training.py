@@ -102,6 +102,7 @@ def train(
     scheduler = torch.optim.lr_scheduler.LinearLR(adamw, 1.0, 0.1, steps)  # falls to a tenth
     both = BothOptimizers(muon, adamw)
     begin, losses, seconds, rates, means = 0, [], [], [], []
+    sent: Mapping[int, int] = {}
     if folder:
         begin = module.load(module.Checkpoints(folder), model, both, scheduler)
         for piece, whole, kind in zip(pieces, hidden, kinds, strict=True):

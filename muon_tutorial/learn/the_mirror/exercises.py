@@ -202,7 +202,11 @@ _STEP_HINTS = {
     3: ("Each matrix: unpack(flat, meta), then travel entry.route, with job.label(3, entry).",),
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
     5: (_TWICE,),
-    6: ("Is each piece written into a flat buffer of zeros, at meta.global_range, flattened?", _TWICE),
+    6: (
+        "Has each update gone back along entry.route (phase 5)? Is it then written into a flat buffer of zeros, "
+        "at meta.global_range, flattened?",
+        _TWICE,
+    ),
     7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
 }
 

@@ -228,7 +228,8 @@ def _slipped(**slips: Any) -> WholeStep:
             ahead = G + MOMENTUM * buffer
         else:
             buffer.lerp_(G, 1 - MOMENTUM)
-            ahead = buffer if slips.get("nesterov") == "missing" else G.lerp(buffer, MOMENTUM)
+            weight = {"missing": 1.0, "turned": 1 - MOMENTUM}.get(slips.get("nesterov", ""), MOMENTUM)
+            ahead = G.lerp(buffer, weight)
         update = zeropower_via_newtonschulz(ahead)
         rows, columns = W.shape if slips.get("factor") != "turned" else W.shape[::-1]
         least = 0.0 if slips.get("factor") == "below 1" else 1
@@ -247,6 +248,11 @@ def _slipped(**slips: Any) -> WholeStep:
 _SCALED = "Weight decay is scaled by the size factor. It takes the plain lr."
 _SLIPS: tuple[tuple[str, str, WholeStep], ...] = (
     ("Nesterov is missing.", "Orthogonalize G.lerp(buffer, momentum).", _slipped(nesterov="missing")),
+    (
+        "The look-ahead is mostly G: it should be mostly the buffer.",
+        "G.lerp(buffer, momentum)",
+        _slipped(nesterov="turned"),
+    ),
     ("Weight decay is missing.", "W shrinks by lr * weight_decay.", _slipped(decay="missing")),
     (_SCALED, "W.mul_(1 - lr * weight_decay)", _slipped(decay="adjusted")),
     (

@@ -25,6 +25,7 @@ SPOILERS = {
 
 def split_exercise(plan: Plan) -> Exercise:
     """The prediction: which matrices does a slice boundary cut, and how much padding is there?"""
+    more = f"{plan.grid.size('dp')} ranks along dp"
 
     def judge(straddle: object, padding: object) -> str | None:
         said = names_or_none(straddle, SHAPES)
@@ -32,10 +33,11 @@ def split_exercise(plan: Plan) -> Exercise:
             return 'straddle: give a list of names, such as ["A", "D"].'
         right = split_matrices(plan)
         if extra := [name for name in said if name not in right]:
-            return f"straddle: {extra[0]} lies whole in the slice of rank {min(kept_of(plan, extra[0]))}."
+            place = min(kept_of(plan, extra[0]))
+            return f"straddle: with {more}, {extra[0]} lies whole in the slice of rank {place}."
         if missing := [name for name in right if name not in said]:
             kept = list(kept_of(plan, missing[0]))
-            return f"straddle: {missing[0]} is cut, too: ranks {kept} keep parts of it."
+            return f"straddle: with {more}, {missing[0]} is cut, too: ranks {kept} keep parts of it."
         told = "Each bucket is filled up by itself, until dp divides its length."
         return f"padding: not {padding}. {told}" if padding != padding_of(plan) else None
 
