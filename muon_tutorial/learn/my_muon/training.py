@@ -114,8 +114,9 @@ def train(
             piece.grad = cut(_grad(whole), kind, rank % tp, tp)
         muon.lr = LR * adamw.param_groups[0]["lr"] / ADAMW_LR
         rates.append(muon.lr)
-        with counted_bytes(lambda: muon.phase) as sent:
+        with counted_bytes(lambda: muon.phase) as noted:
             muon.step()
+        sent = noted
         adamw.step()
         scheduler.step()
         means.append(muon.whole(muon._gather_slices(muon.mean)))

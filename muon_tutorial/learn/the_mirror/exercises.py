@@ -203,8 +203,8 @@ _STEP_HINTS = {
     4: ("job.newton_schulz(entry, whole) takes the matrix that the tp gather has made whole.",),
     5: (_TWICE,),
     6: (
-        "Has each update gone back along entry.route (phase 5)? Is it then written into a flat buffer of zeros, "
-        "at meta.global_range, flattened?",
+        "Has each update gone back along entry.route (phase 5)? Is it then written into a flat buffer of "
+        "zeros, at meta.global_range, flattened?",
         _TWICE,
     ),
     7: ("job.apply(bucket, …) takes what phase 6 left. Its result travels bucket.parameter to job.write.",),
