@@ -282,6 +282,7 @@ class RankWalks:
         if request.send is not None and request.kind in ("all_reduce", "reduce"):  # in place
             copied = 2 * request.send.numel() * request.dtype.itemsize
         whole = machine.copy_seconds(2 * request.receive * request.dtype.itemsize)
+        passed = busy.data if request.root is not None and machine.algorithm == "ring" else 0
         return PricedRequest(
             request.kind,
             request.axes,
@@ -294,8 +295,8 @@ class RankWalks:
             latency=link.latency * rounds,
             root_copy=whole / share if request.kind == "broadcast" else 0.0,
             sent=sent.data,
-            passed=busy.data if request.root is not None and machine.algorithm == "ring" else 0,
-            between=self._between(request, at, sent.data),
+            passed=passed,
+            between=self._between(request, at, passed or sent.data),
         )
 
     def _link(self, kind: Kind, axes: tuple[str, ...], grid: Grid) -> Link:

@@ -161,8 +161,8 @@ print("half of all energy:", loudest(S, 0.5), "of", len(S), "directions; nine te
 lesson.picture_of_gradient(G)
 
 # %% [markdown]
-# SGD hardly touches the end of this **spectrum**, the curve of all singular values, though the direction of a rare
-# word, for example, is quiet only because the word is rare.
+# SGD hardly touches the end of this **spectrum**, the curve of all singular values. But the direction of a rare word
+# is quiet only because the word is rare.
 #
 # ## Make them equally loud
 #
@@ -211,8 +211,8 @@ lesson.explore(run, orthogonalize, live=widgets)
 # ## Why flat is good
 #
 # Suppose no step may move a layer's output too far, whatever the input. So divide `update` by its largest singular
-# value. Multiply each of its entries by the same entry of `G`: judged by the gradient alone, the sum of these
-# products is by how much the loss falls, the update's *promise*. Compute that promise.
+# value. Multiply each of its entries by the same entry of `G`, and add up the products. By that sum the loss would
+# fall if it followed the gradient: it is the update's *promise*. Compute it.
 #
 # *Easy · 3 minutes · required*
 

@@ -171,7 +171,7 @@ write.check(step)
 #
 # From here on you build an optimizer: an answer that gives the bits of `torch.optim.Muon` is saved in `my_muon.py`
 # beside this notebook, and in lesson 16 that file trains a GPT on real processes. Torch's Muon hands it a G in
-# **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write a step as two calls of
+# **bfloat16** (16 bits a number), so keep G's dtype, and round where torch rounds: write the two sums of a step with
 # `torch.addmm`.
 #
 # <details><summary>Hint</summary>

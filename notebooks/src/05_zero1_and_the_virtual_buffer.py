@@ -161,8 +161,8 @@ print(f"C[1, 5] is in slice {place}, at offset {offset}")
 # %% [markdown]
 # ## Find your range
 #
-# An item's `global_range` says which entries of the bucket belong to a matrix, and its `local_range` which entries of
-# this rank's slice do, counted from the start *of the slice*.
+# An item's `global_range` says which entries of the bucket belong to a matrix. Its `local_range` says which entries
+# of this rank's slice do, counted from the start *of the slice*.
 #
 # <details><summary>Hint</summary>
 #

@@ -207,8 +207,8 @@ print("the same groups:", launch(ask_the_mesh, dp * tp, backend=backend) == answ
 # ## Predict: which 1?
 #
 # A rank has one number in the world, its **global rank**, and one in each of its groups, its **group rank**. In each
-# column, the rank with group rank 1 should send what it has. So every rank calls `dist.broadcast`, which sends one
-# member's tensor to all, in its dp group, with `src=1`. What does the last rank get?
+# column, the rank with group rank 1 should send what it has. `dist.broadcast` sends one member's tensor to all. So
+# every rank calls it in its dp group, with `src=1`. What does the last rank get?
 #
 # *Easy · 1 minute · required*
 

@@ -75,8 +75,8 @@ _ = my_muon.so_far("07")
 lesson.explore(dp, tp, live=widgets)
 
 # %% [markdown]
-# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp, rounded up, while entries are left, so
-# the last ranks get fewer, or none. W is 10 × 8. What shape is the last rank's piece, cut either way?
+# tp need not divide a size. As in `torch.chunk`, each rank takes size / tp entries, rounded up, until none are left.
+# So the last ranks may get fewer, or none. W is 10 × 8. What shape is the last rank's piece, cut either way?
 #
 # *Easy · 2 minutes · required*
 

@@ -451,9 +451,9 @@ surviving.check(surviving_update)
 # <details><summary>Say it in your own words first, then compare</summary>
 #
 # - Orthogonalizing the shards does not orthogonalize the matrix.
-# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat as long as a
-#   shard is not shorter in that direction than in the other. In our case part of the update acts where the gradient
-#   is zero.
+# - If you cut the long side (a wide matrix by columns, a tall one by rows), the spectrum stays flat, as long as the
+#   shards of a wide matrix have at least as many columns as rows (of a tall one, rows as columns). In our case part
+#   of the update acts where the gradient is zero.
 # - If you cut the short side, random entries hide the mistake. Test with real gradients.
 # - Gather before Newton–Schulz, keep your shard after it, and take the factor from the whole matrix's shape.
 #

@@ -67,8 +67,8 @@ _ = my_muon.so_far("09")
 # ## Predict
 #
 # Fold the film at the dashed line: phase 5 lies on phase 3, 6 on 2, and 7 on 1, and each restores the layout that its
-# partner changed. In one pair something is lost for good. Which of phases 1 to 3 cannot be undone, and which phases
-# send nothing?
+# partner changed. In one pair something is lost for good. Which of phases 1 to 3 cannot be undone? And which of all
+# seven send nothing?
 #
 # *Easy · 3 minutes · required*
 

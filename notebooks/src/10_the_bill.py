@@ -98,8 +98,8 @@ compare(runs, lesson.runs_of(plans, "o"))
 # %% [markdown]
 # ## A bill by hand
 #
-# On a ring of D ranks, a reduce_scatter or an all_gather makes each rank send D − 1 messages of one rank's share, and
-# an all_reduce twice as many.
+# On a ring of D ranks, each rank sends D − 1 messages in a reduce_scatter or an all_gather, each as large as one
+# rank's share, and in an all_reduce twice as many.
 #
 # <details><summary>Hint</summary>
 #

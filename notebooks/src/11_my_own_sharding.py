@@ -126,8 +126,8 @@ lesson.explore_layouts(dp, tp, live=widgets)
 #
 # ## Yours, on real ranks
 #
-# Each dp group now has its own matrices, cut by rows. Name an owner for each by its global rank, which is not its
-# place in the group (the k of `@dp=k`). As long as there are enough matrices, every rank of the group must own one.
+# Each dp group now has its own matrices, cut by rows. For each, name the owner's global rank, and not its place in
+# the group (the k of `@dp=k`). As long as there are enough matrices, every rank of the group must own one.
 #
 # *Easy · 3 minutes · required*
 

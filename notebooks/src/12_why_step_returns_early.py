@@ -109,8 +109,8 @@ def one_by_one(count, gather, work, window=1):
 quick = lesson.LoopTimes.alike(4, gather=2, work=3)  # milliseconds of each
 
 # %% [markdown]
-# Each matrix costs memory, so a **window** limits how many are asked for but not worked on: 1 is this loop, and with
-# 2 the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
+# Each matrix costs memory, so a **window** limits how many you have asked for and not finished: 1 gives this loop,
+# and with 2 the next one travels while you work on this one. Gathers travel one at a time. When is all work done?
 #
 # <details><summary>Hint</summary>
 #
@@ -347,7 +347,7 @@ print(lesson.say_gains(recording, expected))
 # Now your machine. Is there a moment in which no rank computes?
 
 # %% tags=["ranks", "volatile"]
-plan = lesson.plan_of(dp * tp, buckets=4, side=256)
+plan = lesson.plan_of(dp * tp, buckets=4, side=192)
 mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 

@@ -154,8 +154,8 @@ for name, dtype in lesson.DTYPES.items():
 #
 # ## Second bill: time, as a profiler logs it
 #
-# The report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added up. Here is
-# a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
+# The published report's 0.57 is *time*: the durations of all events whose names say all-reduce or all-gather, added
+# up. Here is a made-up trace in the same form, in microseconds (a kernel is one program that the GPU runs):
 
 # %%
 events = lesson.made_up_trace()
@@ -234,8 +234,8 @@ runs = lesson.report()  # such as runs["muon_async"].launch.total
 print(lesson.say_report())
 
 # %% [markdown]
-# Its headlines were 0.57 × the communication, 1.1 % overhead, and async 2.1 × slower. Calculate each as it was, and
-# then as it should be.
+# Its headlines were 0.57 × the communication, 1.1 % overhead, and async 2.1 × slower. Calculate each as the report
+# did, and then as it should be.
 #
 # <details><summary>Hint</summary>
 #
@@ -327,7 +327,7 @@ waiting.check(waited)
 # </details>
 
 # %% [markdown]
-# In this step of `round_robin`, rank 0 owns by far the largest matrix:
+# In this step, rank 0 owns by far the largest matrix:
 
 # %% tags=["volatile", "ranks"]
 waited = waiting.accepted_or(lesson.waited)

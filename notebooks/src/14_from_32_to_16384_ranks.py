@@ -108,7 +108,7 @@ compare({"idle": idle, "shrinks": shrinks, "slower": slower}, lesson.unseen())
 # %% tags=["stub"]
 def enough_owners(seconds):
     # seconds: Newton–Schulz of each matrix, on one owner
-    return ...  # the fewest owners of whom none needs longer than the costliest matrix
+    return ...  # the fewest owners who all end within the costliest matrix's time
 
 # %%
 enough.check(enough_owners)
@@ -227,7 +227,7 @@ print(lesson.say_experts())
 #   change to a tree, in which each doubling adds one level. Latency jumps where matrices run out: then more of them
 #   travel in a call of their own.
 # - Balance work, and not entries.
-# - With tp, a rank sends fewer bytes between nodes, but over as many times fewer cards. Nothing is gained.
+# - With tp, a rank sends fewer bytes between nodes, but over fewer cards, by the same factor. Nothing is gained.
 #
 # </details>
 #

@@ -112,7 +112,7 @@ compare({"rung": rung, "agree": agree}, lesson.outcomes(lie))
 print(lesson.say_outcome(hang))
 
 # %% [markdown]
-# Here is the stack of one that waited, rank 3:
+# The stack of one that waited, rank 3:
 
 # %% tags=["volatile"]
 print(hang.reports[3].stack)
@@ -139,8 +139,8 @@ print(hang.reports[0].flight[-1:])
 print(lesson.say_flight(hang, rank=0, last=steps))
 
 # %% [markdown]
-# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for each member that has begun
-# this call fewer times. Find all such pairs.
+# Our loop also notes the calls that each rank has begun. In its last call, a rank waits for each member that has
+# begun this call fewer times than itself. Find all such pairs.
 #
 # <details><summary>Hint</summary>
 #

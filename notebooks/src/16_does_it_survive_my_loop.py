@@ -68,8 +68,7 @@ lesson.show_plain()
 
 # %% [markdown]
 # `MuonWithAdamW.from_model(model, …)` makes one optimizer, with Muon for the hidden matrices. Which lines change if
-# you use it? Which others must change, so that the run survives a kill? (A line that loads is added; do not count
-# it.)
+# you use it? Which others must change, so that the run survives a kill? (Do not count the added line that loads.)
 #
 # *Easy · 3 minutes · required*
 
@@ -273,7 +272,7 @@ survived.check(save, load)
 # %% [markdown]
 # ## The life of a run
 #
-# Here is such a run, with your functions. Diamonds are checkpoints.
+# Such a run, with your functions. Diamonds are checkpoints.
 
 # %% tags=["ranks", "volatile"]
 mine = lesson.finished_port(ported, survived)

@@ -506,6 +506,15 @@ def test_bytes_are_split_by_link() -> None:
     )
 
 
+@pytest.mark.parametrize("grid", ["dp=8,tp=8", "dp=64,tp=8"])
+def test_with_tp_within_a_node_all_that_travels_along_dp_leaves_it(grid: str) -> None:
+    for one in planned("llama-3.1-8b", grid).estimates:
+        if one.strategy in ("gram", "layerwise", "zero1", "zero1 boundary"):
+            along_tp = ("tp ", "Gram all_reduce")
+            along_dp = sum(sent for phase, sent in one.phases.items() if not phase.startswith(along_tp))
+            assert one.between == pytest.approx(along_dp, rel=1e-5)
+
+
 def test_shares_are_of_all_ranks_in_every_row() -> None:
     rows = {one.strategy: one for one in planned("llama-3.1-8b", "dp=4,tp=4,pp=8").estimates}
     assert rows["replicated"].shares == pytest.approx(16)

@@ -222,8 +222,10 @@ def judge(run: TrainingRun) -> Diagnosis | None:
     spot = first_difference(run)
     if spot is None or spot.is_rounding:
         early = [rank for rank, each in enumerate(run.reports) if (STEPS, "share") not in each.notes.rungs]
+        if not early:
+            return None
         said = f"No rank waits any more, but training ends before step {STEPS} on {say_ranks(early)}."
-        return Diagnosis(said, ("Every rank must take all steps.",)) if early else None
+        return Diagnosis(said, ("Every rank must take all steps.",))
     size = f"size {spot.ratio:.4f}, cosine {spot.cosine:.4f}"
     what = f"Every rank comes to its end, but {spot} still differs from the oracle: {size}."
     return Diagnosis(what, LADDER_HINTS)

@@ -41,7 +41,7 @@ def check_momentum(dp: int, tp: int) -> Exercise:
     parts = [piece.flatten().chunk(dp) for piece in pieces]
     kept = [parts[rank][rank // tp] for rank in range(dp * tp)]
     slips = (
-        ("those of another place along dp: it is rank // tp.", lambda r: parts[r][r % dp]),
+        ("those of another place along dp, which is rank // tp.", lambda r: parts[r][r % dp]),
         ("not cut over tp: take the rank's own columns first.", lambda r: whole.flatten().chunk(dp)[r // tp]),
         ("cut between columns: write them out row by row first.", lambda r: pieces[r].chunk(dp, 1)[r // tp]),
         ("all its columns: along dp, each rank keeps only a part.", lambda r: pieces[r]),
@@ -55,7 +55,7 @@ def check_momentum(dp: int, tp: int) -> Exercise:
             if not torch.equal(mine.flatten(), kept[rank]):
                 said = f"Rank {rank} gets {mine.numel()} entries, and should keep {kept[rank].numel()}"
                 made = (what for what, slip in slips if _all_equal(given, slip))
-                return f"{said}: {next(made, 'other ones than these.')}"
+                return f"{said}. Yours are {next(made, 'other ones than these.')}"
         return None
 
     hints = ("mine.chunk(dp) is a list of dp equal parts. A rank's place along dp is rank // tp.",)
