@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import astuple, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muon_tutorial.cli import main
 from muon_tutorial.engine.collective import Collective, Kind, Walk
 from muon_tutorial.errors import UsageError
 from muon_tutorial.evidence.gloo_bytes import GlooTraffic
 from muon_tutorial.launching.launch import launch
 from muon_tutorial.plan.grid import Grid
+from muon_tutorial.plan.matrix import Matrix
+from muon_tutorial.timing import calibrate as calibration
 from muon_tutorial.timing.calibrate import (
     BANDWIDTHS,
     ENDLESS,
@@ -29,7 +35,9 @@ from muon_tutorial.timing.calibrate import (
     sample_gloo,
     say_busy,
 )
+from muon_tutorial.timing.commands import find_machine
 from muon_tutorial.timing.machine import Link, Machine
+from muon_tutorial.timing.step_cost import STRATEGIES, estimate
 from muon_tutorial.worlds.local import LocalWorld
 
 SIZES = ((256, 2), (256, 4), (100_000, 2), (8_000_000, 4), (8_000_000, 12))
@@ -146,3 +154,37 @@ def test_collectives_are_such_as_ranks_can_ask_for(kind: Kind) -> None:
 
 def ask(request: Collective) -> Walk:
     return (yield request)
+
+
+def rough_rates(rank: int) -> calibration.ComputeRates:
+    """A core's rates by a few operations on little data, which takes a second."""
+    calibration.COLD, calibration.SWEPT, calibration.SWEEPS = 1_000_000, 1_000_000, 10
+    calibration._seconds.__defaults__ = (0.005,)
+    calibration.measure_products.__defaults__ = ((16, 64),)
+    return calibration.compute_rates(rank)
+
+
+@pytest.mark.live
+@pytest.mark.timeout(600)
+def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The timeouts are long, since other tests run at the same time."""
+    monkeypatch.setattr(calibration, "compute_rates", rough_rates)
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", partial(calibrate, limit=300.0))
+    out = tmp_path / "machine.json"
+    assert main(["calibrate", "--out", str(out)]) == 0
+    machine = find_machine(str(out))
+    assert machine.cores == (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
+    assert machine.byte > 0
+    assert machine.operation > 0
+    assert (
+        estimate("zero1", STRATEGIES["zero1"], [Matrix(0, "w", (16, 16))], Grid.of(dp=2), machine).seconds > 0
+    )
+    assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
+    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # nothing is measured in vain
+    capsys.readouterr()
+    assert main(["calibrate", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"

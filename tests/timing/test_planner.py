@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections import Counter
 from dataclasses import replace
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,9 +19,7 @@ from muon_tutorial.evidence import formulas
 from muon_tutorial.evidence.predict import predict
 from muon_tutorial.plan.exchange import Exchange, Parcels
 from muon_tutorial.plan.strategies import layerwise, owner
-from muon_tutorial.timing import calibrate as calibration
 from muon_tutorial.timing import step_cost
-from muon_tutorial.timing.calibrate import calibrate
 from muon_tutorial.timing.commands import find_machine, machine_names
 from muon_tutorial.timing.machine import Link
 from muon_tutorial.timing.models import find_model
@@ -400,38 +396,6 @@ def test_every_machine_that_comes_along_says_where_its_numbers_are_from(name: st
     machine = find_machine(name)
     assert {"gemm", "copy", "operation"} <= set(machine.sources)
     assert all(machine.sources.values())
-
-
-def rough_rates(rank: int) -> calibration.ComputeRates:
-    """A core's rates by a few operations on little data, which takes a second."""
-    calibration.COLD, calibration.SWEPT, calibration.SWEEPS = 1_000_000, 1_000_000, 10
-    calibration._seconds.__defaults__ = (0.005,)
-    calibration.measure_products.__defaults__ = ((16, 64),)
-    return calibration.compute_rates(rank)
-
-
-@pytest.mark.live
-@pytest.mark.timeout(600)
-def test_this_machine_is_calibrated_and_predicts_a_step_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The timeouts are long, since other tests run at the same time."""
-    monkeypatch.setattr(calibration, "compute_rates", rough_rates)
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", partial(calibrate, limit=300.0))
-    out = tmp_path / "machine.json"
-    assert main(["calibrate", "--out", str(out)]) == 0
-    machine = find_machine(str(out))
-    assert machine.cores == (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    )
-    assert machine.byte > 0
-    assert machine.operation > 0
-    assert estimate("zero1", STRATEGIES["zero1"], matrices(1), Grid.of(dp=2), machine).seconds > 0
-    assert main(["calibrate", "--out", str(tmp_path / "none" / "machine.json")]) == 2
-    monkeypatch.setattr("muon_tutorial.timing.commands.calibrate", None)  # nothing is measured in vain
-    capsys.readouterr()
-    assert main(["calibrate", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"error: {tmp_path} cannot be written: it is a folder\n"
 
 
 def test_a_search_prints_the_call_of_what_is_faster_than_any_row() -> None:
