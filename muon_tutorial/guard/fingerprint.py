@@ -33,7 +33,7 @@ States = Sequence[Mapping[str, Any]]
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
     """The texts that ranks compare: of groups, of the matrices' states, and of other averaged gradients."""
     # If only one rank loaded or set momentum of another dtype, it would round differently.
-    dtypes = [str(it["momentum_buffer"].dtype) for it in states if it.get("momentum_buffer") is not None]
+    dtypes = [str(getattr(it.get("momentum_buffer"), "dtype", "none")) for it in states]
     return {
         **{key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS},
         **dimensions(groups, grid),

@@ -66,7 +66,8 @@ class OwnGradients:
     ``remedy`` says what to do about a gradient that only some ranks have. It is None if that is allowed:
     local gradients are averaged, and a missing one counts as zero. ``together`` lists the groups of ranks
     over which nothing is averaged: in each, all ranks or none must have a gradient, unless its piece is
-    ``empty``. If the step sums gradients, ``limits`` are the largest numbers that the sum of each can hold.
+    ``empty``. The ranks' numbers ``torn`` add up to 0 over such a group, and over no part of it. If the step
+    sums gradients, ``limits`` are the largest numbers that the sum of each can hold.
     """
 
     tensors: Sequence[Tensor | None] = ()
@@ -75,6 +76,7 @@ class OwnGradients:
     limits: Sequence[float] | None = None
     together: Callable[[], Sequence[Sequence[int]]] = tuple
     empty: Sequence[bool] = ()
+    torn: float = 0.0
 
 
 NOTHING_TO_COMPARE = Fingerprint()
@@ -146,9 +148,9 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
     """Find out which gradients exist on any rank, when ranks differ or a sum may not be finite."""
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
-    flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0)])
+    flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])
     summed = yield from ranks.total(flags, "gradient flags")  # [3 × gradients]
-    holders, wrong, largest_sums = summed.view(3, len(there)).tolist()
+    holders, wrong, largest_sums, torn = summed.view(4, len(there)).tolist()
     guilty = [index for index, found in enumerate(wrong) if found]
     if guilty:
         on = yield from _ranks_where(not bool(finite[guilty[0]]), ranks)
@@ -169,19 +171,17 @@ def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
     if missing and own.remedy is not None:
         on = yield from _ranks_where(own.tensors[missing[0]] is None, ranks)
         raise GradientError(f"the gradient of {own.names[missing[0]]} is missing {on}{own.remedy}")
-    if missing:
-        yield from _refuse_torn_groups(own, missing, ranks)
+    if any(torn):
+        yield from _refuse_torn_groups(own, [index for index, found in enumerate(torn) if found], ranks)
     return [found > 0 for found in holders]
 
 
-def _refuse_torn_groups(own: OwnGradients, missing: Sequence[int], ranks: Ranks) -> Walk:
-    """Raise ``GradientError`` if some ranks of a group lack a gradient and others have it."""
-    if not (groups := own.together()):
-        return
-    row = [-1.0 if own.empty[index] else float(own.tensors[index] is not None) for index in missing]
-    table = (yield from rank_table(row, ranks)).T.tolist()  # [missing, ranks]
-    for index, found in zip(missing, table, strict=True):
-        for group in groups:
+def _refuse_torn_groups(own: OwnGradients, torn: Sequence[int], ranks: Ranks) -> Walk:
+    """Raise ``GradientError`` if some ranks of a group lack one of these gradients and others have it."""
+    row = [-1.0 if own.empty[index] else float(own.tensors[index] is not None) for index in torn]
+    table = (yield from rank_table(row, ranks)).T.tolist()  # [torn, ranks]
+    for index, found in zip(torn, table, strict=True):
+        for group in own.together():
             lacking, having = ([rank for rank in group if found[rank] == value] for value in (0, 1))
             if lacking and having:
                 raise GradientError(

@@ -21,7 +21,7 @@ from ..errors import GradientError
 from ..orthogonalizers.workspace import Workspace
 from ..plan.grid import Coordinate
 from ..plan.strategies import Plan
-from .agreement import NOTHING_TO_COMPARE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
+from .agreement import HASHES, NOTHING_TO_COMPARE, Fingerprint, OwnGradients, Ranks, agree_on_gradients
 from .clipping import clip_gradients
 from .momentum import MomentumShard, momentum_shards, update_momentum
 from .orthogonalize import orthogonalize
@@ -134,7 +134,7 @@ class PlanStep:
                         "give it to all ranks or to none"
                     )
                 empty = [not param.numel() for param in (*(it.param for it in self.parameters), *rest)]
-                own = OwnGradients(tensors, names, remedy, limits, self._tp_groups, empty)
+                own = OwnGradients(tensors, names, remedy, limits, self._tp_groups, empty, self._torn)
         found = yield from agree_on_gradients(own, self.ranks, fingerprint)
         if self.present is not None:
             return []
@@ -143,9 +143,16 @@ class PlanStep:
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
 
     def _tp_groups(self) -> list[tuple[int, ...]]:
-        """Groups of several ranks along tp."""
+        """All groups along tp."""
         grid = self.plan.grid
-        return list({grid.at(rank).group("tp"): None for rank in grid.ranks}) if grid.size("tp") > 1 else []
+        return sorted({grid.at(rank).group("tp") for rank in grid.ranks})
+
+    @cached_property
+    def _torn(self) -> float:
+        """This rank's number: a hash of its tp group, or for the last of them, minus that of all others."""
+        group = self.at.group("tp")
+        number = 1 + group[0] * 2_654_435_761 % HASHES
+        return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))
 
     def trust(self) -> None:
         """Assume that all ranks have gradients for the same parameters as this rank."""

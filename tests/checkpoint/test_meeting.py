@@ -26,7 +26,7 @@ from muon_tutorial.worlds.live import gather_objects
 from ..configs.setups import error_of
 from .models import assert_same_bits, bits, fresh, same, trained
 
-TIMEOUT, STOPPED = 12.0, 4.0
+TIMEOUT, STOPPED = 12.0, 8.0
 """Seconds that ranks wait for each other, and for a rank that is stopped on purpose."""
 WRITE = saving.write_pieces
 

@@ -97,6 +97,17 @@ def test_momentum_of_another_dtype_on_one_rank_is_named(
         ranks.step()
 
 
+@pytest.mark.parametrize("strategy", ["owner", "zero1"])
+def test_ranks_that_lost_the_momentum_of_different_parameters_are_refused(strategy: str) -> None:
+    ranks, gradients = seated(Grid.of(dp=2, tp=2), strategy), whole_gradients(UNEVEN)
+    ranks.steps([next(gradients)])
+    for rank, muon in enumerate(ranks.muons):
+        del [*muon.state.values()][int(rank == 3)]["momentum_buffer"]
+    ranks.give(next(gradients))
+    with pytest.raises(MismatchError, match=r"momentum's dtypes .* on all 4 ranks: rank 3 differs"):
+        ranks.step()
+
+
 def test_an_extra_zero_grad_on_one_rank_is_harmless() -> None:
     ranks = seated(Grid.of(dp=2), "zero1")
     for grads in whole_gradients(UNEVEN):

@@ -58,7 +58,10 @@ def test_a_gradient_that_one_rank_of_a_tp_group_lacks_is_refused_and_a_whole_gro
         ranks.step()
     assert_own_parts(ranks.params, whole_matrices(UNEVEN), UNEVEN, GRID)
     ranks.params[2][index].grad = None
+    phases: set[str] = set()
+    ranks.world.observers.append(lambda request, at: phases.add(request.label.phase))
     ranks.step()
+    assert "which rank" not in phases  # nothing is gathered that grows with the ranks
 
 
 @pytest.mark.parametrize("max_norm", [None, 1.0])
