@@ -340,6 +340,55 @@ mine = shared.accepted_or(lesson.longest_first_joint)
 lesson.draw_loads(model, mine(model.params_at(0), model.state))
 
 # %% [markdown]
+# <details><summary>A build of an hour, without a stub: ZeRO-3</summary>
+#
+# Save the following as `test_zero3.py` in an empty folder and run it with `python test_zero3.py`. It fails, because
+# there is no `zero3.py`. Write that file until the last line is printed. `shard(model)` leaves only this rank's part
+# of each weight, flat, and returns a module. This module gathers a layer's weights before the layer computes, in
+# forward and again in backward, drops them afterwards, and averages their gradients in a reduce_scatter. `whole(model)`
+# returns all weights, whole.
+#
+# ```python
+# import sys, torch, torch.distributed as dist
+# from muon_tutorial import launch
+# sys.path.insert(0, ".")
+#
+# def model():
+#     torch.manual_seed(0)
+#     return torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.ReLU(), torch.nn.Linear(12, 5))
+#
+# def not_whole(saved):
+#     assert sorted(saved.shape) not in ([8, 12], [5, 12]), "a whole weight waits for backward"
+#     return saved
+#
+# def compare(rank, ranks):
+#     import zero3  # yours
+#     alone, mine = model(), zero3.shard(model())
+#     most = sum(p.numel() for p in alone.parameters()) / ranks + 4  # four tensors may be padded
+#     slow, fast = (torch.optim.SGD(net.parameters(), lr=0.1) for net in (alone, mine))
+#     for step in range(3):
+#         assert sum(p.numel() for p in mine.parameters()) <= most, "a rank keeps too much"
+#         torch.manual_seed(step)
+#         x = torch.randn(ranks, 6, 8)
+#         alone(x.flatten(0, 1)).square().mean().backward()
+#         with torch.autograd.graph.saved_tensors_hooks(not_whole, lambda saved: saved):
+#             loss = mine(x[rank]).square().mean()
+#         loss.backward()
+#         for optimizer in (slow, fast):
+#             optimizer.step()
+#             optimizer.zero_grad()
+#     for right, found in zip(alone.parameters(), zero3.whole(mine), strict=True):
+#         assert torch.allclose(right, found, atol=1e-5), "weights differ from those of one process"
+#
+# if __name__ == "__main__":
+#     for ranks in (2, 3):
+#         launch(compare, ranks, args=(ranks,), timeout=10.0)
+#     print("the weights of one process, a part of them on each rank")
+# ```
+#
+# </details>
+
+# %% [markdown]
 # <details><summary>What the package has for common layouts</summary>
 #
 # `create_dtensor_config()` and its relatives return all three functions.

@@ -352,6 +352,51 @@ mine = lesson.record_steps(plan, (1, 3), steps, backend)
 lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 
 # %% [markdown]
+# <details><summary>A build of an hour, without a stub: a pipeline</summary>
+#
+# In pipeline parallelism each rank holds one layer, a **stage**. Save the following as `test_pipeline.py` in an empty
+# folder, and write `pipeline.py` with `dist.send` and `dist.recv` alone. `step(stage, batches, rank, ranks)` sends each
+# micro-batch, float64 of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; on the last rank,
+# `out.square().sum()` is the loss. Then gradients go back. Predict first which part of the time a rank is idle.
+#
+# ```python
+# import sys, time, torch, torch.distributed as dist
+# from muon_tutorial import launch
+# sys.path.insert(0, ".")
+#
+# class Layer(torch.nn.Linear):
+#     pause = 0.0
+#     def forward(self, x):
+#         time.sleep(self.pause)
+#         return super().forward(x)
+#
+# def compare(rank, ranks, micro):
+#     import pipeline  # yours
+#     torch.manual_seed(0)
+#     stages = [Layer(6, 6, dtype=torch.float64) for _ in range(ranks)]
+#     batches = list(torch.randn(micro, 5, 6, dtype=torch.float64))
+#     for batch in batches:
+#         torch.nn.Sequential(*stages)(batch).square().sum().backward()
+#     stage, Layer.pause = stages[rank], 0.1
+#     right, stage.weight.grad, stage.bias.grad = stage.weight.grad, None, None
+#     dist.barrier()
+#     begin = time.perf_counter()
+#     pipeline.step(stage, batches if rank == 0 else [None] * micro, rank, ranks)
+#     dist.barrier()
+#     idle = 1 - micro * Layer.pause / (time.perf_counter() - begin)
+#     assert torch.allclose(stage.weight.grad, right), f"the gradient of stage {rank}"
+#     assert idle < 1 - 1 / ranks - 0.1, "only one rank computes at a time"
+#     return idle
+#
+# if __name__ == "__main__":
+#     for ranks, micro in (2, 4), (3, 6):
+#         idle = launch(compare, ranks, args=(ranks, micro), timeout=10.0)[0]
+#         print(f"{ranks} ranks, {micro} micro-batches: idle {idle:.0%}, predicted {(ranks - 1) / (micro + ranks - 1):.0%}")
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Recap
 #
 # <details><summary>Say it in your own words first, then compare</summary>
