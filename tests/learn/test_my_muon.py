@@ -131,7 +131,10 @@ def test_whatever_was_skipped_it_still_is_and_says_what_is_whose(
     assert tried(finale.complete(reader)) == {None}
     yours, others = keep.say_whose(keep.read_mine(reader)).split("; from the reference: ")
     assert others.rstrip(".").split(", ") == [name for name in NAMES if name in skipped]
-    assert yours.split("yours: ")[1].split(", ") == [name for name in NAMES if name not in skipped]
+    names, counts = yours.split("yours: ")[1].rstrip(")").split(" (")
+    assert names.split(", ") == [name for name in NAMES if name not in skipped]
+    lines, of_all = counts.removesuffix(" lines").split(" of ")
+    assert 5 * len(names.split(", ")) < int(lines) < int(of_all) < 700
 
 
 def test_the_file_and_the_reference_need_torch_alone(built: Path) -> None:

@@ -173,14 +173,24 @@ def so_far(lesson: str, folder: Path | None = None) -> Any:
 
 
 def say_whose(mine: MyMuon, lesson: str = "99") -> str:
-    """A line that says which functions of earlier lessons are the reader's, and which are the reference's."""
+    """A line that says which functions of earlier lessons are the reader's, and which are the reference's.
+
+    Lines are counted, too: the reader's, and all of the complete file.
+    """
     due = [name for name, block in reference()[1].items() if block.lesson < lesson]
     yours = [name for name in due if name in mine.blocks]
     others = [name for name in due if name not in mine.blocks]
-    said = [f"yours: {', '.join(yours)}"] if yours else []
+    lines = lines_of(*(mine.blocks[name].source for name in yours))
+    whole = lines_of(completed(mine.blocks))
+    said = [f"yours: {', '.join(yours)} ({lines} of {whole} lines)"] if yours else []
     said += [f"from the reference: {', '.join(others)}"] if others else []
     broken = f"\n{FILE}, {'; '.join(mine.problems)}. The reference stands in for it." if mine.problems else ""
     return f"{FILE} so far, {'; '.join(said)}.{broken}"
+
+
+def lines_of(*texts: str) -> int:
+    """How many lines of the texts are not empty."""
+    return sum(bool(line.strip()) for text in texts for line in text.splitlines())
 
 
 def complete(folder: Path | None = None) -> Path:
