@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 
-from muon_tutorial.learn.many_ranks import exercises, scaling
+from muon_tutorial.learn.many_ranks import clocked, exercises, scaling
 from muon_tutorial.timing.recommend import plan_model
 
 from .answers import assert_quiz, assert_wrong
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_step_is_what_the_planner_says_of_it() -> None:
@@ -60,6 +65,22 @@ def test_seconds_out_of_a_node_are_the_planners() -> None:
     for tp in (1, 4, 8):
         planned = scaling.gradient_wire(scaling.UNSEEN, 64, tp)[2]
         assert exercises.reduce_seconds(entries, tp, card) == pytest.approx(planned, rel=0.01)
+
+
+def test_clocked_steps_are_those_of_the_published_table() -> None:
+    rows = json.loads((ROOT / "results" / "published.json").read_text(encoding="utf-8"))["rows"]
+    for each in clocked.CLOCKED:
+        row = rows[each.row - 1]
+        assert (row["kind"], row["unit"]) == ("seconds", "ms")
+        assert (each.published, each.planned) == (
+            pytest.approx(row["published"], 0.001),
+            round(row["ours"], 1),
+        )
+    left_out = {n for n, row in enumerate(rows, 1) if row["unit"] == "ms"} - {
+        it.row for it in clocked.CLOCKED
+    }
+    assert all(re.search("one product|AdamW", rows[n - 1]["what"]) for n in left_out)
+    assert max(it.off for it in clocked.CLOCKED) == clocked.CLOCKED[-1].off
 
 
 def test_the_quiz_knows_right_from_wrong() -> None:

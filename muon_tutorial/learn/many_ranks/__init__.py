@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from ..lazy_names import names_in
 
-__getattr__, __dir__ = names_in(__name__, "on_ranks balance scaling exercises pictures")
+__getattr__, __dir__ = names_in(__name__, "on_ranks balance scaling clocked exercises pictures")

@@ -1,0 +1,42 @@
+"""Lesson 14: milliseconds that others measured on GPUs, beside the planner's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Clocked:
+    """A published time, in ms, and the planner's for the same; ``row`` is its row in results/published.md."""
+
+    row: int
+    what: str
+    published: float
+    planned: float
+
+    @property
+    def off(self) -> float:
+        """By how many times the planner is off, in either direction."""
+        return max(self.planned / self.published, self.published / self.planned)
+
+
+CLOCKED = (
+    Clocked(19, "one H100, Newton–Schulz of a quarter of the rows", 115.0, 107.8),
+    Clocked(20, "4 H100s, the optimizer's whole step", 31.4, 32.4),
+    Clocked(36, "8 A800s, Newton–Schulz, one owner a matrix", 261.7, 385.8),
+    Clocked(37, "8 H100s, Newton–Schulz of all experts", 523.6, 736.9),
+    Clocked(40, "8 H100s, what Muon adds to a step of SGD", 1054.0, 1118.6),
+    Clocked(38, "32 H100s, Newton–Schulz of all experts", 161.0, 184.2),
+    Clocked(39, "32 H100s, with updates brought back", 406.0, 378.3),
+    Clocked(34, "128 A800s with FSDP, what Muon adds to a step", 101.0, 276.5),
+    Clocked(35, "128 A800s with HSDP, what Muon adds to a step", 64.0, 276.5),
+)
+"""From few GPUs to many; a test compares them with results/published.json."""
+
+
+def say_clocked() -> str:
+    """A line for each published time: by the clock, by the planner, and by how many times they differ."""
+    lines = [f"{'ms':48}{'measured':>10}{'planned':>9}{'off by':>8}"]
+    for each in CLOCKED:
+        lines.append(f"{each.what:48}{each.published:>10,.0f}{each.planned:>9,.0f}{each.off:>7.1f}x")
+    return "\n".join(lines)
