@@ -33,6 +33,7 @@ from muon_tutorial import STRATEGIES, Muon, Plan, build_mesh, launch
 from muon_tutorial.evidence.memory import PeakMemory
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.plan.assign import newton_schulz_cost
 from muon_tutorial.plan.rounds import IN_FLIGHT
 from muon_tutorial.step import orthogonalize
@@ -56,7 +57,7 @@ SIDES = {"4 of 2600 × 2600": ((2600, 2600),) * 4, "8 of 768 × 3072": ((768, 30
 ONE, ALL = 1, None  # an owner's matrices in a round: one of any size, or as many as by default
 REAL = "apart", "owner", "layerwise"
 REAL_NOTES = (
-    "Default options: Newton–Schulz as ``torch.optim.Muon`` does it, in bf16. *apart*: each rank steps its "
+    "Default options, but for ``--orthogonalize`` in the command. *apart*: each rank steps its "
     "part of the matrices in a process of its own, and nothing travels. The fastest of three steps.",
 )
 NOTES = (
@@ -184,22 +185,23 @@ def _fastest(muon: Muon, times: int) -> float:
     return min(seconds)
 
 
-def real_table(command: str) -> Table:
+def real_table(command: str, orthogonalize: str) -> Table:
     """Steps with default options and one thread per rank, and steps of ranks that send nothing."""
     rows: list[TableRow] = []
     for name, shapes in SIDES.items():
         for ranks in (2,) if len(shapes) < 8 else (2, 8):
-            seconds = slowest(launch(_real, ranks, args=(ranks, shapes), timeout=600))
+            seconds = slowest(launch(_real, ranks, args=(ranks, shapes, orthogonalize), timeout=600))
             for way, its in zip(REAL, seconds, strict=True):
                 row: TableRow = {"matrices": name, "ranks": ranks, "strategy": way, "seconds": round(its, 3)}
                 rows.append({**row, "apart / this": round(seconds[0] / its, 3)})
     return Table("Real work", tuple(rows), command, REAL_NOTES)
 
 
-def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]]) -> list[float]:
+def _real(rank: int, ranks: int, shapes: Sequence[tuple[int, int]], orthogonalize: str) -> list[float]:
     torch.set_num_threads(1)
     mesh = build_mesh({"dp": ranks})
-    ways = [_muon(shapes[rank::ranks]), *(_muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
+    muon = partial(_muon, orthogonalize=orthogonalize)
+    ways = [muon(shapes[rank::ranks]), *(muon(shapes, strategy=way, mesh=mesh) for way in REAL[1:])]
     return [_fastest(muon, 3) for muon in ways]
 
 
@@ -238,17 +240,22 @@ def sleep_table(steps: Sequence[SleepStep], command: str) -> Table:
 def main(arguments: list[str] | None = None) -> int:
     parser = result_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8, 16], help="numbers of ranks")
-    parser.add_argument("--only-sleep", action="store_true", help="no real work")
+    parser.add_argument("--only", choices=("sleep", "real"), help="one of the two tables")
+    parser.add_argument(
+        "--orthogonalize",
+        default=STOCK,
+        help="real work's Newton–Schulz; take float32 where the processor has no units for bf16",
+    )
     asked = parser.parse_args(arguments)
     if min(asked.ranks) < 2:
         parser.error(f"--ranks are at least 2; got {min(asked.ranks)}")
     command, steps = command_line("rounds", arguments), []
     out = made(asked.out)
-    for case in cases(asked.ranks):
+    for case in [] if asked.only == "real" else cases(asked.ranks):
         say(f"{case.name} on {case.ranks} ranks")
         steps += run_case(case)
-    tables = [sleep_table(steps, command)]
-    tables += [] if asked.only_sleep else [real_table(command)]
+    tables = [] if asked.only == "real" else [sleep_table(steps, command)]
+    tables += [] if asked.only == "sleep" else [real_table(command, asked.orthogonalize)]
     write_results(out, "rounds", "Rounds", OPENING, machine_facts(command), tables)
     print(markdown(tables))
     return 0

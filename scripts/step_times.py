@@ -37,6 +37,7 @@ from torch import nn
 from muon_tutorial import Grid, LiveWorld, Muon, build_mesh, launch
 from muon_tutorial.evidence.predict import step_over_ones
 from muon_tutorial.evidence.tables import Table, TableRow
+from muon_tutorial.orthogonalizers.named import STOCK
 from muon_tutorial.plan.strategies import STRATEGIES, Builder, Plan, zero1
 from muon_tutorial.timing.calibrate import average_machines, calibrate
 from muon_tutorial.timing.machine import Machine, machine_from, read_machine
@@ -68,7 +69,8 @@ class StepCase:
     """One configuration: the matrices to step, the grid, the strategy and its options, and the link.
 
     ``mbit`` is the loopback's limit in Mbit/s, for all ranks together; None if nothing limits it.
-    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped.
+    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped;
+    ``orthogonalize`` is the Newton–Schulz recipe.
     """
 
     strategy: str
@@ -78,6 +80,7 @@ class StepCase:
     width: int
     layers: int
     mbit: int | None = None
+    orthogonalize: str = STOCK
 
     @property
     def grid(self) -> Grid:
@@ -107,14 +110,14 @@ SIZES: Mapping[int | None, tuple[int, int]] = {None: (256, 2), 1000: (256, 1), 2
 """Width and layers on each link: slow links get small models, so that a step takes only some seconds."""
 
 
-def cases(mbit: int | None) -> list[StepCase]:
+def cases(mbit: int | None, orthogonalize: str = STOCK) -> list[StepCase]:
     """All configurations of one link: every strategy and grid, small and large buckets, windows 1 and 3."""
     width, layers = SIZES[mbit]
     small = 100_000 if mbit else 300_000
     ways = ((small, 1), (small, 3), (25_000_000, 1))
     grids = GRIDS if mbit is None else GRIDS[1:3]
     return [
-        StepCase(strategy, axes, size, window, width, layers, mbit)
+        StepCase(strategy, axes, size, window, width, layers, mbit, orthogonalize)
         for axes in grids
         for strategy in BUILDERS
         for size, window in ways
@@ -138,7 +141,11 @@ def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCa
     """One rank's seconds of each case, by round. All ranks must call."""
     torch.set_num_threads(1)
     world = LiveWorld(build_mesh(found[0].grid))
-    steps = {case: step_over_ones(case.plan, world.at, torch.device("cpu"), case.window) for case in found}
+    cpu = torch.device("cpu")
+    steps = {
+        case: step_over_ones(case.plan, world.at, cpu, case.window, orthogonalize=case.orthogonalize)
+        for case in found
+    }
     with torch.no_grad():
         return take_turns({case: partial(walk, world, step) for case, step in steps.items()}, rounds)
 
@@ -147,7 +154,7 @@ def predict_step(case: StepCase, machine: Machine) -> TimedRun:
     """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
     if case.mbit is not None:  # all ranks share the limited loopback
         machine = machine.on_bus(case.mbit * MBIT)
-    return walk_ranks(case.plan, machine, case.window)
+    return walk_ranks(case.plan, machine, case.window, orthogonalize=case.orthogonalize)
 
 
 def named(case: StepCase) -> TableRow:
@@ -335,11 +342,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--again", action="store_true", help="predict the stored measurements again, without running anything"
     )
+    parser.add_argument(
+        "--orthogonalize",
+        default=STOCK,
+        help="a Newton–Schulz recipe; take float32 where the processor multiplies bf16 without units for it",
+    )
     parser.add_argument("--measure", nargs=2, metavar=("MBIT", "FILE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.measure:
         mbit, file = asked.measure
-        Path(file).write_text(json.dumps(measure(int(mbit))))
+        Path(file).write_text(json.dumps(measure(int(mbit), asked.orthogonalize)))
         return 0
     out = made(asked.out)
     if asked.again:
@@ -349,6 +361,7 @@ def main(arguments: list[str] | None = None) -> int:
     rounds = ", ".join(f"{count} on {link_text(mbit)}" for mbit, count in ROUNDS.items())
     facts = results.machine_facts(command)
     about = {**facts, "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
+    about["orthogonalize"] = asked.orthogonalize
     machines: dict[str, Machine] = {}
     steps: list[Measured] = []
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
@@ -358,13 +371,15 @@ def main(arguments: list[str] | None = None) -> int:
         before = read_machine(asked.machine) if asked.machine else calibrate()
         results.say(f"{link}: measuring")
         if mbit is None:
-            found = measure(mbit)
-        elif text := run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit)]):
+            found = measure(mbit, asked.orthogonalize)
+        elif text := run_shaped(
+            f"{mbit}mbit", __file__, ["--measure", str(mbit), "--orthogonalize", asked.orthogonalize]
+        ):
             found = json.loads(text)
         else:  # this machine cannot limit its loopback
             continue
         machines[link] = before if asked.machine else average_machines(before, calibrate())
-        steps += zip(cases(mbit), found["steps"], strict=True)
+        steps += zip(cases(mbit, asked.orthogonalize), found["steps"], strict=True)
         its = (OverlapSeconds(**one) for one in found["overlaps"])
         overlaps += zip(overlap_cases(mbit), its, strict=True)
     write_all(out, about, machines, steps, overlap_table(overlaps, command))
@@ -379,7 +394,7 @@ def predict_again(kept: Path, out: Path) -> None:
         (case, row["measured ms"] / 1000)
         for row in measured
         for mbit in ROUNDS
-        for case in cases(mbit)
+        for case in cases(mbit, held["facts"].get("orthogonalize", STOCK))
         if named(case).items() <= row.items()
     ]
     machines = {link: machine_from(machine) for link, machine in held["machines"].items()}
@@ -420,11 +435,11 @@ def overlap_cases(mbit: int | None) -> list[OverlapCase]:
     ]
 
 
-def measure(mbit: int | None) -> dict[str, Any]:
+def measure(mbit: int | None, orthogonalize: str) -> dict[str, Any]:
     """Seconds of a link's cases, over the loopback that this process has."""
     overlaps = measure_overlap(overlap_cases(mbit), OVERLAP_ROUNDS)
     return {
-        "steps": measure_steps(cases(mbit), ROUNDS[mbit]),
+        "steps": measure_steps(cases(mbit, orthogonalize), ROUNDS[mbit]),
         "overlaps": [asdict(one) for one in overlaps],
     }
 
