@@ -362,6 +362,7 @@ def main(arguments: list[str] | None = None) -> int:
     facts = results.machine_facts(command)
     about = {**facts, "ranks": "2, 4 or 8, one thread each, Gloo", "rounds": rounds}
     about["orthogonalize"] = asked.orthogonalize
+    recipe = ["--orthogonalize", asked.orthogonalize]
     machines: dict[str, Machine] = {}
     steps: list[Measured] = []
     overlaps: list[tuple[OverlapCase, OverlapSeconds]] = []
@@ -372,9 +373,7 @@ def main(arguments: list[str] | None = None) -> int:
         results.say(f"{link}: measuring")
         if mbit is None:
             found = measure(mbit, asked.orthogonalize)
-        elif text := run_shaped(
-            f"{mbit}mbit", __file__, ["--measure", str(mbit), "--orthogonalize", asked.orthogonalize]
-        ):
+        elif text := run_shaped(f"{mbit}mbit", __file__, ["--measure", str(mbit), *recipe]):
             found = json.loads(text)
         else:  # this machine cannot limit its loopback
             continue
