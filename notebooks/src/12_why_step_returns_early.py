@@ -354,7 +354,7 @@ lesson.draw_recorded_windows(mine, (1, 3), "The package's step on this machine")
 # %% [markdown]
 # <details><summary>A build of an hour, without a stub: a pipeline</summary>
 #
-# In pipeline parallelism each rank holds one layer, a **stage**. Save the following as `test_pipeline.py` in an empty
+# In pipeline parallelism each rank holds one layer, a *stage*. Save the following as `test_pipeline.py` in an empty
 # folder, and write `pipeline.py` with `dist.send` and `dist.recv` alone. `step(stage, batches, rank, ranks)` sends each
 # micro-batch, float64 of 5 × 6, forward through all stages. Rank 0 takes it from `batches`; on the last rank,
 # `out.square().sum()` is the loss. Then gradients go back. Predict first which part of the time a rank is idle.

@@ -250,7 +250,7 @@ STAYS: dict[str, tuple[str, nn.Module | tuple[int, ...] | int]] = {
     "a gate beside experts": ("layers.0.mlp.gate.weight", 3),
     "a gate in two modules": ("layers.0.mlp.gate.wg.weight", 3),
     "a shared expert's gate": ("layers.0.mlp.shared_expert_gate.weight", 1),
-    "a norm over two dimensions": ("layers.0.norm.weight", nn.LayerNorm((4, 4))),
+    "a norm over two dimensions": ("layers.0.norm.weight", nn.LayerNorm([4, 4])),
     "weight norm's gain": (
         "layers.0.up.parametrizations.weight.original0",
         nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),

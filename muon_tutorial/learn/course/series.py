@@ -115,7 +115,7 @@ PATHS = (
         "From a blank file",
         ("03", "11", "12", "16"),
         "No stubs. Write a ring's collectives (03), ZeRO-3 (11), a pipeline (12) and the whole optimizer"
-        " (16), each in an empty file, until its test passes. You need what 00, 06 and 09 teach.",
+        " (16), each in an empty file, until its test passes. You need what 00, 04, 06 and 09 teach.",
         and_then=300,
     ),
     CoursePath("Everything", tuple(each.number for each in LESSONS), "With all optional exercises.", "all"),
