@@ -298,7 +298,7 @@ def test_a_lesson_gets_the_readers_functions_and_a_line(
 ) -> None:
     mine = keep.so_far("06", without(built, ["newton_schulz"], tmp_path))
     assert capsys.readouterr().out == (
-        "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range (37 of 419 "
-        "lines); from the reference: newton_schulz.\n"
+        "my_muon.py so far, yours: ring_all_gather, ring_reduce_scatter, gathered_share, local_range "
+        "(37 of 419 lines); from the reference: newton_schulz.\n"
     )
     assert mine.groups(2, 2) == ([[0, 2], [1, 3]], [[0, 1], [2, 3]])
