@@ -48,4 +48,4 @@ def test_the_front_page_is_short_and_every_page_is_linked() -> None:
         for document in DOCUMENTS
         for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
     }
-    assert [page.name for page in DOCUMENTS if page.parent.name == "docs" and page not in linked] == []
+    assert [page.name for page in DOCUMENTS if page.parent == ROOT / "docs" and page not in linked] == []

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 00 · What does a distributed Muon step look like?
 #
-# Muon needs a whole matrix, and no process here has one. How do the processes take a step together, and end with
-# exactly the bits of a single process that has it?
+# Kimi K2, a model of a trillion parameters, was trained with Muon, which needs whole matrices. How do processes that
+# hold only pieces take a step together, and end with exactly the bits of a single process?
 
 # %% tags=["setup", "hero"] jupyter={"source_hidden": true}
 # Set-up: nothing happens here where the package is installed.
@@ -59,8 +59,8 @@ cut, keep, join, quiz = lesson.all_exercises(plan)
 # %% [markdown]
 # ## One matrix, many processes
 #
-# Muon is an optimizer, like AdamW, but before it applies a matrix's update it *orthogonalizes* it (lesson 01 says
-# why), and for that it needs the whole matrix at once.
+# Muon is an optimizer like AdamW. But first it *orthogonalizes* a matrix's update, and for that it needs the whole
+# matrix at once.
 #
 # A **process** is a running program whose memory no other can look into. Usually each has its own GPU; today all
 # share your processor. Each has a number, its **rank**, and is often called a rank itself.

@@ -449,9 +449,11 @@ print(my_muon.say_yours())
 # %% [markdown]
 # <details><summary>On several machines</summary>
 #
-# Nothing in this course has been run on several. If you have some, start the same command on each of them, with
-# `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare the
-# first steps with one process, as you have just done.
+# Nothing in this course has been run on several, or with NCCL. If you have several, start the same command on each of
+# them, with `--nnodes` and `--rdzv-endpoint` in place of `--standalone` and a folder that all of them see. Then compare
+# the first steps with one process, as you have just done. With a GPU for each rank, `torchrun --standalone
+# --nproc-per-node 2 scripts/one_page.py --dp 2 --tp 1` takes NCCL by itself, and still demands the bits of
+# `torch.optim.Muon`.
 #
 # </details>
 #
@@ -468,6 +470,8 @@ print(my_muon.say_yours())
 # buffer. In `step`, comments from `# Phase 1` to `# Phase 7` each contain an arrow (→). With `--dp` and `--tp`, the
 # script takes 40 steps beside `torch.optim.Muon`, and after every tenth rank 0 prints a line with `loss 1.234;` that
 # ends with `all weights equal those of torch.optim.Muon, bit by bit`.
+#
+# The repository's `docs/reading.md` names what to read after each lesson.
 #
 # </details>
 #
