@@ -1,7 +1,8 @@
-"""The command line: parses, calls one function, prints. Every error is one line and an exit code.
+"""The command line. It parses the arguments, calls one function and prints the result.
 
-Exit codes: 0 done, or the run's time was over; 1 a run or its check failed; 2 bad input; 128 + N ended by
-signal N, whether saved or not: 130 interrupted, 143 terminated.
+An error prints one line and sets the exit code. The codes are: 0, the command succeeded, or the run reached
+its time limit; 1, a run or its check failed; 2, bad input; 128 + N, signal N ended the run, whether or not it
+saved first (130 after Ctrl-C, 143 after SIGTERM).
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ SETTINGS = {
         "heads": "attention heads ({})",
     },
 }
-"""The options that are fields of ``TrainSettings``, by their group in the help; braces hold the default."""
+"""The help text for each field of ``TrainSettings``, by group; ``{}`` stands for the default."""
 
 EPILOG = """\
 examples:
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    """The ``train`` command, with processes of its own."""
+    """Run ``train`` in processes that this command starts."""
     settings, folder, saving = _place_run(options, options.dp or DEFAULTS["dp"])
     console = Console(stderr=True, soft_wrap=True)
     with ending_on_signals(options.acts) as end:
@@ -194,7 +195,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
-    """The requested run: a new one in its own folder, or one that resumes from its checkpoint."""
+    """Return the requested run: a new one in a new folder, or one that resumes from its checkpoint."""
     if options.resume is None:
         settings = TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
         job.check_inputs(settings)
@@ -217,7 +218,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
 
 
 def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespace) -> Saving:
-    """Claim a run's folder for this job, and return how the run resumes in it."""
+    """Lock a run's folder for this job, and return where the run resumes."""
     options.hold(folder.held())
     return _asked_of(
         saving_of(folder, said, options.save_every, lambda line: print(line, file=sys.stderr)), options
@@ -231,7 +232,7 @@ def _asked_of(saving: Saving, options: argparse.Namespace) -> Saving:
 
 
 def train_under_torchrun(options: argparse.Namespace) -> int:
-    """The ``train`` command in one of torchrun's processes. Rank 0 prints for all."""
+    """Run ``train`` in one of torchrun's processes. Only rank 0 prints."""
     if options.compare:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
@@ -247,9 +248,9 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return _show_result(options, folder, result, None)
     except CompleteRunError as done:
         return say(str(done), 0) if seat.rank == 0 else 0
-    except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks
+    except (UsageError, TrainingError, CheckpointError) as error:  # every rank raised it
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
-    except TutorialError as error:  # perhaps only on this rank
+    except TutorialError as error:  # perhaps only this rank raised it
         return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
@@ -262,7 +263,7 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
 def _agree_on_run(
     options: argparse.Namespace, seat: TorchrunEnvironment
 ) -> tuple[TrainSettings, RunFolder | None, Saving]:
-    """Let rank 0 find the run that the options name, and tell all ranks; only rank 0 gets the folder.
+    """Let rank 0 find the run that the options name, and tell the other ranks. Only rank 0 gets the folder.
 
     Raises:
         TutorialError: on all ranks, if rank 0 raised it.
@@ -285,7 +286,7 @@ def _agree_on_run(
 def _place_run_under_torchrun(
     options: argparse.Namespace, started: int
 ) -> tuple[TrainSettings, RunFolder, Saving]:
-    """Like ``_place_run``; ranks that torchrun has restarted resume their run, if it has saved."""
+    """Like ``_place_run``, but ranks that torchrun has restarted resume their run if it has a checkpoint."""
     if options.resume is None:
         is_ours = partial(is_of_this_job, agents=options.agents)
         folder = options.out or find_restarted(is_ours)
@@ -318,7 +319,7 @@ def _fit_grid(options: argparse.Namespace, said: dict[str, Any], started: int) -
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. A setting has the type of its default."""
+    """Make the parser of the whole command line. Each setting is parsed as the type of its default."""
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
@@ -419,13 +420,13 @@ def _add_output(trainer: argparse.ArgumentParser) -> None:
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
-    """The names of the settings that were typed."""
+    """Return the names of the settings that are given on the command line."""
     typed = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments}
     return {name for name in DEFAULTS if f"--{name}" in typed}
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
-    """The requested dp, or the dp that uses all processes that torchrun started."""
+    """Return the requested dp, or the dp that uses every process that torchrun started."""
     if dp is None and started % tp:
         raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
     dp = dp or started // tp

@@ -20,7 +20,7 @@ from ..plan.strategies import Plan
 
 
 def plain_number(value: Any) -> Any:
-    """A hyperparameter, as a plain number if it is a one-element tensor."""
+    """Turn a one-element tensor into a plain number; return any other value unchanged."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
@@ -37,10 +37,10 @@ def check_options(window: int, compare_every: int | None, initial_values: str, g
 
 
 def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse a hyperparameter of Muon's that is out of range.
+    """Refuse a hyperparameter of Muon that is out of range.
 
     Raises:
-        UsageError: it names the hyperparameter.
+        UsageError: a hyperparameter is out of range. The message names it.
     """
     check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
@@ -53,7 +53,7 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
     """Refuse a recipe without a Gram form if a matrix stays cut.
 
     Raises:
-        UsageError: it lists the recipes that have one.
+        UsageError: there is such a recipe. The message lists the recipes with a Gram form.
     """
     if plan.strategy == "gram":
         from ..orthogonalizers.gram import gram_recipe
@@ -64,10 +64,10 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse hyperparameters that are not numbers, not finite, negative, or not whole where they must be.
+    """Refuse hyperparameters that are not finite numbers, or negative, or not whole where they must be.
 
     Raises:
-        UsageError: it names the hyperparameter, and the group by its first parameter or its number.
+        UsageError: there is such a hyperparameter. The message names it and its group.
     """
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
         shape = tuple(group["lr"].shape)
@@ -91,20 +91,20 @@ def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
 
 
 def _of(group: Mapping[str, Any], index: int | None) -> str:
-    """Text that says which group it is; empty if the group is not in an optimizer yet."""
+    """Say which group it is; empty if the group is not in an optimizer yet."""
     names = group.get("param_names")
     return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
 
 
 def _all_finite(values: Any) -> bool:
-    """Whether these are finite numbers, or sequences of them."""
+    """Whether these are finite numbers, or sequences of finite numbers."""
     if isinstance(values, (list, tuple)):
         return all(map(_all_finite, values))
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse the group unless all its parameters are dense real matrices; the error names any other."""
+    """Refuse a group in which some parameters are not dense real matrices. The error names them."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)
