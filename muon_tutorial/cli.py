@@ -1,8 +1,8 @@
 """The command line. It parses the arguments, calls one function and prints the result.
 
-An error prints one line and sets the exit code. The codes are: 0, the command succeeded, or the run reached
-its time limit; 1, a run or its check failed; 2, bad input; 128 + N, signal N ended the run, whether or not it
-saved first (130 after Ctrl-C, 143 after SIGTERM).
+An error is printed in one line. The exit code is 0 if the command succeeded or the run reached its time
+limit, 1 if a run or its check failed, and 2 if the input was bad. If signal N ended the run, it is 128 + N
+(130 after Ctrl-C, 143 after SIGTERM), whether or not the run has saved.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ from .training.stopping import (
 )
 from .worlds.live import gather_objects
 
-STOPPING = "stopping after this step and saving; once more ends it at once"
+STOPPING = "saving and stopping after this step; the same signal again ends the run at once"
 NOT_FOUND_AGAIN = (
     "starting from the beginning: restarted ranks find their run only by torchrun's --rdzv-id, or by --out"
 )
@@ -98,7 +98,7 @@ SETTINGS = {
         "batch": "sequences in the global batch, split over dp ({})",
         "context": "bytes in a sequence ({})",
         "lr": "peak learning rate of Muon and AdamW ({})",
-        "seed": "seed of the first weights and of the batches ({})",
+        "seed": "seed of the initial weights and of the batches ({})",
         "text": "train on this UTF-8 file (default: the Python standard library's sources)",
     },
     "the model": {
@@ -133,7 +133,7 @@ class CompleteRunError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     try:
         raise_on_interrupt()
         has_output = sys.stdout is not None
@@ -200,7 +200,9 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
         settings = TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
         job.check_inputs(settings)
         run = uuid.uuid4().hex
-        folder = _make_folder(options, settings, run)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
+        beside = {SAVE_EVERY: options.save_every, RUN: run, JOB: names_of_job(options.agents)}
+        folder = RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
         options.hold(folder.held())
         return settings, folder, _asked_of(Saving(folder.path, options.save_every, run=run), options)
     if options.out is not None:
@@ -266,7 +268,7 @@ def _agree_on_run(
     """Let rank 0 find the run that the options name, and tell the other ranks. Only rank 0 gets the folder.
 
     Raises:
-        TutorialError: on all ranks, if rank 0 raised it.
+        TutorialError: rank 0 found an error. All ranks raise it.
         CompleteRunError: the run was complete before torchrun restarted these ranks.
     """
     mine: Any = None
@@ -435,14 +437,8 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
     return dp
 
 
-def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str) -> RunFolder:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN: run, JOB: names_of_job(options.agents)}
-    return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
-
-
 def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
-    why = "--max-seconds are over" if run.reason == TIME else said_of(run.reason)
+    why = "the --max-seconds have passed" if run.reason == TIME else said_of(run.reason)
     where = f"saved after step {run.step} in {run.checkpoints}"
     return say(f"{why}; {where}; go on with: train --resume {folder.path}", exit_code(run.reason))
 

@@ -1,10 +1,10 @@
-"""Weight decay, and the step against an update. A part of a matrix gets the same bits as in the whole.
+"""Decays a matrix or a part of it, and steps against an update. A part gets the same bits as in the whole.
 
 This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
-use it. Elementwise operations give a part the same bits as the whole matrix, with one exception: on CPUs
-``param.add_(update, alpha=…)`` in bfloat16 rounds differently in a vector register (once, after a fused
-multiply-add) and in a scalar loop (the product, then the sum). Which elements go through the scalar loop
-depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
+use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
+``param.add_(update, alpha=…)`` in bfloat16 rounds once in a vector register, after a fused multiply-add, but
+twice in a scalar loop, after the product and after the sum. Which elements go through the scalar loop depends
+on the whole matrix, so ``ShardRange`` says where a part lies in it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequen
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Where a part of a matrix lies: in a box of the matrix, elements ``start`` to ``stop - 1``, row by row.
+    """A part of a matrix: the elements ``start`` to ``stop - 1`` of a box of it, counted row by row.
 
     Tensor parallelism cuts a matrix into boxes (``offset``, ``shape``). Data parallelism cuts a box into
     intervals (``start``, ``stop``).
@@ -77,7 +77,7 @@ class ShardRange:
         return self.stop - self.start
 
     def positions(self, start: int = 0) -> Tensor:
-        """Return each element's flat index in the whole matrix, without the first ``start`` elements."""
+        """Return the flat index, in the whole matrix, of every element of the part from ``start`` on."""
         inside = torch.arange(self.start + start, self.stop)
         width = max(1, self.shape[1])
         rows, columns = inside // width + self.offset[0], inside % width + self.offset[1]
@@ -99,8 +99,8 @@ def decay_and_add(
     The part gets the same bits as from one call on the whole matrix, if the whole matrix is contiguous. Its
     update must have the memory layout of torch's Newton–Schulz, which is column-major for a tall matrix. With
     ``by_rows`` the layout is row-major, as in recipes. The bits are those of a process with one thread. With
-    more threads, torch splits a bfloat16 matrix of more than 32,768 elements elsewhere, and so rounds other
-    elements in the scalar loop.
+    more threads, torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other
+    elements go through the scalar loop.
 
     Raises:
         UsageError: the parameter, the update and the range differ in size.
@@ -137,7 +137,7 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add in full vectors, but add elements of the whole matrix's last, partial block as torch adds them."""
+    """Add a part as torch does in the whole matrix: in full vectors, except in its last, partial block."""
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
     places = places[places >= 0]  # only elements in the last, partial block

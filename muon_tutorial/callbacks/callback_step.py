@@ -42,11 +42,10 @@ MISSING = ': give it to all ranks or to none, or name the ranks that share param
 
 @dataclass(slots=True, eq=False)
 class CallbackStep:
-    """One rank's step with a config's functions.
+    """One rank's step with a config's functions. The fields refer to parameters by index.
 
-    All of its records are by a parameter's index. ``shapes`` are the shapes of the full matrices, and
-    ``ranges`` say where this rank's parts lie in them. ``settled`` are parameters whose first answers were
-    right on all ranks. ``present`` are parameters with a gradient.
+    ``shapes`` are the shapes of the full matrices, and ``ranges`` say where this rank's parts lie in them.
+    ``settled`` are parameters whose first answers were right on all ranks. ``present`` have a gradient.
     """
 
     config: DistributedConfig
@@ -74,7 +73,6 @@ class CallbackStep:
             parameter.state.setdefault("momentum_buffer", blank)
 
     def forget(self) -> None:
-        """Forget which gradients there are, because they have been used or have changed."""
         self.present = None
 
     def agree(self, fingerprint: Fingerprint) -> Walk:
@@ -92,7 +90,6 @@ class CallbackStep:
         self.present = [index for index, there in enumerate(found) if there]
 
     def trust(self) -> None:
-        """Assume that all ranks have gradients for the same parameters as this rank."""
         self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]
 
     @property
@@ -218,7 +215,7 @@ class CallbackStep:
         return answer.clone() if type(its) is Tensor else answer
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
-        """The first time, let ranks exchange wrong answers and the full matrix's shape."""
+        """At a parameter's first step, let ranks exchange errors and the full matrix's shape."""
         if index not in self.settled:
             label = Label(f"check of {name}", self.names[index])
             return Call(partial(self._share, index, full, wrong), label)

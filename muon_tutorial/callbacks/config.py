@@ -1,4 +1,4 @@
-"""``DistributedConfig``: functions of a user, or of a helper, that assign, gather and redistribute."""
+"""``DistributedConfig``: a user's or a helper's functions that assign, gather and redistribute."""
 
 from __future__ import annotations
 

@@ -54,10 +54,8 @@ def create_processgroup_config(
     config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.
 
     Args:
-        tp_dim: the dimension that tp cuts; None if it cuts none. It may also be a mapping from a parameter's
-            index, or a function of index and parameter. If a parameter has a ``partition_dim``, that is used
-            instead. A single number is ignored if some parameters are DTensors, because PyTorch has then left
-            plain parameters whole.
+        tp_dim: as in ``Muon``, but a single number is ignored if some parameters are DTensors, because
+            PyTorch has then left plain parameters whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}

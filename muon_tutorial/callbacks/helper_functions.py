@@ -22,16 +22,16 @@ from ..worlds.local import LocalMesh
 
 
 class HelperFunctions:
-    """The three functions of a helper, and ``on_meshes``, from which the optimizer makes a plan instead.
+    """The three functions of a helper, and ``on_meshes``, from which the optimizer makes a plan.
 
-    The helper stores what it finds out about the parameters under ``"on_meshes"`` in the config's ``state``.
+    The plan replaces ``gather`` and ``redistribute``. The result of ``on_meshes`` is stored in the ``state``.
     """
 
     def __init__(self, read: ReadParameters) -> None:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return each parameter's mesh, and how it is cut there. The result for one list is stored."""
+        """Return each parameter's mesh, and how it is cut there."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))

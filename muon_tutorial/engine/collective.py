@@ -86,8 +86,8 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A request for nothing. A rank that takes no part in a collective makes it, so that its turns count up
-    as on other ranks; see ``order``."""
+    """A request for nothing. A rank that takes no part in a collective makes it, to take as many turns as
+    other ranks; see ``order``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,8 @@ from .pieces import Pieces
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
     """Change a tensor's placement along one axis, or the layout of many matrices over several axes.
 
-    All ranks of the group must run it. It returns what this rank then holds, an empty tensor if another rank
-    is the owner.
+    All ranks of the group must run it. It returns this rank's new tensor, which is empty if another rank owns
+    the whole tensor.
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
@@ -76,7 +76,7 @@ def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
 
 
 def _pack(x: Tensor, parts: Sequence[SharedPart]) -> Tensor:
-    """Pack boxes of a flat buffer, one after the other. On the meta device, a single copy replaces these."""
+    """Pack boxes of a flat buffer, one after the other. On the meta device, make only one copy."""
     if x.is_meta:
         packed = x.new_empty(sum(part.numel for part in parts))
         return packed.copy_(packed)
@@ -90,7 +90,7 @@ def _unpack(
 ) -> None:
     """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
-        arrived.copy_(arrived)  # a single copy replaces those of all boxes
+        arrived.copy_(arrived)  # only one copy, as there are no values
     else:
         for part, elements in zip(parts, arrived.split([part.numel for part in parts]), strict=True):
             view(buffer, part.held)[part.index] = elements.view(part.box.shape)

@@ -1,4 +1,4 @@
-"""A window of generators in flight, in an order that depends only on the plan.
+"""Runs several generators at once, in an order that depends only on the plan.
 
 Each turn first admits new tasks. Then every task in flight waits for its last request and issues its next
 one. The newest tasks go first, and tasks that were admitted together go in order. So while one task computes,

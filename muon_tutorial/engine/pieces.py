@@ -66,7 +66,7 @@ class Pieces:
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
         self._parts.clear()
-        return packed.copy_(packed) if packed.is_meta else packed, stays  # one copy replaces all
+        return packed.copy_(packed) if packed.is_meta else packed, stays  # only one copy on meta
 
     def _own(self, part: SharedPart) -> Tensor:
         box = self._box(part)

@@ -159,11 +159,7 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse a parameter that has another number of dimensions now, because a library has flattened it.
-
-    Raises:
-        UsageError: there is such a parameter. The message names it, and the libraries that do this.
-    """
+    """Raise ``UsageError``, with the parameter's name, if a library has flattened a parameter."""
     for (name, param, _), made in zip(all_named(groups), before.each, strict=False):
         if param.ndim != len(made.kind[2]) and (param is made.param or param.ndim < 2):
             raise UsageError(
@@ -173,18 +169,15 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
 
 
 def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Refuse a loaded momentum that has another shape than its parameter.
+    """Raise ``UsageError`` if a loaded momentum has another shape than its parameter.
 
     Steps that store slices of the momentum do not call this.
-
-    Raises:
-        UsageError: the shapes differ. The message names the parameter.
     """
     for name, param, _ in all_named(groups):
         entry = state.get(param, {})
         momentum = entry.get("momentum_buffer")
         if momentum is not None and momentum.shape != param.shape:
-            whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
+            whose = "one rank's slice, saved with a strategy" if "kept" in entry else "another parameter's"
             raise UsageError(
                 f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
                 f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from any grid"
@@ -192,10 +185,9 @@ def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, A
 
 
 def check_moments(adamw: torch.optim.AdamW) -> None:
-    """Refuse to step parameters that no longer fit AdamW's moments, because AdamW would fail halfway.
+    """Raise ``UsageError`` if a parameter has another dtype, device or shape than its AdamW moments.
 
-    Raises:
-        UsageError: a parameter has another dtype, device or shape than its moments.
+    AdamW would fail halfway through its step.
     """
     for name, param, _ in all_named(adamw.param_groups):
         moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
@@ -208,10 +200,9 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
 
 
 def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Refuse moments that AdamW cannot have made. It reads all of them, so it is called only after a load.
+    """Raise ``UsageError`` if a moment is not finite, or an average of squares or a step count is negative.
 
-    Raises:
-        UsageError: a moment is not finite, or an average of squares or a number of steps is negative.
+    This reads all moments, so it is called only after a load.
     """
     for name, param, _ in all_named(groups):
         entry = state.get(param, {})

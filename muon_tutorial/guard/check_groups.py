@@ -25,7 +25,7 @@ def plain_number(value: Any) -> Any:
 
 
 def check_options(window: int, compare_every: int | None, initial_values: str, guard: str) -> None:
-    """Refuse options of ``Muon`` that are out of range."""
+    """Raise ``UsageError`` if an option of ``Muon`` is out of range."""
     if window < 1:
         raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
     if compare_every is not None and compare_every < 1:
@@ -37,11 +37,7 @@ def check_options(window: int, compare_every: int | None, initial_values: str, g
 
 
 def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse a hyperparameter of Muon that is out of range.
-
-    Raises:
-        UsageError: a hyperparameter is out of range. The message names it.
-    """
+    """Raise ``UsageError``, with its name, if a hyperparameter of Muon is out of range."""
     check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
@@ -50,11 +46,7 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
 
 
 def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a recipe without a Gram form if a matrix stays cut.
-
-    Raises:
-        UsageError: there is such a recipe. The message lists the recipes with a Gram form.
-    """
+    """Raise ``UsageError`` if a matrix stays cut, but its group's recipe has no Gram form."""
     if plan.strategy == "gram":
         from ..orthogonalizers.gram import gram_recipe
 
@@ -64,10 +56,9 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse hyperparameters that are not finite numbers, or negative, or not whole where they must be.
+    """Raise ``UsageError`` if a hyperparameter is not a finite number, or is negative or not whole.
 
-    Raises:
-        UsageError: there is such a hyperparameter. The message names it and its group.
+    The message names the hyperparameter and its group.
     """
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
         shape = tuple(group["lr"].shape)
@@ -104,7 +95,7 @@ def _all_finite(values: Any) -> bool:
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse a group in which some parameters are not dense real matrices. The error names them."""
+    """Raise ``NotAMatrixError``, with their names, if some parameters are not dense real matrices."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)
@@ -118,7 +109,7 @@ def check_matrices(group: Mapping[str, Any], index: int) -> None:
             'parts="stack" or parts="flatten"'
         )
         raise NotAMatrixError(
-            f"Muon takes matrices only; not one: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
+            f"Muon takes only matrices; these are not: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
         )
 
 

@@ -144,7 +144,7 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
     wrong = _differing(world, held)
     if wrong:
         raise GradientError(
-            f"the gradient of {wrong[0].name} is not the same on all ranks that should hold the same of it"
+            f"the gradient of {wrong[0].name} is not the same on all ranks that should have equal copies"
             f"{_nor(wrong)}: {_who_differs(world, wrong[0])}; strategy {step.plan.strategy!r} expects "
             "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
             f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
@@ -174,8 +174,8 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
                 said = mesh.world.held_by_ranks((values.name, place), int(values.hash))
                 if len(said) == at.size(*values.axes) and len(set(said.values())) > 1:
                     raise MismatchError(
-                        f"before the first step {values.name} is not the same on all ranks that should hold "
-                        f"the same of it: {say_outliers([*said.values()], [*said])}; nothing was changed: "
+                        f"before the first step {values.name} is not the same on all ranks that should have "
+                        f"equal copies: {say_outliers([*said.values()], [*said])}; nothing was changed: "
                         "begin with the same values"
                     )
 
@@ -304,8 +304,8 @@ def _beside(
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
     """Refuse parameters whose order differs across ranks, because values would go into the wrong parameters.
 
-    It returns parameters that have other names on other ranks, but may, because each rank may have its own
-    experts.
+    Parameters that may be each rank's own, such as experts, may have other names on other ranks. It returns
+    those that do.
 
     Raises:
         MismatchError: the order differs. All ranks raise it.
@@ -374,9 +374,9 @@ def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[t
 
 
 def _first_that_differ(found: Sequence[tuple[tuple[int, ...], int, T]]) -> dict[int, T]:
-    """Return what ranks hold at the first position where they differ, by rank."""
+    """Return, by rank, what the ranks hold at the first position where they differ."""
     for place in dict.fromkeys(place for place, _, _ in found):
         at_place = {rank: held for its, rank, held in found if its == place}
         if len(set(at_place.values())) > 1:
             return at_place
-    raise AssertionError("hashes differed in their sums, and do not one by one")
+    raise AssertionError("the sums of the hashes differed, but the hashes do not")

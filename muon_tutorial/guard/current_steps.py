@@ -24,10 +24,7 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
-"""A step over a plan, with a user's functions, or in a single process.
-
-All have ``ranks``, ``averages``, ``agree``, ``trust``, ``step`` and ``forget``.
-"""
+"""A step over a plan, with a user's functions, or in a single process. All have the same methods."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,10 +49,7 @@ class MeshStep:
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""A function that makes the steps for these parameters. All ranks must call it.
-
-If ranks have compared the same plan for the previous steps, they do not compare it again.
-"""
+"""Makes the steps. All ranks must call it. A plan equal to that of the steps before is not compared."""
 
 
 @dataclass(slots=True, eq=False)

@@ -2,8 +2,7 @@
 
 ``step/agreement.py`` compares them across ranks, and says what differs on which rank. To add a check, add a
 line to ``facts`` if the text changes only with the groups or the state. Otherwise add it to
-``Guard.fingerprint``, which runs in every step. It takes no extra message, because all texts travel as one
-hash.
+``Guard.fingerprint``, which runs in every step. This adds no message, because all texts travel as one hash.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
-    """Write a parameter's shape if it must be the same on all ranks, otherwise its number of dimensions.
-
-    A DTensor always shows the whole shape. A plain parameter may be a piece, unless dp is the only axis.
-    """
+    """Write a parameter's shape or, if it may be a piece of a parameter, only its number of dimensions."""
     whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
     shape = tuple(param.shape) if whole or isinstance(param, DTensor) else param.ndim
     return f"{shape}" if dtype is None else f"{dtype} {shape}"

@@ -195,8 +195,8 @@ class Guard:
         left_out = without(beside, self.companions_params())
         if left_out and any(mesh.step.averages for mesh in self.steps.made):
             raise UsageError(
-                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
-                "averaged: call the pair's ready_gradients(), which takes all"
+                f"this Muon belongs to a MuonWithAdamW, and {len(left_out)} of AdamW's gradients would not "
+                "be averaged: call the ready_gradients() of the MuonWithAdamW"
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
@@ -270,7 +270,6 @@ class Guard:
             )
 
     def was_loaded(self) -> None:
-        """Record that a state was loaded."""
         self.is_new, self.is_compared = False, False
         self.steps_done = self.skipped_gradients = 0
 
@@ -335,7 +334,7 @@ class Guard:
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
             )
-        groups = [group for it in (optimizer, *self.companions) for group in it.param_groups]
+        groups = self.all_groups(optimizer)
         said = [len(its) if key == "params" else its for group in groups for key, its in group.items()]
         try:
             if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
@@ -427,7 +426,7 @@ class Guard:
             self.has_warned_of_slices = True
             warnings.warn(
                 "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
-                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
+                "this rank's: save and load it on every rank, or use save_checkpoint()",
                 stacklevel=4,
             )
 
@@ -435,7 +434,6 @@ class Guard:
         return [param for companion in self.companions for param in params_of(companion)]
 
     def all_groups(self, optimizer: Any) -> list[dict[str, Any]]:
-        """Return the groups of this optimizer and its companions."""
         return [group for it in (optimizer, *self.companions) for group in it.param_groups]
 
 
@@ -464,7 +462,6 @@ class NoGuard(Guard):
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the parameters of an optimizer, group by group."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
@@ -498,7 +495,7 @@ def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) ->
     """Warn if the first step would do nothing, because other parameters may be the ones in training.
 
     Raises:
-        UsageError: flat parameters of FSDP1 in this process have gradients for all of these shapes.
+        UsageError: flat parameters of FSDP1 have the gradients instead.
     """
     trained = [param for param in params if param.requires_grad] or [*params, *beside]
     if trained and not any(param.grad is not None for param in trained):

@@ -41,10 +41,7 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""An audit looks at one parameter of each kind, then at others up to this many elements in all.
-
-More elements would take over 1 s on a slow CPU.
-"""
+"""How many elements to look at, besides one parameter of each kind. More take over 1 s on a slow CPU."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -102,8 +99,8 @@ class AuditReport:
             return f"this is not Muon: {self.miscounted[0]}"
         if not self.findings:
             return (
-                "nothing can be said of this step: no parameter was due an update (without gradients, or "
-                "with a learning rate or gradients of zero): audit another one"
+                "this step shows nothing, because no parameter had an update to make (no gradients, or a "
+                "learning rate or gradients of zero): audit another step"
             )
         made = [f"rank {rank}: {calls}" for rank, calls in enumerate(self.by_rank)]
         ranks = f" ({', '.join([*made[:8], *(['…'] if made[8:] else [])])})" if len(made) > 1 else ""
@@ -137,7 +134,6 @@ class _Held:
     dropped: bool = False
 
     def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts of these tensors."""
         self.tensors |= {key: local_part(it.detach()).clone() for key, it in tensors.items()}
 
     @property
@@ -147,7 +143,7 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What other ranks need. They hold a whole parameter too, and need only this rank's micro-batches."""
+        """What this rank sends: of a parameter that every rank holds whole, only its own micro-batches."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])

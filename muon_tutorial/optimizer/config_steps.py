@@ -131,7 +131,6 @@ class StepInOwnWorld(PlanStep):
 
     @cached_property
     def ranks(self) -> Ranks:
-        """The ranks of the mesh, and how they sum a few numbers."""
         ranks = super().ranks
         return replace(ranks, total=lambda numbers, phase: self._run(ranks.total(numbers, phase)))
 

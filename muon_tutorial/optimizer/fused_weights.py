@@ -22,10 +22,7 @@ from .parameter_split import EXPERTS
 GROUP_BY_GROUP = re.compile(
     "(GPTNeoX|Bloom|Persimmon|Falcon|GPTBigCode|MiniMaxLightning).*Attention|DisentangledSelfAttention"
 )
-"""Attention classes whose fused weight is ordered by groups of heads.
-
-A group holds the q of all heads that share one k and v, then that k, then that v.
-"""
+"""Attention classes that fuse by groups: all q that share a k and a v, then that k, then that v."""
 
 KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.", "litgpt.")
 """In these libraries, layers named like ``qkv`` hold q, k and v in this order, except ``GROUP_BY_GROUP``."""
@@ -65,10 +62,9 @@ def parts_word(parts: Parts) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedWeight:
-    """What the rules know of a weight.
+    """What the rules know of a weight: its layer's name, and the modules around it, innermost first.
 
-    ``name`` is its layer's name. ``lines`` counts its rows, or its columns if it is stored transposed, and
-    ``inputs`` the elements of each line. ``modules`` are the modules around it, innermost first.
+    ``lines`` counts its rows, or its columns if it is stored transposed, and ``inputs`` each line's elements.
     """
 
     name: str

@@ -195,11 +195,7 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
-        """One step as a generator of requests: the guard checks it, then the world runs it.
-
-        Gradients of ``beside`` are averaged, too; without it, those of the guard's companions, such as AdamW.
-        An ``error`` makes all ranks refuse the step.
-        """
+        """One step as a generator of requests. The arguments are those of ``Guard.before_step``."""
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
             yield from each.step.step()
         self.guard.after_step(self, "taken")
@@ -232,7 +228,6 @@ class Muon(torch.optim.Optimizer):
         return self.guard.hooks.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of all matrices."""
         self.guard.before_zero_grad(self)
         super().zero_grad(set_to_none)
         self.guard.look_at_gradients(self)

@@ -173,10 +173,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both optimizers, in a new list that refuses changes.
-
-        Muon's come first, then AdamW's, then groups that were added later.
-        """
+        """The groups of Muon, then of AdamW, then those added later, in a new list that refuses changes."""
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
         return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])
@@ -360,7 +357,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self.muon.guard.unstepped = [(name, now[name]) for name in by_name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of both optimizers."""
         self.muon.zero_grad(set_to_none)
         self.adamw.zero_grad(set_to_none)
 

@@ -50,11 +50,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """The names of the parameters that were loaded, and of those that were not.
-
-    Matrices in ``momenta`` got a momentum, and parameters in ``moments`` got AdamW's moments. Those in
-    ``anew`` are missing from the saved state and start from zero.
-    """
+    """The names of parameters that got a momentum, that got AdamW's moments, and that start from zero."""
 
     package: str
     momenta: tuple[str, ...]

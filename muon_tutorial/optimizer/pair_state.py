@@ -56,7 +56,6 @@ class PairState(MutableMapping[Any, Any]):
         self.adamw.clear()
 
     def copy(self) -> State:
-        """Return a plain defaultdict with the same entries."""
         return defaultdict(dict, self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:

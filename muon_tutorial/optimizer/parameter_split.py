@@ -1,7 +1,4 @@
-"""The result of ``split_parameters``: which optimizer steps each parameter, and why.
-
-``split_parameters`` makes the verdicts that are stored here.
-"""
+"""The result of ``split_parameters``: which optimizer steps each parameter, and why."""
 
 from __future__ import annotations
 

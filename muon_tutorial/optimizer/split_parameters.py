@@ -70,7 +70,7 @@ HEAD_NAMES = (
 """Names of output heads, besides ``*head``. They count only outside numbered layers."""
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Names that ``torch.compile``, checkpointing and FSDP insert. DDP's ``module`` is found as an only child."""
+"""Names that ``torch.compile``, checkpointing and FSDP insert. For DDP's ``module``, see ``_is_shell``."""
 
 INNER = ("linear", "base_layer")
 """Names of a linear layer in a module that wraps it: LeViT's module adds a norm, peft's adds adapters."""
@@ -86,10 +86,7 @@ GAINS = re.compile(
 MATRIX_NAMES = re.compile(
     r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE
 )
-"""Names of parameters that multiply an input, such as ``weight``, ``in_proj_weight``, ``w1`` and ``w_q``.
-
-A parametrization of torch calls them ``original1``.
-"""
+"""Names of parameters that multiply an input, such as ``weight``, ``w1`` and ``original1`` (parametrized)."""
 
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
 # Experts that are stored as (E, in, out) and have no attribute ``is_transposed``: it is missing in older
@@ -169,10 +166,9 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter in a module, and its name with and without wrappers.
+    """A parameter, its module and the ``modules`` around it, innermost first, and its name without wrappers.
 
-    ``modules`` are the modules around it, innermost first. ``said_transposed`` is whether the caller says
-    that it is stored as (in, out).
+    ``said_transposed`` is whether the caller says that it is stored as (in, out).
     """
 
     module: nn.Module
@@ -331,7 +327,7 @@ def _homes_of_experts(holdings: Sequence[_Holding]) -> Iterator[str]:
 
 
 def _is_shell(module: nn.Module) -> bool:
-    """Whether a module only holds another, as DDP does."""
+    """Whether a module's only child is called ``module``, as in DDP."""
     return [name for name, _ in module.named_children()] == ["module"]
 
 
@@ -350,7 +346,7 @@ def _without_wrappers(name: str, shells: set[str]) -> str:
 
 
 def _asked_embeddings(model: nn.Module) -> dict[int, str]:
-    """Return the parameters that transformers' methods for embeddings return, in any module, by id."""
+    """Ask every module for its embeddings, as in transformers, and return the answers by id."""
     return {
         id(param): f"{side} embedding"
         for side in ("output", "input")  # "input" comes last and so names a tied embedding
@@ -360,7 +356,7 @@ def _asked_embeddings(model: nn.Module) -> dict[int, str]:
 
 
 def _answer(module: nn.Module, method: str) -> list[nn.Parameter]:
-    """Return the parameters that a module's method returns, bare or in a module, if there is the method."""
+    """Return the parameters that a module's method returns; none if there is no such method."""
     ask, answer = getattr(module, method, None), None
     with suppress(NotImplementedError, AttributeError):  # transformers raises these without an embedding
         answer = ask() if callable(ask) else None

@@ -26,7 +26,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.single_process import matrices_in
 
 FAR = 0.25
-"""Updates of different recipes are less than this far apart, with singular values between 0.7 and 1.2."""
+"""Different recipes are less than this far apart, as all singular values are between 0.7 and 1.2."""
 
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
@@ -269,11 +269,7 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Run Newton–Schulz as the group says.
-
-    Stock products are computed in float32 and then rounded to bf16, because many CPUs compute that ten times
-    faster than a product in bf16.
-    """
+    """Run Newton–Schulz as the group says. Many CPUs compute float32 ten times faster than bf16."""
     if group.get("orthogonalize", STOCK) != STOCK:
         return newton_schulz_update(matrix, matrix.shape, group).float()
     X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()

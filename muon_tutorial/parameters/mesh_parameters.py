@@ -28,8 +28,8 @@ Shape = tuple[int, ...]
 class MeshParameters:
     """Parameters that lie on one mesh: the mesh's world, and each parameter's matrix by index.
 
-    ``assumed`` are the axes along which plain parameters among DTensors are assumed to be the same on all
-    ranks. Nothing proves it.
+    ``assumed`` are the axes along which plain parameters among DTensors are assumed, without proof, to be the
+    same on all ranks.
     """
 
     world: LiveWorld | LocalMesh
@@ -109,9 +109,8 @@ def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None
         due = matrix.box(grid.at(rank)).shape
         if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece another empty shape
             raise ConfigError(
-                f"{matrix.name} has shape {shape} at {grid.at(rank)}, but by its cuts it would have {due}: "
-                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Say how it is cut: pass the groups that cut "
-                "it, and tp_dim"
+                f"{matrix.name} has shape {shape} at {grid.at(rank)}, but its cuts give {due}: "
+                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Pass all groups that cut it, and tp_dim"
             )
 
 

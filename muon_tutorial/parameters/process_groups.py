@@ -81,23 +81,20 @@ def read_process_groups(
 
 
 def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:
-    """Refuse an independent group that shares two ranks with a crossing group.
-
-    These ranks cannot have different parameters and at the same time copies or pieces of the same ones.
-    """
+    """Refuse an independent group that shares two ranks with a crossing group."""
     for own, group in independent.items():
         mine = set(dist.get_process_group_ranks(group))
         for axis, other in crossing.items():
             if len(mine.intersection(dist.get_process_group_ranks(other))) > 1:
                 raise ConfigError(
-                    f"{own}_pg has ranks of {axis}_pg: in one config they hold parameters of their own, or "
-                    f"share them. Make a Muon for each kind: one with {own}_pg for what is each rank's own, "
-                    f"the other without it"
+                    f"{own}_pg has ranks of {axis}_pg, so it is not clear whether these ranks have different "
+                    f"parameters or share them. Make two Muons: one with {own}_pg for parameters that differ "
+                    "between its ranks, and one without it for the others"
                 )
 
 
 def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Shape]]:
-    """Gather every rank's local shapes, [ranks, parameters]; check that the dimensions are equally many."""
+    """Gather every rank's local shapes, [ranks, parameters]. The numbers of dimensions must be equal."""
     shapes = gather_objects(mine, group)
     said = [[f"{index_name(i)} has {len(it)} dimensions" for i, it in enumerate(row)] for row in shapes]
     check_lines(dict(zip(dist.get_process_group_ranks(group), said, strict=True)))

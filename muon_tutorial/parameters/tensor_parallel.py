@@ -41,7 +41,7 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
     """Return the dimension along which tensor parallelism has cut a plain parameter, or None.
 
     If the parameter has a ``partition_dim``, as in Megatron, that is used instead of ``tp_dim``. A negative
-    ``partition_dim`` means not cut. For parameters among DTensors, see ``plain_tp_dim``.
+    one means not cut.
 
     Raises:
         StrategyError: ``tp_dim`` has no entry for the parameter, or names no dimension of it.
@@ -56,7 +56,7 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
         dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and not 0 <= dim < param.ndim:
         raise StrategyError(
-            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: give one, or None"
+            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: pass one, or None"
         )
     return dim
 

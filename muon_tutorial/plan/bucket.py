@@ -28,11 +28,7 @@ TpGather = Literal["matrix", "bucket"]
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """The part of a matrix that one rank stores between steps.
-
-    It is the interval ``in_piece`` of the rank's tensor-parallel piece, and the interval ``in_buffer`` of the
-    rank's flat buffer.
-    """
+    """The part of a matrix that a rank stores: an interval of its tensor-parallel piece and of its buffer."""
 
     entry: BucketEntry
     in_piece: Interval
@@ -47,8 +43,8 @@ class StoredShard:
 class DistMeta:
     """A matrix's entry in the master plan for one rank. The names are those of Moonshot's proof of concept.
 
-    Ranges count elements and exclude their end. ``global_range`` is in the bucket's flat buffer, and
-    ``local_range`` in this rank's slice of it; it is empty if the slice contains nothing of the matrix.
+    Ranges count elements and exclude their end. ``global_range`` is in the bucket's flat buffer.
+    ``local_range`` is in this rank's slice of that buffer, and is empty if the matrix is not in the slice.
     ``shape`` is that of this rank's tensor-parallel piece, and ``global_shape`` that of the whole matrix.
     ``tp_dim`` is the dimension that tp cuts, or None.
     """
@@ -111,10 +107,7 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """Return, for each entry, the part of the buffer that this rank orthogonalizes, or None.
-
-        Its box has the shape that Newton–Schulz takes.
-        """
+        """Return the box of the buffer that this rank orthogonalizes for each entry, or None."""
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []
@@ -170,10 +163,7 @@ def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the offset and shape of the rank's piece, in rows and columns.
-
-    Dimensions after the first two are never cut, and count as columns.
-    """
+    """Return the rank's piece as (row, column) offset and shape. Dimensions after rows count as columns."""
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)

@@ -35,7 +35,7 @@ class BufferSlice:
 
 
 class Layout:
-    """Which box of each matrix a rank's flat buffer holds, and where. Here, one box follows the other.
+    """Which box of each matrix a rank's flat buffer holds, and where. Here, boxes follow one another.
 
     Exchanges use ``holders``, ``senders`` and ``sends``. No exchange begins or ends at a ``VirtualBuffer``.
     """
@@ -84,7 +84,7 @@ class VirtualBuffer(Layout):
         return self.size
 
 
-@dataclass(frozen=True)  # without slots, to cache where uneven slices begin
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class SlicedBuffer(Layout):
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
@@ -198,10 +198,7 @@ class WholeMatrices(Layout):
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """A box of a matrix that one rank sends to another.
-
-    ``held`` is the slice of this rank's buffer that contains the box, and ``index`` is the box's place there.
-    """
+    """A box of a matrix that one rank sends to another, and its ``index`` in this rank's slice ``held``."""
 
     held: BufferSlice
     box: Box
@@ -238,7 +235,7 @@ class Parcels:
     length: int
 
 
-@dataclass(frozen=True)  # without slots, to cache the inverse and each rank's parcels
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Exchange:
     """A move of many matrices at once between two layouts, over the group of ``axes``."""
 
@@ -269,7 +266,7 @@ class Exchange:
         """What one rank sends, receives and keeps. The results for a few ranks are cached."""
         return lru_cache(FEW_RANKS)(self._parcels)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+    def __reduce__(self) -> tuple[Any, ...]:  # leaves the cache out of a pickle
         return Exchange, (self.axes, self.entries, self.src, self.dst)
 
     def _parcels(self, at: Coordinate) -> Parcels:
@@ -302,8 +299,7 @@ class Exchange:
                     yield position, _part(held, self.dst.box(held.entry, to))
 
     def _for_all(self, held: BufferSlice, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
-        """Yield an owner's part for each position. Positions that differ only along other axes than those
-        that cut the matrix get the same part."""
+        """Yield an owner's part for each position. Axes that do not cut the matrix do not change the part."""
         cutting = tuple(axis for axis in self.axes if axis in held.entry.matrix.axes)
         peers = (at.peer(place, *cutting) for place in range(at.size(*cutting)))
         parts = [_part(held, self.dst.box(held.entry, to)) for to in peers]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .exchange import Exchange
 
 FEW_RANKS = 16
-"""How many ranks' boxes and parcels are cached. A plan may have thousands of ranks, a process only a few."""
+"""How many ranks' boxes and parcels are cached. A process serves only a few of a plan's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class HopPieces:
     uneven: Mapping[int, Box] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)  # without slots, to cache the pieces
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
@@ -258,7 +258,7 @@ class Hop:
         """The pieces at the end of the hop where the tensor is cut. A few ranks' results are cached."""
         return lru_cache(FEW_RANKS)(self._pieces)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+    def __reduce__(self) -> tuple[Any, ...]:  # leaves the cache out of a pickle
         return Hop, (self.axis, self.src, self.dst, self.shape)
 
     def _pieces(self, at: Coordinate) -> HopPieces:
@@ -274,7 +274,7 @@ class Hop:
 
 @lru_cache(maxsize=256)  # all ranks, and the hops of a bucket, share one dictionary
 def _filled_boxes(shape: tuple[int, ...], cut: Shard, parts: int) -> dict[int, Box]:
-    """Return the boxes that are not empty, by position. Most of thousands of positions may hold none."""
+    """Return the boxes that are not empty, by position."""
     lengths, whole = cut.lengths(shape[cut.dim], parts), Box.whole(shape)
     runs = enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False))
     boxes = {place: whole.with_run(cut.dim, start, length) for place, (start, length) in runs if length}
@@ -282,10 +282,10 @@ def _filled_boxes(shape: tuple[int, ...], cut: Shard, parts: int) -> dict[int, B
 
 
 Move: TypeAlias = "Hop | Exchange"
-"""An element of a route: a hop along one axis, or an exchange of many matrices over several."""
+"""An element of a route: a hop along one axis, or an exchange of many matrices over several axes."""
 
 
-@dataclass(frozen=True)  # without slots, to cache the inverse
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Route:
     """Hops in order, and the dtype that travels.
 
@@ -315,5 +315,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back: the inverse hops in reverse order. ``OneWayError`` if a hop has no inverse."""
+        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has none."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

@@ -1,7 +1,4 @@
-"""What a plan knows of a matrix: its shape, how axes cut it, and where it lies in its parameter.
-
-There are only shapes and boxes here, no data and no process groups.
-"""
+"""What a plan knows of a matrix: its shape, how axes cut it, and where it lies in its parameter."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ class Runs:
         return index // self.length * self.stride + index % self.length
 
     def before(self, line: int) -> int:
-        """Return how many of the matrix's lines lie before ``line``, which is counted from its first line."""
+        """Return how many of the matrix's lines lie before position ``line``, counted from its first line."""
         runs, rest = divmod(line, self.stride)
         return runs * self.length + min(rest, self.length)
 
@@ -229,10 +226,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
 
 
 def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
-    """Return each matrix's first line (row or column), number of lines, run length and stride.
-
-    None if the numbers in ``words`` do not fit ``length`` lines.
-    """
+    """Return each matrix's first line, number of lines, run length and stride; None if nothing fits."""
     kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
     stride = sum(numbers)

@@ -69,9 +69,9 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     takes up to ``limit.each`` bytes per position, or the bytes of the largest job if that is more. The
     costliest jobs are placed first, each in the first round that has room.
 
-    A round's first job also limits the work of each position. If n jobs of its bytes fit into the round, a
-    position gets at most n times its work. This keeps a round's ranks about equally busy. Rounds and jobs
-    are sorted by the jobs' numbers, because gradients become complete in the reverse of that order.
+    A round's first job also limits the work of each position. If a position has room for n such jobs, it gets
+    at most the work of n such jobs. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
+    by the jobs' numbers, because gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))

@@ -247,11 +247,11 @@ def gram(
 ) -> Plan:
     """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
-    Suppose that X is n × l and that tp cuts l. Each rank multiplies its own columns into an n × n matrix. One
-    all_reduce over tp sums these to the Gram matrix XXᵀ. It serves a whole bucket, in fp32, and sends only
-    upper triangles. Every tp rank then iterates on XXᵀ, and multiplies its own shard by the result. A tall
-    matrix that tp cuts along its rows is treated in the same way, with XᵀX. Over dp, ``gram`` works like
-    ``layerwise``.
+    Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
+    their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ. It
+    serves a whole bucket, in fp32, and sends only upper triangles. Every tp rank then iterates on XXᵀ, and
+    multiplies its own shard by the result. A tall matrix that tp cuts along its rows is treated in the same
+    way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
 
     Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
     ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations
@@ -336,11 +336,7 @@ STRATEGIES: dict[str, Builder] = {
 
 
 def find_builder(strategy: str | Builder) -> Builder:
-    """Return the builder of that name. A builder is returned unchanged.
-
-    Raises:
-        StrategyError: the name is unknown.
-    """
+    """Return the builder of that name, or raise ``StrategyError``. A builder is returned unchanged."""
     if callable(strategy):
         return strategy
     if strategy not in STRATEGIES:
@@ -481,10 +477,7 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
 def _virtual_entries(
     run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
 ) -> tuple[BucketEntry, ...]:
-    """Make entries of a virtual buffer, with their tensor-parallel routes.
-
-    Without ``offsets``, one entry follows the other.
-    """
+    """Make entries with their tensor-parallel routes. Without ``offsets``, one follows the other."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     starts = accumulate(sizes, initial=0) if offsets is None else offsets
     rows = zip(run, starts, sizes, workers, strict=False)
@@ -715,7 +708,7 @@ def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[i
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> tuple[list[int], list[int]]:
-    """Return how many elements each position owns, and, of its owner's, how many precede each matrix."""
+    """Return how many elements each position owns, and where each matrix begins among its owner's."""
     filled, before = [0] * positions, []
     for size, place in zip(sizes, owners, strict=True):
         before.append(filled[place])
@@ -756,10 +749,7 @@ def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
 
 
 def one_by_one(plan: Plan) -> Plan:
-    """Split an ``owner`` plan into rounds of one matrix, so that owners work one after the other.
-
-    The names of a round's phases contain the matrix's name.
-    """
+    """Split an ``owner`` plan into rounds of one matrix, so that owners work one after the other."""
     owned = [(entry, bucket) for bucket in plan.buckets for entry in bucket.entries]
     buckets = []
     for number, (entry, bucket) in enumerate(sorted(owned, key=lambda pair: pair[0].matrix.index)):

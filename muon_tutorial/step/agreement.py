@@ -45,7 +45,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Texts that must be the same on all ranks in a step, such as hyperparameters; keys are the same.
+    """Texts that must be the same on all ranks in a step, such as hyperparameters. All ranks use equal keys.
 
     If this rank cannot step, ``error`` says why. Ranks compare first, and then all of them refuse the step.
     """
@@ -147,7 +147,7 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
-    """Do the same as ``agree_on_gradients``, but exchange numbers per gradient, to name the faulty one."""
+    """Do the same as ``agree_on_gradients``, with numbers for each gradient, to name the faulty one."""
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])
@@ -283,10 +283,9 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
-    """Return whether ``GradScaler`` found infinity in this step's gradients. All ranks must run it.
+    """Return whether ``GradScaler`` found infinity. All ranks must run it.
 
-    Raises:
-        GradientError: the scaler found infinity only on some ranks. Every rank raises it.
+    If the scaler found infinity only on some ranks, every rank raises ``GradientError``.
     """
     found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
     if 0 < found < ranks.size:

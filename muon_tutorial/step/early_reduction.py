@@ -55,7 +55,7 @@ class EarlyReduction:
             raise GradientError(
                 "a backward() has added to a gradient that is already on its way to the other ranks: put "
                 "every backward() of a step except the last into `with optimizer.no_sync():`, and call "
-                "step() or optimizer.zero_grad() before the next step's"
+                "step() or optimizer.zero_grad() before the next step"
             )
         if self.paused:
             return

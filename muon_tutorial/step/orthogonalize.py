@@ -26,10 +26,7 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""A function to call instead of Newton–Schulz, with the matrix, its group, and the function that iterates.
-
-An audit uses it to count calls, and the planner uses it to iterate each shape only once.
-"""
+"""If set, called instead of Newton–Schulz, with the matrix, its group, and the function that iterates."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
@@ -67,7 +64,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         update = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name))  # 5: own box
         del whole
         keep_box(update, boxes, matrix)
-        del update  # only ``boxes`` keeps it alive
+        del update  # ``boxes`` refers to it
     yield ABREAST  # wait until all owners have computed, as the way back needs all updates
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
@@ -124,16 +121,13 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """Return the box that this rank works on, in its own shape. ``Pieces`` lose it."""
+    """Return the box that this rank works on, in its own shape; remove it if ``boxes`` are ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """Write an update where ``take_box`` found its input.
-
-    A slice of a whole matrix is copied, because a view would keep the whole matrix alive.
-    """
+    """Write an update to where ``take_box`` found its input. A view of a whole matrix is copied."""
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
@@ -156,9 +150,9 @@ def newton_schulz_update(
     group: Mapping[str, Any],
     workspace: Workspace | None = None,
 ) -> Tensor:  # as whole
-    """Run Newton–Schulz with a group's settings on ``whole``, reshaped to ``sides``; return the first shape.
+    """Run Newton–Schulz with a group's settings on ``whole``, reshaped to ``sides``. The shape is kept.
 
-    A recipe uses the memory of a ``workspace`` again in the next step.
+    A ``workspace`` lets a recipe use the same memory in every step.
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])

@@ -49,11 +49,7 @@ def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
 
 
 def local_gradient(param: Tensor) -> Tensor | None:
-    """Return this rank's part of a gradient, or None.
-
-    Raises:
-        GradientError: the gradient's placements are not those of ``param``.
-    """
+    """Return this rank's part of a gradient; raise ``GradientError`` if it is not placed like ``param``."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
@@ -72,7 +68,7 @@ def gradient_dtype(param: Tensor) -> torch.dtype:
     if dtype is None:
         raise StrategyError(
             f"a parameter of shape {tuple(param.shape)} has grad_dtype=None, which allows gradients "
-            "of any dtype: set grad_dtype to the dtype that they have, so that all ranks keep momentum alike"
+            "of any dtype: set grad_dtype to the dtype that they have, the same on all ranks"
         )
     return dtype
 

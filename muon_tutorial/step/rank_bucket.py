@@ -84,7 +84,7 @@ class RankBucket:
 
     @cached_property
     def contributing(self) -> frozenset[int]:
-        """The indices of matrices for whose Newton–Schulz input this rank supplies a part.
+        """The indices of the matrices whose Newton–Schulz input comes partly from this rank.
 
         This is computed on first use, because it takes long with thousands of ranks, and predictions use few
         buckets.

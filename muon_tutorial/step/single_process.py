@@ -129,7 +129,7 @@ def _sides(shape: Sequence[int]) -> tuple[int, int]:
 
 
 AT_ONCE = 2**18
-"""How many elements of momentum to update in one call. More would take memory, and no less time."""
+"""How many elements of momentum to update in one call. More would take more memory, but not less time."""
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:

@@ -112,8 +112,8 @@ class PlanStep:
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
         """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        If ``ready`` has found that out already, ranks compare only their fingerprints. The result are those
-        of ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
+        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns those of
+        ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()
         if self.present is None and fingerprint.error is None:
@@ -148,10 +148,7 @@ class PlanStep:
 
     @cached_property
     def _torn(self) -> float:
-        """This rank's number for ``OwnGradients.torn``.
-
-        It is a hash of the tp group. The group's last rank has minus the sum of the others' numbers instead.
-        """
+        """A hash of this rank's tp group; on the group's last rank, minus the sum of the others' numbers."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))

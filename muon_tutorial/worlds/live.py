@@ -145,7 +145,6 @@ class _Ticket:
             follow(moment)
 
     def wait(self) -> Tensor:
-        """Wait for the answer and return it."""
         if self.work is not None:
             if self.followers:
                 self.tell("waiting")
@@ -262,7 +261,6 @@ class _Messages:
     _waiter: Future[None] | None = None
 
     def wait(self) -> None:
-        """Wait until all messages have been sent and received."""
         if self._waiter is not None:
             self._waiter.result()
             return
@@ -270,10 +268,7 @@ class _Messages:
             work.wait()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
-        """Wait in a thread, because Gloo reports completion only to a thread that waits.
-
-        It is a daemon thread, so it never delays the process's exit.
-        """
+        """Wait in a daemon thread, because Gloo reports completion only to a thread that waits."""
         waiter: Future[None] = Future()
         self._waiter = waiter
 
@@ -310,7 +305,7 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
             turn = walk.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = None  # only the walk keeps it alive
+        answer = None  # lets the generator free the tensor
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Collective):
             answer = issue(request, isinstance(turn, Start))
@@ -336,7 +331,6 @@ class NoMesh:
     grid = None
 
     def run(self, walk: Walk) -> Any:
-        """Run a generator to its end, and return its value."""
         return drive(walk, self._refuse)
 
     def _refuse(self, request: Collective, async_op: bool) -> _Ticket:

@@ -122,7 +122,6 @@ class LocalWorld:
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 
     def mesh(self, rank: int) -> LocalMesh:
-        """Return one rank's mesh, for its optimizer."""
         return LocalMesh(self, self.grid.at(rank))
 
     def run(self, walks: Sequence[Walk]) -> list[Any]:

@@ -29,7 +29,7 @@ def walk_alone(walk: Walk, see: Callable[[Collective], object]) -> None:
             turn = walk.send(answer)
         except StopIteration:
             return
-        answer = None  # only the walk keeps it alive
+        answer = None  # lets the generator free the tensor
         request, zeros = turn.request if isinstance(turn, Start) else turn, None
         if isinstance(request, Collective):
             see(request)
