@@ -172,7 +172,7 @@ class Guard:
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # on all ranks, so the next step compares replicas again
+            self.is_compared = False  # all ranks do this, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -265,7 +265,7 @@ class Guard:
         """
         if self.gradients_ready or (self.hooks.reduction is not None and self.hooks.reduction.begun):
             raise UsageError(
-                f"{name}() between ready_gradients() and step() would lose the readied gradients: "
+                f"{name}() between ready_gradients() and step() would lose the averaged gradients: "
                 "call it after step(), or after zero_grad()"
             )
 
@@ -370,7 +370,7 @@ class Guard:
         if changed and not self.steps.alone:
             return UsageError(
                 "parameters, groups or state were replaced between ready_gradients() and step(), which "
-                "loses the readied gradients: do it after step(), or after zero_grad()"
+                "loses the averaged gradients: replace them after step(), or after zero_grad()"
             )
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):

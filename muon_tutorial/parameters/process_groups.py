@@ -130,7 +130,7 @@ def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
         return Shard(0, rows[0])
     raise ConfigError(
         f"{index_name(index)}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
-        "different tensor-parallel positions; a cut unlike torch.chunk's must be the same at all of them"
+        "different tensor-parallel positions; only a cut like torch.chunk's may differ between positions"
     )
 
 

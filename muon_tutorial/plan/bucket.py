@@ -28,7 +28,7 @@ TpGather = Literal["matrix", "bucket"]
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """The part of a matrix that a rank stores: an interval of its tensor-parallel piece and of its buffer."""
+    """The part of a matrix that a rank stores: an interval of the rank's tensor-parallel piece and buffer."""
 
     entry: BucketEntry
     in_piece: Interval
