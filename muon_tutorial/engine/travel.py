@@ -40,7 +40,7 @@ def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
     """Sum a few numbers, [n], over all ranks, with the same bits on each rank.
 
     Along a short axis every rank sends its numbers to every other rank. This takes one round of messages,
-    while an all_reduce takes two rounds for each other rank. All ranks of the grid must run it.
+    while an all_reduce over n ranks takes 2(n - 1) rounds. All ranks of the grid must run it.
     """
     n = x.numel()
     for axis, ranks in zip(at.grid.axes, at.grid.sizes, strict=True):

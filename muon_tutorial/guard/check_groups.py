@@ -37,7 +37,7 @@ def check_options(window: int, compare_every: int | None, initial_values: str, g
 
 
 def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Raise ``UsageError``, with its name, if a hyperparameter of Muon is out of range."""
+    """Raise ``UsageError`` if a hyperparameter of Muon is out of range. The message names it."""
     check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")

@@ -274,8 +274,8 @@ def _beside(
 ) -> Iterator[tuple[Replica, Replica]]:
     """Yield the parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
 
-    Each of ``groups`` is named parameters, their state, and whether the names come from the user. With
-    ``assumed`` axes, plain parameters are yielded with their gradient instead of their state.
+    Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user. If
+    there are ``assumed`` axes, plain parameters are yielded with their gradient instead of their state.
     """
     for params, states, named in groups:
         for name, param in params:

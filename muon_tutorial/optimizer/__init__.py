@@ -6,7 +6,7 @@
 ``fused_weights``      finds the matrices in a fused weight, such as q, k and v
 ``parameter_split``    the result of ``split_parameters``: groups for both optimizers, and a table
 ``make_steps``         makes an optimizer's steps, one for each mesh that its parameters lie on
-``config_steps``       the same for a ``DistributedConfig``
+``config_steps``       makes the steps of an optimizer with a ``DistributedConfig``
 ``load_state``         prepares a saved state for loading: matches parameters by name, completes groups
 ``other_packages``     converts the momentum that other packages have saved, and back
 ``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``

@@ -122,7 +122,7 @@ def choose_maker(
     """Choose the function that makes an optimizer's steps.
 
     Raises:
-        StrategyError: the arguments do not go together.
+        StrategyError: the arguments contradict each other, or one of them is missing.
     """
     if config is not None:
         if strategy is not None or world is not None:

@@ -180,7 +180,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give each optimizer its groups, which Lightning does when it resumes. Muon's have ``ns_steps``."""
+        """Give each optimizer its groups (Muon's have ``ns_steps``). Lightning does this when it resumes."""
         self.order = [_owner_of(group) for group in groups]
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]

@@ -202,7 +202,7 @@ def _shares(seen: SeenUpdate) -> tuple[float, float]:
 
 
 def _micro_batches(seen: SeenUpdate) -> str:
-    """Return ``MICRO`` if each micro-batch's part of the gradient was already orthogonal, else nothing."""
+    """Return ``MICRO`` if each micro-batch's part of the gradient was already orthogonal, otherwise ""."""
     added = [it for its in seen.micro for it in its]
     if len(added) == len(seen.micro) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
         return ""
