@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     ignore_interrupts_at_exit()
     gc.enable()
-    gc.freeze()  # spares torch's objects the last collection at exit, which would take half a second
+    gc.freeze()  # leaves torch's objects out of the last collection, which would take half a second
     code = main()
     end_on_interrupt()  # nothing remains but to exit
     sys.exit(code)
