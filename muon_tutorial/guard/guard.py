@@ -334,7 +334,7 @@ class Guard:
                 "a gradient holds NaN or infinity, as ready_gradients() found; nothing was changed: skip "
                 "this step, or fix the loss"
             )
-        groups = self.all_groups(optimizer)
+        groups = [group for it in (optimizer, *self.companions) for group in it.param_groups]
         said = [len(its) if key == "params" else its for group in groups for key, its in group.items()]
         try:
             if self.state is State.READY and (error := self._lost(changed, beside)) is not None:
