@@ -11,7 +11,7 @@
 ``other_packages``     converts the momentum that other packages have saved, and back
 ``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``
 ``pair_state``         shows the states and the groups of two optimizers as one
-``audit``              records an optimizer's steps; ``update_verdict`` judges what it has recorded
+``audit``              records an optimizer's steps; ``update_verdict`` judges the recorded updates
 
 ``guard/`` holds the checks that protect ranks from each other, and an optimizer from the code around it.
 """
