@@ -14,7 +14,7 @@ Terms of the package and the lessons:
 - *walk*: a generator that asks for collectives; *request*: what it asks for
 - *world*: answers requests; *mesh*: the ranks that it answers for
 - *step*: one optimizer step; *phase*: one of its seven parts, in ``step/``
-- *worker*: a rank that orthogonalizes a matrix; *owner*: the only one that does
+- *worker*: a rank that orthogonalizes a matrix; *owner*: a matrix's only worker
 - *strategy*: a function that builds a *plan*, the data that a step follows
 - *ledger*: a record of the requests that were made, in bytes
 """

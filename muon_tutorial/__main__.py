@@ -18,7 +18,7 @@ if __name__ == "__main__":
 
     ignore_interrupts_at_exit()
     gc.enable()
-    gc.freeze()  # modules stay: Python's last collection would spend half a second on torch's objects
+    gc.freeze()  # leaves torch's objects out of the last collection, which would take half a second
     code = main()
     end_on_interrupt()  # nothing remains but to exit
     sys.exit(code)

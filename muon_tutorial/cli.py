@@ -1,7 +1,8 @@
-"""The command line: parses, calls one function, prints. Every error is one line and an exit code.
+"""The command line. It parses the arguments, calls one function and prints the result.
 
-Exit codes: 0 done, or the run's time was over; 1 a run or its check failed; 2 bad input; 128 + N ended by
-signal N, whether saved or not: 130 interrupted, 143 terminated.
+An error is printed in one line. The exit code is 0 if the command succeeded or the run reached its time
+limit, 1 if a run or its check failed, and 2 if the input was bad. If signal N ended the run, it is 128 + N
+(130 after Ctrl-C, 143 after SIGTERM), whether or not the run has saved.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ from .training.stopping import (
 )
 from .worlds.live import gather_objects
 
-STOPPING = "stopping after this step and saving; once more ends it at once"
+STOPPING = "saving and stopping after this step; the same signal again ends the run at once"
 NOT_FOUND_AGAIN = (
     "starting from the beginning: restarted ranks find their run only by torchrun's --rdzv-id, or by --out"
 )
@@ -97,7 +98,7 @@ SETTINGS = {
         "batch": "sequences in the global batch, split over dp ({})",
         "context": "bytes in a sequence ({})",
         "lr": "peak learning rate of Muon and AdamW ({})",
-        "seed": "seed of the first weights and of the batches ({})",
+        "seed": "seed of the initial weights and of the batches ({})",
         "text": "train on this UTF-8 file (default: the Python standard library's sources)",
     },
     "the model": {
@@ -106,7 +107,7 @@ SETTINGS = {
         "heads": "attention heads ({})",
     },
 }
-"""The options that are fields of ``TrainSettings``, by their group in the help; braces hold the default."""
+"""The help text for each field of ``TrainSettings``, by group; ``{}`` stands for the default."""
 
 EPILOG = """\
 examples:
@@ -132,7 +133,7 @@ class CompleteRunError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line, and return the exit code."""
     try:
         raise_on_interrupt()
         has_output = sys.stdout is not None
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    """The ``train`` command, with processes of its own."""
+    """Run ``train`` in processes that this command starts."""
     settings, folder, saving = _place_run(options, options.dp or DEFAULTS["dp"])
     console = Console(stderr=True, soft_wrap=True)
     with ending_on_signals(options.acts) as end:
@@ -194,12 +195,14 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, RunFolder, Saving]:
-    """The requested run: a new one in its own folder, or one that resumes from its checkpoint."""
+    """Return the requested run: a new one in a new folder, or one that resumes from its checkpoint."""
     if options.resume is None:
         settings = TrainSettings(**{**{name: getattr(options, name) for name in DEFAULTS}, "dp": dp})
         job.check_inputs(settings)
         run = uuid.uuid4().hex
-        folder = _make_folder(options, settings, run)
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
+        beside = {SAVE_EVERY: options.save_every, RUN: run, JOB: names_of_job(options.agents)}
+        folder = RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
         options.hold(folder.held())
         return settings, folder, _asked_of(Saving(folder.path, options.save_every, run=run), options)
     if options.out is not None:
@@ -217,7 +220,7 @@ def _place_run(options: argparse.Namespace, dp: int) -> tuple[TrainSettings, Run
 
 
 def _going_on(folder: RunFolder, said: dict[str, Any], options: argparse.Namespace) -> Saving:
-    """Claim a run's folder for this job, and return how the run resumes in it."""
+    """Lock a run's folder for this job, and return where the run resumes."""
     options.hold(folder.held())
     return _asked_of(
         saving_of(folder, said, options.save_every, lambda line: print(line, file=sys.stderr)), options
@@ -231,7 +234,7 @@ def _asked_of(saving: Saving, options: argparse.Namespace) -> Saving:
 
 
 def train_under_torchrun(options: argparse.Namespace) -> int:
-    """The ``train`` command in one of torchrun's processes. Rank 0 prints for all."""
+    """Run ``train`` in one of torchrun's processes. Only rank 0 prints."""
     if options.compare:
         raise UsageError("--compare starts processes of its own: leave out torchrun, or --compare")
     seat = join_torchrun(options.backend, options.timeout)
@@ -247,9 +250,9 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
         return _show_result(options, folder, result, None)
     except CompleteRunError as done:
         return say(str(done), 0) if seat.rank == 0 else 0
-    except (UsageError, TrainingError, CheckpointError) as error:  # on all ranks
+    except (UsageError, TrainingError, CheckpointError) as error:  # every rank raised it
         return _complain(str(error), _exit_code(error)) if seat.rank == 0 else _exit_code(error)
-    except TutorialError as error:  # perhaps only on this rank
+    except TutorialError as error:  # perhaps only this rank raised it
         return _complain(f"rank {seat.rank}: {error}", _exit_code(error))
     except RuntimeError as error:
         if not seat.report_lost_rank(error):
@@ -262,10 +265,10 @@ def train_under_torchrun(options: argparse.Namespace) -> int:
 def _agree_on_run(
     options: argparse.Namespace, seat: TorchrunEnvironment
 ) -> tuple[TrainSettings, RunFolder | None, Saving]:
-    """Let rank 0 find the run that the options name, and tell all ranks; only rank 0 gets the folder.
+    """Let rank 0 find the run that the options name, and tell the other ranks. Only rank 0 gets the folder.
 
     Raises:
-        TutorialError: on all ranks, if rank 0 raised it.
+        TutorialError: rank 0 found an error. All ranks raise it.
         CompleteRunError: the run was complete before torchrun restarted these ranks.
     """
     mine: Any = None
@@ -285,7 +288,7 @@ def _agree_on_run(
 def _place_run_under_torchrun(
     options: argparse.Namespace, started: int
 ) -> tuple[TrainSettings, RunFolder, Saving]:
-    """Like ``_place_run``; ranks that torchrun has restarted resume their run, if it has saved."""
+    """Like ``_place_run``, but ranks that torchrun has restarted resume their run if it has a checkpoint."""
     if options.resume is None:
         is_ours = partial(is_of_this_job, agents=options.agents)
         folder = options.out or find_restarted(is_ours)
@@ -318,7 +321,7 @@ def _fit_grid(options: argparse.Namespace, said: dict[str, Any], started: int) -
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line. A setting has the type of its default."""
+    """Make the parser of the whole command line. Each setting is parsed as the type of its default."""
     parser = Parser(prog="python -m muon_tutorial", description="Distributed Muon, on real processes.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_train(commands)
@@ -419,13 +422,13 @@ def _add_output(trainer: argparse.ArgumentParser) -> None:
 
 
 def _given(arguments: Sequence[str]) -> set[str]:
-    """The names of the settings that were typed."""
+    """Return the names of the settings that are given on the command line."""
     typed = {argument.partition("=")[0].replace("--no-", "--") for argument in arguments}
     return {name for name in DEFAULTS if f"--{name}" in typed}
 
 
 def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
-    """The requested dp, or the dp that uses all processes that torchrun started."""
+    """Return the requested dp, or the dp that uses every process that torchrun started."""
     if dp is None and started % tp:
         raise GridError(f"--tp {tp} does not divide the {started} processes that torchrun started")
     dp = dp or started // tp
@@ -434,14 +437,8 @@ def _dp_under_torchrun(dp: int | None, tp: int, started: int) -> int:
     return dp
 
 
-def _make_folder(options: argparse.Namespace, settings: TrainSettings, run: str) -> RunFolder:
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{settings.strategy}-dp{settings.dp}-tp{settings.tp}"
-    beside = {SAVE_EVERY: options.save_every, RUN: run, JOB: names_of_job(options.agents)}
-    return RunFolder.create(options.out or unused(RUNS / name), {**asdict(settings), **beside})
-
-
 def _say_stopped(run: StoppedRun, folder: RunFolder) -> int:
-    why = "--max-seconds are over" if run.reason == TIME else said_of(run.reason)
+    why = "the --max-seconds have passed" if run.reason == TIME else said_of(run.reason)
     where = f"saved after step {run.step} in {run.checkpoints}"
     return say(f"{why}; {where}; go on with: train --resume {folder.path}", exit_code(run.reason))
 

@@ -1,10 +1,10 @@
-"""The learning rate of an update, weight decay, and the step: the same bits for a whole matrix and any part.
+"""Decays a matrix or a part of it, and steps against an update. A part gets the same bits as in the whole.
 
-Knows no optimizer, no rank and no process group, so the single-process optimizer and every strategy share it.
-Elementwise operations give the same bits on a part as on the whole matrix, with one exception: on CPUs
-``param.add_(update, alpha=…)`` in bfloat16 rounds differently in a vector register (once, after a fused
-multiply-add) and in a scalar loop (the product, then the sum). Which elements go through the scalar loop
-depends on the whole matrix, so ``ShardRange`` says where a part lies in it.
+This file knows no optimizer, no rank and no process group. The single-process optimizer and every strategy
+use it. Elementwise operations give a part the same bits as the whole matrix, with one exception. On CPUs,
+``param.add_(update, alpha=…)`` in bfloat16 rounds once in a vector register, after a fused multiply-add, but
+twice in a scalar loop, after the product and after the sum. Which elements go through the scalar loop depends
+on the whole matrix, so ``ShardRange`` says where a part lies in it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from .errors import UsageError
 
 ADJUST_LR_FNS = (None, "original", "match_rms_adamw")
 
-# A multiple of every vector length, so all elements except the last `numel % _BLOCK` are in full vectors.
+# A multiple of every CPU's vector length. Only a matrix's last `numel % _BLOCK` elements can miss a vector.
 _BLOCK = 4096
 # TensorIterator splits longer loops among threads, at places that are not multiples of a vector.
 _SERIAL = 32768
 
 
 def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequence[int]) -> float | Tensor:
-    """Return the learning rate of the orthogonalized update, from the shape of the full matrix.
+    """Scale the learning rate by the shape of the full matrix; never pass a shard's shape.
 
     ``None`` and ``"original"``: ``lr·sqrt(max(1, rows/columns))`` (Keller Jordan). ``"match_rms_adamw"``:
-    ``lr·0.2·sqrt(max(rows, columns))`` (Moonshot, arXiv 2502.16982). Never pass a shard's shape.
+    ``lr·0.2·sqrt(max(rows, columns))`` (Moonshot, arXiv 2502.16982).
 
     >>> adjusted_lr(0.1, "original", (8, 2)), adjusted_lr(0.1, "original", (2, 8))
     (0.2, 0.1)
@@ -45,9 +45,10 @@ def adjusted_lr(lr: float | Tensor, adjust_lr_fn: str | None, full_shape: Sequen
 
 @dataclass(frozen=True, slots=True)
 class ShardRange:
-    """Where a part of a matrix lies: elements [start, stop) of a row-major box of the whole matrix.
+    """A part of a matrix: the elements ``start`` to ``stop - 1`` of a box of it, counted row by row.
 
-    Tensor parallelism determines the box (``offset``, ``shape``), data parallelism the interval within it.
+    Tensor parallelism cuts a matrix into boxes (``offset``, ``shape``). Data parallelism cuts a box into
+    intervals (``start``, ``stop``).
 
     >>> ShardRange((4, 6), offset=(0, 3), shape=(4, 3), start=2, stop=5).positions().tolist()
     [5, 9, 10]
@@ -76,7 +77,7 @@ class ShardRange:
         return self.stop - self.start
 
     def positions(self, start: int = 0) -> Tensor:
-        """Return the flat positions in the whole matrix of the elements from number ``start`` on."""
+        """Return the flat index, in the whole matrix, of every element of the part from ``start`` on."""
         inside = torch.arange(self.start + start, self.stop)
         width = max(1, self.shape[1])
         rows, columns = inside // width + self.offset[0], inside % width + self.offset[1]
@@ -95,10 +96,11 @@ def decay_and_add(
     """Decay a matrix by the raw learning rate, then step against the update by the adjusted one.
 
     With ``shard``, ``param`` and ``update`` hold a part of a matrix, contiguous and in order, in any shape.
-    The result has the same bits as that part after the same call on the whole matrix, if that is contiguous,
-    and its update is laid out as by torch's Newton–Schulz (column-major if tall) or, with ``by_rows``, as by
-    recipes. The bits are those of a process with one thread: with more, torch itself splits a bfloat16 matrix
-    of more than 32,768 elements at other places, and rounds other elements in the scalar loop.
+    The part gets the same bits as from one call on the whole matrix, if the whole matrix is contiguous. Its
+    update must have the memory layout of torch's Newton–Schulz, which is column-major for a tall matrix. With
+    ``by_rows`` the layout is row-major, as in recipes. The bits are those of a process with one thread. With
+    more threads, torch splits a bfloat16 matrix of more than 32,768 elements at other places, so other
+    elements go through the scalar loop.
 
     Raises:
         UsageError: the parameter, the update and the range differ in size.
@@ -123,7 +125,7 @@ def decay_and_add(
     if shard is None or not by_position:
         _add(param, update.reshape(param.shape), adjusted)
     elif shard.full_shape[0] > shard.full_shape[1] > 1 and not by_rows:
-        # By the scalar loop, as torch does for a tall matrix, whose update is column-major.
+        # A tall matrix's update is column-major, and torch adds it in the scalar loop. A stride forces that.
         strided = update.new_empty(update.numel(), 2)[:, 0].copy_(update.reshape(-1))
         _add(param.view(-1), strided, adjusted)
     else:
@@ -135,10 +137,10 @@ def _add(param: Tensor, update: Tensor, adjusted: float | Tensor) -> None:
 
 
 def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, shard: ShardRange) -> None:
-    """Add with full vectors, except in the whole matrix's last partial block, which may not fill a vector."""
+    """Add a part as torch does in the whole matrix: in full vectors, except in its last, partial block."""
     blocks, tail = divmod(math.prod(shard.full_shape), _BLOCK)
     places = shard.positions(max(0, shard.numel - _BLOCK)) - blocks * _BLOCK
-    places = places[places >= 0]  # of the elements in the last partial block
+    places = places[places >= 0]  # only elements in the last, partial block
     body = shard.numel - len(places)
     full = body // _BLOCK * _BLOCK
     for some, its_update in zip(param[:full].split(_SERIAL), update[:full].split(_SERIAL), strict=True):
@@ -148,7 +150,7 @@ def _add_by_position(param: Tensor, update: Tensor, adjusted: float | Tensor, sh
 
 
 def _add_within(param: Tensor, update: Tensor, adjusted: float | Tensor, places: Tensor, size: int) -> None:
-    """Add in a scratch buffer of ``size`` elements, with the shard's elements at ``places``."""
+    """Copy the elements to ``places`` in a scratch buffer of ``size`` elements, add there, and copy back."""
     if not len(places):
         return
     scratch, its_update = param.new_zeros(size), update.new_zeros(size)

@@ -7,7 +7,7 @@
     │   ├── StrategyError       an unknown strategy, or one that does not fit the parameters
     │   ├── ConfigError         a DistributedConfig, or one of its functions, broke its contract
     │   ├── TextError           a training text that cannot be read
-    │   ├── TraceError          a profiler's trace that cannot be read, or does not hold what was asked
+    │   ├── TraceError          a profiler's trace that cannot be read, or lacks what was asked for
     │   ├── CheckpointError     a checkpoint that cannot be written or read, or does not fit
     │   └── RunFolderError      a run folder that cannot be used
     ├── GradientError           a step met gradients that it cannot use
@@ -58,7 +58,7 @@ class TextError(UsageError):
 
 
 class TraceError(UsageError):
-    """A profiler's trace cannot be read, or does not hold what was asked of it."""
+    """A profiler's trace cannot be read, or lacks what was asked for."""
 
 
 class CheckpointError(UsageError):
@@ -115,8 +115,8 @@ class LaunchError(TutorialError, RuntimeError):
 class RankFailedError(LaunchError):
     """A rank raised, exited or was killed. The earliest failure is named first.
 
-    ``rank``: the rank that failed first. ``original``: the exception that it raised, or None if it raised
-    none, or one that cannot be sent between processes.
+    ``rank`` is the rank that failed first, and ``original`` its exception. ``original`` is None if the rank
+    raised no exception, or one that cannot be sent between processes.
     """
 
     def __init__(self, report: str, rank: int | None = None, original: BaseException | None = None) -> None:

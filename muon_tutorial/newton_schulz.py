@@ -1,6 +1,6 @@
 """Newton–Schulz: the orthogonal factor of a matrix, computed only with matrix products.
 
-Knows matrices and coefficients. Knows no optimizer, no rank and no process group.
+This file knows matrices and coefficients, but no optimizer, no rank and no process group.
 
 For ``G = U S Vᵀ`` the iteration ``X ← aX + (bA + cA²)X`` with ``A = XXᵀ`` maps every singular value ``s``
 to ``as + bs³ + cs⁵`` and does not change ``U`` and ``V``. A few iterations bring the singular values near 1,
@@ -62,12 +62,12 @@ def zeropower_via_newtonschulz(
     coefficients: Coefficients = KELLER_JORDAN,
     eps: float = DEFAULT_EPS,
 ) -> Tensor:
-    """Return the approximate orthogonal factor of a matrix, in bfloat16; never writes to its input.
+    """Return the approximate orthogonal factor of a matrix, in bfloat16, without gradient tracking.
 
-    It tracks no gradients. ``G`` is a matrix, or a batch of matrices (3-D), each of which gets the result
-    that it gets alone. The shape is kept. ``coefficients`` is one triple for all steps, or a sequence with
-    one triple per step. ``eps`` is the smallest norm that a matrix is divided by. With one triple the result
-    is bitwise ``torch.optim.Muon``'s.
+    ``G`` is a matrix, or a batch of matrices (3-D). Each matrix of a batch gets the same result as alone. The
+    input is never written to, and the shape is kept. ``coefficients`` is one triple for all steps, or a
+    sequence with one triple per step. ``eps`` is the smallest norm that a matrix is divided by. With one
+    triple the result is bitwise that of ``torch.optim.Muon``.
 
     Raises:
         UsageError: ``G`` is not a real matrix or batch, or the coefficients do not fit the steps.
@@ -127,7 +127,7 @@ def coefficients_per_step(coefficients: Coefficients, steps: int) -> tuple[Tripl
 
 
 def with_safety(coefficients: Sequence[Triple], sigma: float) -> tuple[Triple, ...]:
-    """Return the coefficients of ``p(x/σ)``, a margin for singular values that rounding pushed above 1.
+    """Return the coefficients of ``p(x/σ)``, with room for singular values that rounding pushed above 1.
 
     Common values with ``POLAR_EXPRESS`` are 1.01 and 1.05. The coefficients are divided by σ, σ³ and σ⁵.
 

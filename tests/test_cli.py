@@ -241,7 +241,7 @@ def test_a_run_saves_and_goes_on_and_once_it_cannot_save_ends_when_asked_again_o
 def test_a_run_stops_when_its_time_is_over(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     options = ["--dp", "1", "--tp", "1", "--max-seconds", "0.01", "--out", str(tmp_path / "run")]
     assert cli.main(["train", *LONG, *options]) == 0
-    says = ("--max-seconds are over" + SAVED).format(re.escape(str(tmp_path / "run")))
+    says = ("the --max-seconds have passed" + SAVED).format(re.escape(str(tmp_path / "run")))
     assert re.fullmatch(says, spoken(capsys.readouterr().err)[-1])
 
 

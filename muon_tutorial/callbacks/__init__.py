@@ -1,4 +1,4 @@
-"""``DistributedConfig``: a user's own three functions, or those of a helper.
+"""``DistributedConfig``: the three functions of a user, or of a helper.
 
 ``config``                the record itself
 ``create_configs``        the helpers: from process groups, from a DeviceMesh, for DTensors

@@ -1,8 +1,9 @@
-"""One step through a user's own functions: opaque calls, with a window of parameters in flight.
+"""One step that calls a user's own functions, with several parameters in flight.
 
-``gather_fn`` gets the Newton–Schulz input (momentum, with Nesterov already applied) in bfloat16, as the
-parameter's kind. An error names the function, the parameter and the rank. The first answers for a parameter
-are checked on all ranks together: if one of them is wrong, every rank raises the error.
+``gather_fn`` gets the Newton–Schulz input (momentum, with Nesterov already applied) in bfloat16. It is a
+DTensor if the parameter is one. An error names the function, the parameter and the rank. The first answers
+for a parameter are checked on all ranks together, so if one rank's answer is wrong, every rank raises the
+error.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ MISSING = ': give it to all ranks or to none, or name the ranks that share param
 
 @dataclass(slots=True, eq=False)
 class CallbackStep:
-    """Takes one rank's parameters through a config's functions. Parameters are referred to by their index.
+    """One rank's step with a config's functions. The fields refer to parameters by index.
 
-    ``shapes``: the shapes of the full matrices. ``settled``: parameters whose first answers were right on all
-    ranks. ``ranges``: where this rank's parts lie in the full matrices. ``present``: those with a gradient.
+    ``shapes`` are the shapes of the full matrices, and ``ranges`` say where this rank's parts lie in them.
+    ``settled`` are parameters whose first answers were right on all ranks. ``present`` have a gradient.
     """
 
     config: DistributedConfig
@@ -66,18 +67,18 @@ class CallbackStep:
                 )
 
     def fill_state(self) -> None:
-        """Give every parameter without a momentum one of its own kind and shape."""
+        """Give every parameter without a momentum a momentum of zeros."""
         for parameter in self.parameters:
             blank = torch.zeros_like(parameter.param.detach(), dtype=gradient_dtype(parameter.param))
             parameter.state.setdefault("momentum_buffer", blank)
 
     def forget(self) -> None:
-        """Forget which gradients there are, because they have been used or have changed."""
         self.present = None
 
     def agree(self, fingerprint: Fingerprint) -> Walk:
-        """Find out which gradients there are, before anything changes. All ranks of ``state["agree_group"]``
-        must run it; an error is raised on all of them.
+        """Find out which gradients there are, before anything changes.
+
+        All ranks of ``state["agree_group"]`` must run it, and all raise the same error.
 
         Raises:
             GradientError: a gradient is missing on only some ranks, or is not finite.
@@ -89,7 +90,6 @@ class CallbackStep:
         self.present = [index for index, there in enumerate(found) if there]
 
     def trust(self) -> None:
-        """Assume that all ranks have gradients for the same parameters as this rank."""
         self.present = [i for i, each in enumerate(self.parameters) if each.grad is not None]
 
     @property
@@ -106,10 +106,10 @@ class CallbackStep:
         )
 
     averages = False
-    """Gradients are already averaged when they get here."""
+    """Whether the step averages gradients: no, the user has averaged them."""
 
     def step(self) -> Walk:
-        """One optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
+        """Take one optimizer step, after ``agree`` or ``trust``. All ranks must run it."""
         assert self.present is not None
         together = len(set(self.assignments.values())) if self.config.async_gpu_parallelism else 1
         window = together + self.config.prefetch_count
@@ -123,9 +123,9 @@ class CallbackStep:
         update = None
         try:
             update = None if full is None or wrong else self._orthogonalized(full, parameter.group)
-        except TutorialError as error:  # so that all ranks learn of it
+        except TutorialError as error:  # raised below, on all ranks
             wrong = f"Newton–Schulz of {self.names[index]}: {error}"
-        # A separate turn, so that all owners in the window have computed before any of them waits to send.
+        # This turn comes before the next call, so all owners in the window compute before any of them sends.
         yield self._settle("gather_fn", index, full, wrong)
         part = yield self._call("redistribute_fn", index, update, owner)
         wrong = complaint_about_part(part, self._where("redistribute_fn", index), parameter)
@@ -135,8 +135,11 @@ class CallbackStep:
             self._apply(index, local_part(part))
 
     def _apply(self, index: int, update: Tensor) -> None:
-        """Decay and step this rank's part. For DTensors and whole parameters, its place in the matrix is
-        known, so the bits are those of a step over the whole matrix."""
+        """Decay and step this rank's part.
+
+        For DTensors and whole parameters, it is known where the part lies in the matrix. So the bits are
+        those of a step over the whole matrix.
+        """
         parameter = self.parameters[index]
         sides = self._sides(self.shapes[index], parameter.group)
         stacked = len(sides) > 2
@@ -148,7 +151,7 @@ class CallbackStep:
             here.copy_(run)
 
     def _range(self, index: int, sides: tuple[int, int]) -> ShardRange | None:
-        """Where this rank's part lies in the whole matrix; None if only the user knows."""
+        """Return where this rank's part lies in the whole matrix; None if only the user knows."""
         if index not in self.ranges:
             param, shape = self.parameters[index].param, self.shapes[index]
             if isinstance(param, DTensor):
@@ -167,13 +170,16 @@ class CallbackStep:
         return placed_as(moved.to(WIRE, copy=True), parameter.param)
 
     def _orthogonalized(self, full: Tensor, group: dict) -> Tensor:
-        """The update of a full matrix. Input and result are made row-major: a column-major matrix gives other
-        bits, and would arrive transposed, because it is sent in the order in which it lies in memory."""
+        """Compute the update of a full matrix.
+
+        Input and result are made row-major. A column-major input gives other bits. A column-major result
+        would arrive transposed, because a tensor is sent in the order in which it lies in memory.
+        """
         full = full.contiguous()
         return newton_schulz_update(full, self._sides(tuple(full.shape), group), group).contiguous()
 
     def _sides(self, shape: tuple[int, ...], group: dict) -> tuple[int, ...]:
-        """The shape as Newton–Schulz sees it: [rows, columns], or [matrices, rows, columns] for a stack."""
+        """Return the shape for Newton–Schulz: [rows, columns], or [matrices, rows, columns] for a stack."""
         if group.get("parts") == "stack" and len(shape) > 2:
             return math.prod(shape[:-2]), shape[-2], shape[-1]
         return shape[0], math.prod(shape[1:])
@@ -197,19 +203,19 @@ class CallbackStep:
         except TutorialError:
             raise
         except Exception as error:
-            if is_about_lost_rank(error):  # another rank ended: not this function's fault
+            if is_about_lost_rank(error):  # another rank has ended, so this function is not at fault
                 raise
             raised = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{self._where(name, index)} raised {raised}") from error
         if isinstance(answer, dist.Work):
             return BARE_WORK
-        # The function may reuse one buffer, and is called for other parameters before this answer is used.
-        # A tensor that is still on its way is new, so it need not be copied.
+        # The function may use one buffer for all parameters, and is called again before this answer is used.
+        # So the answer is copied, unless it is still on its way; then it is a new tensor.
         its = answer.to_local() if isinstance(answer, DTensor) else answer
         return answer.clone() if type(its) is Tensor else answer
 
     def _settle(self, name: str, index: int, full: Tensor | None, wrong: str) -> Call | Idle:
-        """The first time, tell all ranks about a wrong answer and about the full matrix's shape."""
+        """At a parameter's first step, let ranks exchange errors and the full matrix's shape."""
         if index not in self.settled:
             label = Label(f"check of {name}", self.names[index])
             return Call(partial(self._share, index, full, wrong), label)
@@ -236,5 +242,4 @@ class CallbackStep:
 
 
 def _asked(call: Call) -> Walk:
-    """A walk that makes one call."""
     return (yield call)

@@ -17,10 +17,10 @@ from .config import DistributedConfig
 
 
 def checked_assignments(config: DistributedConfig, params: list[Tensor]) -> dict[int, int]:
-    """Ask ``assign_fn`` and check its answer: every index, ranks in range.
+    """Call ``assign_fn``, and check that it assigns every parameter to an existing rank.
 
     Raises:
-        ConfigError: says which entry is wrong, or what ``assign_fn`` raised.
+        ConfigError: an entry is wrong, or ``assign_fn`` raised an error.
     """
     try:
         answer = config.assign_fn(params, config.state)
@@ -51,11 +51,11 @@ BARE_WORK = (
     "returned a bare Work, whose wait() returns no tensor: return the tensor after waiting, or a handle "
     "whose wait() returns it"
 )
-"""Stands for a ``dist.Work`` that a user's function returned, and says what is wrong with it."""
+"""Replaces a ``dist.Work`` that a user's function returned, and says what is wrong with it."""
 
 
 def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterState) -> str:
-    """The complaint about an answer of ``gather_fn``; empty if it is right. ``where`` names its origin."""
+    """Say what is wrong with an answer of ``gather_fn``; empty if it is right. ``where`` begins the text."""
     if answer is BARE_WORK:
         return f"{where} {BARE_WORK}"
     if global_rank() != owner:
@@ -74,7 +74,7 @@ def complaint_about_full(answer: Any, where: str, owner: int, state: ParameterSt
 
 
 def complaint_about_part(answer: Any, where: str, state: ParameterState) -> str:
-    """The complaint about an answer of ``redistribute_fn``; empty if it is right."""
+    """Say what is wrong with an answer of ``redistribute_fn``; empty if it is right."""
     if answer is BARE_WORK:
         return f"{where} {BARE_WORK}"
     due = f"must return this rank's part of the update, shape {tuple(state.data.shape)}"

@@ -1,4 +1,4 @@
-"""``DistributedConfig``: a user's own functions that assign, gather and redistribute, or a helper's."""
+"""``DistributedConfig``: a user's or a helper's functions that assign, gather and redistribute."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from .helper_functions import HelperFunctions
 
 @dataclass
 class DistributedConfig:
-    """How a distributed Muon assigns, gathers and redistributes: a user's own functions, or a helper's.
+    """The functions with which a distributed Muon assigns, gathers and redistributes matrices.
 
     Args:
-        assign_fn: ``(params, state) -> {param_idx: rank}``: which rank orthogonalizes each parameter. Called
-            once; returns an entry for every parameter, the same on all ranks. Ranks are global.
-        gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None``: the full plain tensor on
-            ``dst_rank``, None elsewhere. It gets the Newton–Schulz input, bfloat16, a DTensor or plain.
-        redistribute_fn: ``(update | None, src_rank, state) -> Tensor``: this rank's part of the update. It
-            gets the plain update in bfloat16 on ``src_rank``, and None on all other ranks.
-        state: whatever the functions need. Each call gets a fresh copy that also holds ``param_idx``,
+        assign_fn: ``(params, state) -> {param_idx: rank}`` says which rank orthogonalizes each parameter. It
+            is called once, and returns an entry for every parameter, the same on all ranks. Ranks are global.
+        gather_fn: ``(momentum_buffer, dst_rank, state) -> Tensor | None`` gets the Newton–Schulz input in
+            bfloat16, a DTensor or a plain tensor. It returns the full plain tensor on ``dst_rank``, and None
+            on all other ranks.
+        redistribute_fn: ``(update | None, src_rank, state) -> Tensor`` gets the plain update in bfloat16 on
+            ``src_rank``, and None on all other ranks. It returns this rank's part of the update.
+        state: whatever the functions need. Each call gets a fresh copy that also contains ``param_idx``,
             ``full_shape`` (None if it is not known), ``local_shape``, the parameter's ``dtype``, and
-            ``wire_dtype``, the dtype of matrices and updates: bfloat16. ``"agree_group"``: the process group
-            of the ranks that share parameters; all ranks unless given.
-        async_gpu_parallelism: owners work side by side. False: one parameter after the other, for debugging.
+            ``wire_dtype``, the dtype of matrices and updates: bfloat16. Under ``"agree_group"`` you may give
+            the process group of the ranks that share parameters; without it, all ranks share them.
+        async_gpu_parallelism: whether owners work at the same time. False is for debugging: parameters are
+            stepped one after the other.
         prefetch_count: how many parameters (or buckets of them) are gathered ahead.
-        helper: set if ``create_…_config`` made this. The optimizer runs the helper's plan instead of gather
-            and redistribute, as long as both are the helper's own.
+        helper: set if ``create_…_config`` made this config. The optimizer then runs the helper's plan instead
+            of gather and redistribute, unless you have replaced one of the two.
 
-    The last two functions may also return a handle whose ``wait()`` returns the tensor. A tensor is copied at
-    once; a handle's buffer must not change until the step ends. Ranks that hold the same part of a parameter
-    must begin with the same values: with your own functions, the optimizer cannot tell which ranks these are.
+    ``gather_fn`` and ``redistribute_fn`` may also return a handle whose ``wait()`` returns the tensor. A
+    returned tensor is copied at once, but a handle's buffer must not change until the step ends. Ranks that
+    hold the same part of a parameter must begin with the same values. With your own functions, the optimizer
+    cannot check this, because it does not know which ranks these are.
     """
 
     assign_fn: Callable[[list[Tensor], dict[str, Any]], dict[int, int]]
@@ -56,6 +59,6 @@ class DistributedConfig:
 
     @property
     def planned(self) -> bool:
-        """Whether gather and redistribute are still a helper's own, so that its plan may replace them."""
+        """Whether the config's gather and redistribute are a helper's, so that its plan may replace them."""
         own = self.helper
         return own is not None and own.gather == self.gather_fn and own.redistribute == self.redistribute_fn

@@ -1,6 +1,6 @@
 """Helpers that make a ``DistributedConfig`` from process groups, from a DeviceMesh or for DTensors.
 
-The functions of such a config can be called one by one; the optimizer runs the helper's plan instead.
+You can call the functions of such a config one by one. The optimizer runs the helper's plan instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..parameters.tensor_parallel import TpDim
 from .config import DistributedConfig
 from .helper_functions import HelperFunctions
 
-# What the names of mesh dimensions mean; each key is the plan's name of the axis.
+# Names of mesh dimensions with the same meaning. The key is the name of the axis in the plan.
 ROLES = {
     "fsdp": ("fsdp", "dp_shard", "shard"),
     "tp": ("tp",),
@@ -43,20 +43,19 @@ def create_processgroup_config(
     *,
     tp_dim: TpDim = 0,
 ) -> DistributedConfig:
-    """A config from process groups that cross at this rank.
+    """Make a config from this rank's process groups. Any two groups may share only this rank.
 
-    Plain parameters are assumed to be cut by ``tp_pg`` along their tensor-parallel dimension, then by
-    ``fsdp_pg`` along dimension 0, and to be the same along ``dp_pg`` and ``cp_pg``, whose ranks share the
-    work. Ranks of ``ep_pg`` and ``pp_pg`` hold parameters of their own and step them alone. A DTensor's
-    placements say how it is cut; its mesh dimensions must be among the groups.
+    Plain parameters are assumed to be cut by ``tp_pg`` along ``tp_dim``, then by ``fsdp_pg`` along dimension
+    0. They are assumed to be the same on all ranks of ``dp_pg`` and ``cp_pg``, which share the work. Ranks of
+    ``ep_pg`` and ``pp_pg`` have different parameters, and each rank steps its own. A DTensor's placements say
+    how it is cut, and the groups of its mesh dimensions must be among these groups.
 
-    Parameters that are the same on all ranks of ``ep_pg``, such as a router, belong in another optimizer,
-    whose config has that group as ``dp_pg``: here each of these ranks would orthogonalize them.
+    Parameters that are the same on all ranks of ``ep_pg``, such as a router, need another optimizer whose
+    config has that group as ``dp_pg``. Otherwise each of these ranks would orthogonalize them.
 
     Args:
-        tp_dim: a dimension, None for not cut, a mapping from parameter index, or a function of index and
-            parameter; a parameter's own ``partition_dim`` takes precedence. A single number is ignored if
-            some parameters are DTensors: those that PyTorch left plain are then whole.
+        tp_dim: as in ``Muon``, but a single number is ignored if some parameters are DTensors, because
+            PyTorch has then left plain parameters whole.
     """
     given = {"dp": dp_pg, "cp": cp_pg, "fsdp": fsdp_pg, "tp": tp_pg, "ep": ep_pg, "pp": pp_pg}
     groups = {axis: group for axis, group in given.items() if group is not None}
@@ -74,14 +73,15 @@ def create_devicemesh_config(
     *,
     tp_dim: TpDim = 0,
 ) -> DistributedConfig:
-    """A config from a ``DeviceMesh`` whose dimensions are called ``mesh_dim_names``, in order.
+    """Make a config from a ``DeviceMesh``, whose dimensions get the names ``mesh_dim_names``.
 
-    The names say what a mesh dimension does to parameters: ``fsdp``, ``dp_shard`` and ``shard`` cut their
-    dimension 0; ``tp`` cuts the tensor-parallel dimension; ``dp``, ``ddp``, ``dp_replicate``, ``replicate``
-    and ``cp`` replicate them; along ``ep`` and ``pp`` each rank has its own (``create_processgroup_config``).
+    The name says what a mesh dimension does to parameters. ``fsdp``, ``dp_shard`` and ``shard`` cut their
+    dimension 0. ``tp`` cuts the dimension ``tp_dim``. ``dp``, ``ddp``, ``dp_replicate``, ``replicate`` and
+    ``cp`` replicate them. Along ``ep`` and ``pp``, ranks have different parameters. See
+    ``create_processgroup_config``.
 
     Raises:
-        ConfigError: a name is unknown, two mean the same, or there is not one for each mesh dimension.
+        ConfigError: a name is unknown, two names mean the same, or a mesh dimension has no name.
     """
     names = tuple(mesh_dim_names)
     if len(names) != device_mesh.ndim:
@@ -98,11 +98,12 @@ def create_devicemesh_config(
 
 
 def create_dtensor_config(async_gpu_parallelism: bool = True, prefetch_count: int = 1) -> DistributedConfig:
-    """A config for DTensor parameters, whose placements say how they are cut.
+    """Make a config for DTensor parameters, whose placements say how they are cut.
 
     Parameters may lie on several meshes. Plain parameters among them are assumed to be the same on all ranks
-    of the largest mesh, which share the work on them. Replicas that no placement shows (DDP around a
-    tensor-parallel module) repeat each other's work; use ``create_devicemesh_config`` for those.
+    of the largest mesh, and these ranks share the work on them. Placements do not show the replicas of DDP
+    around a tensor-parallel module, so such replicas would all do the same work. For those, use
+    ``create_devicemesh_config``.
 
     Raises:
         StrategyError: a placement is partial (when the optimizer is made).

@@ -22,26 +22,26 @@ from ..worlds.local import LocalMesh
 
 
 class HelperFunctions:
-    """The three functions of a helper, and ``on_meshes``, with which the optimizer plans instead.
+    """The three functions of a helper, and ``on_meshes``, from which the optimizer makes a plan.
 
-    It keeps what it finds out about the parameters in the ``state`` that it gets, under ``"on_meshes"``.
+    The plan replaces ``gather`` and ``redistribute``. The result of ``on_meshes`` is stored in the ``state``.
     """
 
     def __init__(self, read: ReadParameters) -> None:
         self._read = read
 
     def on_meshes(self, params: Sequence[Tensor], state: dict[str, Any]) -> ParametersOnMeshes:
-        """Return which mesh each parameter lies on and how it is cut there; read once for each list."""
+        """Return each parameter's mesh, and how it is cut there."""
         known = state.get("on_meshes")
         if known is None or not same_tensors(known.params, params):
             known = state["on_meshes"] = ParametersOnMeshes(tuple(params), tuple(self._read(params)))
         return known
 
     def assign(self, params: list[Tensor], state: dict[str, Any]) -> dict[int, int]:
-        """Balance Newton–Schulz cost over the ranks that hold each parameter, the costliest first.
+        """Assign each parameter to one of the ranks that hold it, so that these have about equal work.
 
-        The work that ranks have from an earlier mesh counts only if all ranks of this mesh are on that one,
-        because other ranks do not know of that work, and all must compute the same owners.
+        The costliest parameters are assigned first. All ranks of a mesh must compute the same owners. So work
+        from an earlier mesh counts only if all ranks of this mesh were on the earlier one and know of it.
         """
         loads: list[tuple[frozenset[int], Counter[int]]] = []
         assignments: dict[int, int] = {}
@@ -58,7 +58,7 @@ class HelperFunctions:
         return dict(sorted(assignments.items()))
 
     def gather(self, momentum_buffer: Tensor, dst_rank: int, state: dict[str, Any]) -> Tensor | None:
-        """The full tensor of one parameter on ``dst_rank``, None elsewhere."""
+        """Return the full tensor of one parameter on ``dst_rank``, and None on all other ranks."""
         world, bucket = self._one_parameter(dst_rank, state)
         matrix = bucket.entries[0].matrix
         flat = local_part(momentum_buffer).reshape(-1).to(bucket.compute.dtype)
@@ -67,7 +67,7 @@ class HelperFunctions:
         return full.view(matrix.shape) if global_rank() == dst_rank else None
 
     def redistribute(self, update: Tensor | None, src_rank: int, state: dict[str, Any]) -> Tensor:
-        """This rank's part of the update of one parameter."""
+        """Return this rank's part of the update of one parameter."""
         world, bucket = self._one_parameter(src_rank, state)
         matrix = bucket.entries[0].matrix
         flat = (torch.empty(0) if update is None else update.reshape(-1)).to(bucket.compute.dtype)
@@ -76,7 +76,7 @@ class HelperFunctions:
         return part.view(matrix.box(world.at).shape)
 
     def _one_parameter(self, rank: int, state: dict[str, Any]) -> tuple[LiveWorld | LocalMesh, Bucket]:
-        """A bucket of one parameter that ``rank`` owns, and the world in which it lies."""
+        """Make a bucket of one parameter that ``rank`` owns; return it and its mesh's world."""
         on_meshes = state.get("on_meshes")
         if on_meshes is None:
             raise ConfigError("call the helper's assign_fn with the same state before its other functions")

@@ -1,8 +1,8 @@
-"""The requests that a generator may make of a world, and their order. Knows no process group.
+"""The requests that a generator may make of a world, and their order. This folder knows no process group.
 
-``collective``   requests: plain records
+``collective``   the requests, as plain records
 ``hops``         one change of placement, or one exchange
 ``pieces``       a bucket's boxes, matrix by matrix, if no flat buffer is needed
-``travel``       moves a tensor along a route, hop by hop, and back along the inverse
+``travel``       moves a tensor along a route, hop by hop
 ``order``        several buckets in flight, in an order that depends only on the plan
 """

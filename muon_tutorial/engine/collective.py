@@ -1,4 +1,4 @@
-"""The requests that a generator may make of a world. Plain records; nothing here moves data."""
+"""The requests that a generator may make of a world. They are plain records; nothing here moves data."""
 
 from __future__ import annotations
 
@@ -30,16 +30,18 @@ class Label:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collective:
-    """A request: all ranks of the group over ``axes`` make it, and each gets a flat tensor as the answer.
+    """A request that all ranks of the group over ``axes`` make. Each rank gets a flat tensor as the answer.
 
     ``send`` is flat, or None if the rank sends nothing. ``receive`` is the number of elements in the answer,
-    which may be 0. ``root`` is a position along the axis. ``sends`` and ``receives`` are the numbers of
-    elements exchanged with each position (only for ``all_to_all``). The elements for each position begin in
-    ``send`` at ``starts``, and several positions may share them; without ``starts`` they lie one after the
-    other. A ``reduce`` consumes ``send``: a backend may overwrite it.
+    which may be 0. ``root`` is a position along the axis. After a ``reduce``, do not use ``send`` again,
+    because a backend may overwrite it.
+
+    For ``all_to_all``, ``sends`` and ``receives`` list the number of elements that go to and come from each
+    position. ``starts`` lists where each position's elements begin in ``send``; several positions may get the
+    same elements. Without ``starts``, the positions' elements lie one after the other.
 
     Raises:
-        RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort);
+        RequestError: ``send`` is not flat, or not of ``dtype`` (a backend would cast it silently, or abort),
             or ``axes`` is not a tuple of names.
     """
 
@@ -72,7 +74,7 @@ class Collective:
 
     @property
     def packed(self) -> int:
-        """How many elements ``send`` must hold for these parcels."""
+        """How many elements ``send`` must have for these parcels."""
         return max((parcel.stop for parcel in self.parcels), default=0)
 
     def __str__(self) -> str:
@@ -84,19 +86,20 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """An empty turn: this rank takes no part, but keeps its place in the order."""
+    """A request for nothing. A rank that takes no part in a collective makes it, to take as many turns as
+    other ranks; see ``order``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abreast(Idle):
-    """An empty turn, at which the walks of a round wait for each other: see ``order.abreast``."""
+    """A request for nothing, at which the walks of a round wait for each other; see ``order.abreast``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """A user's own function, opaque to the engine: only real processes can answer it.
+    """A request to call a user's own function. Only real processes can answer it.
 
-    The answer is its return value; if that is a handle, the answer is what its ``wait()`` returns.
+    The answer is the function's return value. If that is a handle, it is the result of its ``wait()``.
     """
 
     fn: Callable[[], Any]
@@ -105,14 +108,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Ask for a collective without waiting; the answer is a ticket."""
+    """A request for a collective without waiting. The answer is a ticket."""
 
     request: Collective | Call | Idle
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """Wait for the ticket of a ``Start``; the answer is that of the collective."""
+    """A request to wait for the ticket of a ``Start``. The answer is that of the collective."""
 
     ticket: Any
 

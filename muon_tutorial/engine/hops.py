@@ -1,7 +1,8 @@
-"""The table of hops: one change of placement along one axis, or one packed exchange over several.
+"""Hops: a function for each change of placement along one axis, and one for a packed exchange over several.
 
-Each is a generator that asks for at most one collective, or for one per slice if the slices of a flat buffer
-have different lengths. Each hop in the table has its opposite there, except reduce_scatter and reduce.
+Each function is a generator that asks for at most one collective, or for one per slice if the slices of a
+flat buffer have different lengths. Every hop in ``_MOVES`` has its opposite there, except reduce_scatter and
+reduce.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from .pieces import Pieces
 
 
 def take(x: Any, hop: Move, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """Change placement along one axis, or layout over several.
+    """Change a tensor's placement along one axis, or the layout of many matrices over several axes.
 
-    All ranks of the group must run it. Returns this rank's tensor afterwards, which is empty if another rank
-    owns it.
+    All ranks of the group must run it. It returns this rank's new tensor, which is empty if another rank owns
+    the whole tensor.
     """
     if isinstance(hop, Exchange):
         return (yield from _exchange(x, hop, dtype, at, label))
@@ -68,14 +69,14 @@ def _exchange(
 
 
 def _keep_parts(x: Tensor, parcels: Parcels) -> Tensor:
-    """A buffer in the new layout that holds the parts this rank keeps, and zeros elsewhere."""
+    """Make a buffer in the new layout with the parts that this rank keeps, and zeros elsewhere."""
     buffer = x.new_zeros(parcels.length)
     _unpack(_pack(x, parcels.kept), buffer, parcels.kept_as)
     return buffer
 
 
 def _pack(x: Tensor, parts: Sequence[SharedPart]) -> Tensor:
-    """Pack boxes of a flat buffer, one after the other. On meta, one ``copy_`` stands for all."""
+    """Pack boxes of a flat buffer, one after the other. On the meta device, make only one copy."""
     if x.is_meta:
         packed = x.new_empty(sum(part.numel for part in parts))
         return packed.copy_(packed)
@@ -89,7 +90,7 @@ def _unpack(
 ) -> None:
     """The opposite of ``_pack``: write each box to its place in the buffer."""
     if arrived.is_meta:
-        arrived.copy_(arrived)  # stands for the copies of all boxes
+        arrived.copy_(arrived)  # only one copy, as there are no values
     else:
         for part, elements in zip(parts, arrived.split([part.numel for part in parts]), strict=True):
             view(buffer, part.held)[part.index] = elements.view(part.box.shape)
@@ -111,10 +112,10 @@ def gather_together(
     at: Coordinate,
     label: Label,
 ) -> Walk:
-    """Several all_gathers along one axis, from ``Shard`` to ``Replicate``, packed into one request.
+    """Make several all_gathers along one axis, from ``Shard`` to ``Replicate``, in one request.
 
-    All ranks of the axis must run it. Returns, for each box, a function that puts the whole tensor together:
-    a caller that uses them one by one never holds two whole tensors.
+    All ranks of the axis must run it. It returns, for each box, a function that puts the whole tensor
+    together. A caller that calls these functions one by one never holds two whole tensors.
     """
     pieces = [hop.pieces(at) for hop in hops]
     sizes, parts = [its.size for its in pieces], pieces[0].parts
@@ -125,11 +126,11 @@ def gather_together(
 
 
 def _keep_own(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
-    """All ranks hold the whole tensor: this one keeps its slice, all of it, or nothing."""
+    """Keep this rank's slice of a tensor that all ranks hold, or all of it, or nothing, as ``hop`` says."""
     if isinstance(hop.dst, Owned):
         return x if at[hop.axis] == hop.dst.rank else x.new_empty(0)
     return x[hop.pieces(at).mine.slices] if isinstance(hop.dst, Shard) else x
-    yield  # a generator that asks for nothing
+    yield  # makes this a generator; it makes no request
 
 
 def _gather_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, label: Label) -> Walk:
@@ -180,7 +181,7 @@ def _reduce_to_owner(x: Tensor, hop: Hop, dtype: torch.dtype, at: Coordinate, la
 
 
 def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """An all_gather of slices of any length: each non-empty slice is broadcast, in order of position."""
+    """Gather slices of any length on all ranks: broadcast each slice that is not empty."""
     whole = x.new_empty(hop.shape, dtype=dtype)
     for root, box in pieces.uneven.items():
         send = x.reshape(-1) if box == pieces.mine else None
@@ -189,7 +190,7 @@ def _send_slice_to_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtyp
 
 
 def _sum_slices_of_all(x: Tensor, hop: Hop, pieces: HopPieces, dtype: torch.dtype, label: Label) -> Walk:
-    """A reduce_scatter into slices of any length: each non-empty slice is reduced to its position."""
+    """Sum into slices of any length: reduce each slice that is not empty to its position."""
     mine = x.new_empty(0, dtype=dtype)
     for root, box in pieces.uneven.items():
         receive = box.numel if box == pieces.mine else 0
@@ -213,17 +214,17 @@ _MOVES = {
 
 
 def _padded(x: Tensor, size: int) -> Tensor:
-    """A piece, flat and padded to the length of the largest: collectives need pieces of one size."""
+    """Flatten a piece and pad it to the length of the largest, because collectives need equal pieces."""
     return pad(x.reshape(-1), (0, size - x.numel())) if x.numel() < size else x.reshape(-1)
 
 
 def _first(padded: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The opposite of ``_padded``: the piece without its padding."""
+    """Remove a piece's padding: the opposite of ``_padded``."""
     return padded[: math.prod(shape)].view(shape)
 
 
 def _padded_pieces(x: Tensor, pieces: HopPieces) -> Tensor:
-    """All positions' pieces, flat, one after the other, each padded to the length of the largest."""
+    """Return all positions' pieces, flat, one after the other, each padded to the length of the largest."""
     if not pieces.uneven:
         return x.reshape(-1)
     rows = x.new_zeros(pieces.parts, pieces.size)
@@ -237,7 +238,7 @@ def _unpadded(
     hop: Hop,
     pieces: HopPieces,
 ) -> Tensor:  # hop.shape
-    """The whole tensor from all positions' pieces: the opposite of ``_padded_pieces``."""
+    """Put the whole tensor together from all positions' pieces: the opposite of ``_padded_pieces``."""
     if not pieces.uneven:
         return answer.reshape(hop.shape)
     assert isinstance(hop.src, Shard)
@@ -247,6 +248,6 @@ def _unpadded(
 
 
 def view(buffer: Tensor, held: BufferSlice) -> Tensor:
-    """The box that a slice of a flat buffer holds, in its own shape, sharing the buffer's memory."""
+    """View the box in a slice of a flat buffer, in the box's own shape."""
     shape = held.box.shape
     return buffer[held.offset : held.offset + math.prod(shape)].view(shape)

@@ -1,9 +1,10 @@
-"""A window of generators in flight, in an order that depends only on the plan.
+"""Runs several generators at once, in an order that depends only on the plan.
 
-Each turn first admits new tasks. Then every task in flight waits for its own last request and issues the next
-one: the newest tasks go first, and tasks admitted together go in order. So while one task computes, another's
-request is in flight. A task takes the same number of turns on every rank (``stand_by`` yields the empty
-ones), so all members of a group issue the same sequence.
+Each turn first admits new tasks. Then every task in flight waits for its last request and issues its next
+one. The newest tasks go first, and tasks that were admitted together go in order. So while one task computes,
+another task's request is in flight. A task takes the same number of turns on every rank, because ranks that
+take no part in a collective yield ``IDLE`` instead. So all members of a group issue the same sequence of
+requests.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from .collective import IDLE, Abreast, Call, Collective, Idle, Start, Wait, Walk
 
 
 def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
-    """Run ``tasks`` with at most ``window`` in flight; returns their values in order.
+    """Run ``tasks`` with at most ``window`` in flight, and return their values in order.
 
     At most ``stride`` tasks are admitted per turn. All ranks must run it, with the same tasks, window and
     stride.
@@ -35,7 +36,7 @@ def pipeline(tasks: Iterable[Walk], window: int = 1, stride: int = 1) -> Walk:
 def abreast(walks: Iterable[Walk]) -> Walk:
     """Run each walk to its next ``ABREAST``, one after the other, then continue all of them from there.
 
-    So ranks that own different buckets of a round have received all of them before any rank computes, and
+    The buckets of a round use this. All owners receive their matrices before any of them computes, and then
     they compute at the same time. All ranks must run it, with the same ``walks``.
     """
     going = list(walks)
@@ -59,11 +60,11 @@ def abreast(walks: Iterable[Walk]) -> Walk:
 
 
 def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
-    """Let every task wait for its own last request and issue the next one; returns those still in flight.
+    """Let every task wait for its last request and issue its next one; return the tasks still in flight.
 
-    The values of finished tasks go to ``values``, by their index. ``flight`` is emptied, so that a finished
-    task's memory is free before the next one continues. A sent tensor is dropped once it is answered, and an
-    answer once its task makes the next request. All ranks must run it, with the same tasks.
+    The values of finished tasks go to ``values``, by index. To free memory early, each task is removed from
+    ``flight`` when its turn comes. A sent tensor is dropped when its request is answered, and an answer when
+    its task makes the next request. All ranks must run it, with the same tasks.
     """
     going = []
     while flight:
@@ -79,7 +80,7 @@ def take_turn(flight: list[Task], values: dict[int, Any]) -> Walk:
             request, values[index] = None, stop.value
         del answer
         if request is None:
-            yield IDLE  # so that the world drops the last answer before the next task continues
+            yield IDLE  # lets the world drop the last answer before the next task continues
         else:
             assert isinstance(request, Collective | Call | Idle)
             going.append(Task(index, walk, (yield Start(request))))

@@ -1,7 +1,7 @@
 """A bucket's boxes, matrix by matrix, for routes that need no flat buffer.
 
-Outgoing parts are packed directly from the matrices, received parts are used where they arrived, and parts
-that stay are not moved: no buffer holds the whole bucket in between.
+Parts to send are packed directly from the matrices, received parts are used where they arrived, and parts
+that stay are not moved. So no buffer holds the whole bucket in between.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..plan.exchange import BufferSlice, Parcels, SharedPart
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The boxes that this rank holds, by the index of their matrix: each one's parts, with their indices.
+    """The boxes that this rank holds, by the index of their matrix. A box may be in several parts.
 
-    Taking a box puts its parts together and removes it, so that its memory is free as soon as it has been
-    used. Empty boxes need not be put.
+    ``take`` puts a box's parts together and removes them, so that their memory is free as soon as the box has
+    been used. Empty boxes need not be put.
     """
 
     dtype: torch.dtype
@@ -32,7 +32,7 @@ class Pieces:
         self._parts[matrix] = [((), box)]
 
     def take(self, held: BufferSlice) -> Tensor:
-        """Remove and return a matrix's box, in its own shape. On meta, one ``copy_`` stands for all."""
+        """Remove and return a matrix's box, in its own shape."""
         shape = held.box.shape
         if 0 in shape:  # an empty box need not be put
             return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -48,11 +48,11 @@ class Pieces:
         return box
 
     def pack(self, parcels: Parcels) -> tuple[Tensor, list[Tensor]]:  # [elements that leave], own boxes
-        """Remove all boxes; returns the parts that leave, flat, one after the other, and those that stay,
-        each contiguous like those that arrive.
+        """Remove all boxes, and return the parts that leave, packed flat, and a list of the parts that stay.
 
-        A part that both stays and leaves is stored once, among those that leave. A box that stays whole is
-        not copied. Other parts that stay are copied, so that they do not keep their whole box alive.
+        Parts that stay are contiguous. A part that also leaves is a view of the packed one, and a box that
+        stays whole is not copied. Other parts that stay are copied, so that they do not keep their whole box
+        alive.
         """
         numel = sum(part.numel for part in parcels.leaving)
         packed = torch.empty(numel, dtype=self.dtype, device=self.device)
@@ -66,7 +66,7 @@ class Pieces:
             for part, begin in zip(parcels.kept, parcels.kept_at, strict=True)
         ]
         self._parts.clear()
-        return packed.copy_(packed) if packed.is_meta else packed, stays  # stands for the copies of all boxes
+        return packed.copy_(packed) if packed.is_meta else packed, stays  # only one copy on meta
 
     def _own(self, part: SharedPart) -> Tensor:
         box = self._box(part)
@@ -85,7 +85,7 @@ class Pieces:
         coming: Sequence[SharedPart],
         kept: Iterable[tuple[SharedPart, Tensor]],
     ) -> Pieces:
-        """The opposite of ``pack``: boxes made of the parts that arrived and those that stayed."""
+        """Make boxes of the parts that arrived and the parts that stayed: the opposite of ``pack``."""
         pieces = cls(arrived.dtype, arrived.device)
         came = zip(coming, arrived.split([part.numel for part in coming]), strict=True)
         for part, elements in (*came, *kept):

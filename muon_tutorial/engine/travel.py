@@ -1,7 +1,7 @@
 """Moves a tensor along a route, hop by hop.
 
-One function serves both directions. The way back is ``travel(x, route.inverse, ...)``: the inverse hops in
-reverse order. Which ranks take part depends only on the route and the coordinate, never on the data.
+The way back is ``travel(x, route.inverse, ...)``, which takes the inverse hops in reverse order. Which ranks
+take part depends only on the route and the coordinate, never on the data.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def travel(x: Any, route: Route, at: Coordinate, label: Label) -> Walk:
 
 
 def all_reduce(x: Tensor, axis: str, at: Coordinate, label: Label) -> Walk:
-    """The sum of all ranks' tensors along one axis, on each of them. All ranks of the axis must run it."""
+    """Sum the tensors of all ranks along one axis. All ranks of the axis must run it, and get the sum."""
     hop = Hop(axis, Partial(), Replicate(), tuple(x.shape))
     return travel(x, Route((hop,) if at.size(axis) > 1 else (), x.dtype), at, label)
 
 
 AT_ONCE = 8
-"""The most ranks along an axis for which ``sum_over_grid`` uses an all_to_all."""
+"""Along an axis with at most this many ranks, ``sum_over_grid`` uses an all_to_all."""
 
 
 def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
-    """The sum over all ranks of a few numbers, [n], with the same bits on each rank.
+    """Sum a few numbers, [n], over all ranks, with the same bits on each rank.
 
-    Along a short axis every rank sends its numbers to every other: one round of messages, while an all_reduce
-    takes two for each other rank. All ranks of the grid must run it.
+    Along a short axis every rank sends its numbers to every other rank. This takes one round of messages,
+    while an all_reduce over n ranks takes 2(n - 1) rounds. All ranks of the grid must run it.
     """
     n = x.numel()
     for axis, ranks in zip(at.grid.axes, at.grid.sizes, strict=True):
@@ -54,7 +54,7 @@ def sum_over_grid(x: Tensor, at: Coordinate, label: Label) -> Walk:
 
 
 def stand_by(route: Route) -> Walk:
-    """Yield an empty turn for each request that other ranks make along the route and back.
+    """Yield ``IDLE`` for each request that other ranks make along the route and back.
 
     So every rank of a group takes the same number of turns, and the order of requests is the same on all.
     """

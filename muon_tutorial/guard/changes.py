@@ -1,7 +1,8 @@
-"""Handles changes that hosts make behind an optimizer's back: parameters replaced, moved, cast or reshaped;
-groups and state reassigned; gradients written to between ``ready_gradients()`` and ``step()``.
+"""Handles changes that a host makes without telling the optimizer.
 
-The momentum follows if it can; if not, an error says what happened.
+Hosts replace, move, cast or reshape parameters, assign other groups and other state, and write to gradients
+between ``ready_gradients()`` and ``step()``. The momentum is adapted to the change if possible. If not, an
+error says what happened.
 """
 
 from __future__ import annotations
@@ -24,11 +25,10 @@ from ..step.parameter_state import group_parts, local_gradient, local_part, same
 from .momentum_slice import MomentumSlice
 
 TensorKind: TypeAlias = tuple[torch.dtype, torch.device, tuple[int, ...]]
-"""The dtype, device and shape that a plan and a momentum are made for."""
+"""A parameter's dtype, device and shape. Its plan and its momentum fit only these."""
 
 
 def tensor_kind(param: Tensor) -> TensorKind:
-    """The dtype, device and shape of a parameter."""
     return param.dtype, param.device, tuple(param.shape)
 
 
@@ -37,11 +37,11 @@ class Changed(Flag):
 
     NOTHING = 0
     GROUPS = auto()
-    """A group, or the list of them, is another object."""
+    """A group, or the list of groups, is another object."""
     STATE = auto()
     """An entry of the state, or the momentum in it, is another object, or has another dtype."""
     KINDS = auto()
-    """A parameter has another dtype, device or shape, or holds other matrices."""
+    """A parameter has another dtype, device or shape, or is split into other matrices."""
     PARAMETERS = auto()
     """A parameter is another tensor."""
 
@@ -61,9 +61,9 @@ class MadeParameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeFor:
-    """The groups and the state that steps were made for. The steps keep references to both.
+    """The groups and the state that steps were made for. The steps refer to both.
 
-    Hosts may replace them without notice, by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
+    A host may replace them, for example by ``optimizer.param_groups =`` or ``optimizer.state.clear()``.
     """
 
     groups: Sequence[Mapping[str, Any]] = ()
@@ -72,7 +72,7 @@ class MadeFor:
 
     @classmethod
     def of(cls, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> MadeFor:
-        """The current parameters of these groups."""
+        """Record the current parameters of these groups."""
         each = []
         for group in groups:
             parts = group_parts(group)
@@ -84,7 +84,7 @@ class MadeFor:
         return cls(groups, state, each)
 
     def changes(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> Changed:
-        """What has changed. Every step calls this, so it is one loop with little work per parameter."""
+        """Return what has changed. It is one loop with little work per parameter, as every step calls it."""
         same = groups is self.groups and state is self.state
         found = Changed.NOTHING if same else Changed.GROUPS
         index, count = 0, len(self.each)
@@ -103,7 +103,7 @@ class MadeFor:
                     found |= Changed.KINDS
                 entry = state.get(param)
                 momentum = None if entry is None else entry.get("momentum_buffer")
-                now = getattr(momentum, "dtype", None)  # a host may cast it in place
+                now = getattr(momentum, "dtype", None)  # a host may cast the momentum in place
                 if entry is not was.entry or momentum is not was.momentum or now != was.momentum_dtype:
                     found |= Changed.STATE
         return found if index == count else found | Changed.PARAMETERS | Changed.STATE
@@ -112,7 +112,7 @@ class MadeFor:
 def drop_replaced(
     before: MadeFor, groups: Sequence[Mapping[str, Any]], state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Drop the state of parameters that were replaced; their replacements start without momentum.
+    """Drop the state of parameters that were replaced. The new parameters start without momentum.
 
     Raises:
         UsageError: momentum would be lost.
@@ -132,12 +132,12 @@ def drop_replaced(
 def follow_changes(
     groups: Sequence[Mapping[str, Any]], before: MadeFor, state: MutableMapping[Tensor, Any]
 ) -> None:
-    """Move each momentum to its parameter's device, and to its dtype if that is wider; drop zero momentum.
+    """Move each momentum to its parameter's device, and to its dtype if that is wider. Drop zero momentum.
 
     ``before`` describes the same parameters, in order, when steps were last made.
 
     Raises:
-        UsageError: a parameter was reshaped, or has another shape than its momentum began with.
+        UsageError: a parameter has another shape than when its momentum began.
     """
     for (name, param, group), made in zip(all_named(groups), before.each, strict=True):
         entry, was = state.get(param, {}), made.kind
@@ -150,7 +150,7 @@ def follow_changes(
         is_same = was == tensor_kind(param) and made.parts == group_parts(group)
         if is_same or "momentum_buffer" not in entry:
             continue
-        if not has_moved(entry):  # made again for the parameter as it is now; this rank's slice may be empty
+        if not has_moved(entry):  # it is made again for the new shape; this rank's slice may be empty
             del state[param]
             if "steps" in entry:
                 state[param] = {"steps": entry["steps"]}
@@ -159,11 +159,7 @@ def follow_changes(
 
 
 def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> None:
-    """Refuse a parameter whose number of dimensions changed, if it is the same tensor, or a vector now.
-
-    Raises:
-        UsageError: it names one, and the libraries that flatten parameters.
-    """
+    """Raise ``UsageError``, with the parameter's name, if a library has flattened a parameter."""
     for (name, param, _), made in zip(all_named(groups), before.each, strict=False):
         if param.ndim != len(made.kind[2]) and (param is made.param or param.ndim < 2):
             raise UsageError(
@@ -173,16 +169,15 @@ def check_flattened(groups: Sequence[Mapping[str, Any]], before: MadeFor) -> Non
 
 
 def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, Any]) -> None:
-    """Refuse a loaded momentum whose shape is not its parameter's, for steps that keep it in that shape.
+    """Raise ``UsageError`` if a loaded momentum has another shape than its parameter.
 
-    Raises:
-        UsageError: it names the parameter.
+    Steps that store slices of the momentum do not call this.
     """
     for name, param, _ in all_named(groups):
         entry = state.get(param, {})
         momentum = entry.get("momentum_buffer")
         if momentum is not None and momentum.shape != param.shape:
-            whose = "one rank's slice, of a strategy" if "kept" in entry else "another parameter's"
+            whose = "one rank's slice, saved with a strategy" if "kept" in entry else "another parameter's"
             raise UsageError(
                 f"{name} has shape {tuple(param.shape)}, but the loaded momentum has "
                 f"{tuple(momentum.shape)}: it is {whose}; load_checkpoint() reads checkpoints from any grid"
@@ -190,10 +185,9 @@ def check_momentum(groups: Sequence[Mapping[str, Any]], state: Mapping[Tensor, A
 
 
 def check_moments(adamw: torch.optim.AdamW) -> None:
-    """Refuse to step parameters that no longer fit AdamW's moments: AdamW would fail halfway.
+    """Raise ``UsageError`` if a parameter has another dtype, device or shape than its AdamW moments.
 
-    Raises:
-        UsageError: a parameter has another dtype, device or shape than its moments.
+    AdamW would fail halfway through its step.
     """
     for name, param, _ in all_named(adamw.param_groups):
         moment = adamw.state[param].get("exp_avg") if param in adamw.state else None
@@ -206,10 +200,9 @@ def check_moments(adamw: torch.optim.AdamW) -> None:
 
 
 def check_moment_values(groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> None:
-    """Refuse moments that AdamW cannot have made. It reads all of them, so it is called when they are new.
+    """Raise ``UsageError`` if a moment is not finite, or an average of squares or a step count is negative.
 
-    Raises:
-        UsageError: one is not finite, or is negative where squares are averaged or steps counted.
+    This reads all moments, so it is called only after a load.
     """
     for name, param, _ in all_named(groups):
         entry = state.get(param, {})
@@ -233,15 +226,15 @@ def _say(tensor: Tensor) -> str:
 
 
 def has_moved(state: Mapping[str, Any]) -> bool:
-    """Whether a parameter's state holds momentum that is not zero."""
+    """Whether a parameter's state contains momentum that is not zero."""
     held = local_part(state["momentum_buffer"]) if "momentum_buffer" in state else None
     return held is not None and not held.is_meta and bool(held.any())
 
 
 def widened(saved: Tensor, param: Tensor | int) -> Tensor:
-    """A copy of a saved tensor on its parameter's device, at least as precise as before."""
+    """Copy a saved tensor to its parameter's device. The copy is never less precise."""
     saved = saved.as_subclass(Tensor) if isinstance(saved, MomentumSlice) else saved
-    if not isinstance(param, Tensor):  # not one of our parameters: kept as it is, as in the stock method
+    if not isinstance(param, Tensor):  # a state without a parameter is left alone, as in the stock method
         return saved
     dtype = torch.promote_types(saved.dtype, param.dtype)
     return saved.detach().to(device=param.device, dtype=dtype, copy=True)
@@ -249,11 +242,11 @@ def widened(saved: Tensor, param: Tensor | int) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeenGradients:
-    """The gradients of some parameters at one moment: which tensors, and a checksum of each if it was read.
+    """The gradients of some parameters at one moment: weak references to them, and perhaps checksums.
 
-    Only a checksum reveals every write: old training loops write to ``p.grad.data``, which changes no version
-    counter. The tensors are not kept alive. ``changes_count`` says whether later changes matter: if nothing
-    was averaged, a step uses whatever gradients it finds.
+    Only a checksum reveals every write, because old training loops write to ``p.grad.data``, which changes no
+    version counter. If nothing was averaged, later changes do not matter, because a step uses whatever
+    gradients it finds. ``changes_count`` is then False, and there are no checksums.
     """
 
     params: Sequence[Tensor] = ()
@@ -264,14 +257,14 @@ class SeenGradients:
 
     @classmethod
     def of(cls, params: Sequence[Tensor], changes_count: bool = True) -> SeenGradients:
-        """The current gradients. Reads each once if changes count."""
-        with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
+        """Record the current gradients. If changes count, every gradient is read once."""
+        with torch._C.DisableTorchFunctionSubclass():  # skips UnreducedGradient's checks
             tensors = [None if param.grad is None else TensorWeakRef(param.grad) for param in params]
             versions = [0 if param.grad is None else param.grad._version for param in params]
         return cls(params, tensors, versions, _bits(params) if changes_count else None, changes_count)
 
     def were_skipped(self, params: Sequence[Tensor]) -> bool:
-        """Whether ``backward()`` has since produced a gradient that no step has used."""
+        """Whether ``backward()`` has produced or changed a gradient since these were recorded."""
         if not same_tensors(self.params, params):
             return any(param.grad is not None for param in params)
         triples = zip(params, self.tensors, self.versions, strict=True)
@@ -281,7 +274,7 @@ class SeenGradients:
         )
 
     def were_dropped(self) -> bool:
-        """Whether all gradients are gone; another ``backward()`` may have produced new ones."""
+        """Whether all these gradients are gone. Another ``backward()`` may have produced new ones."""
         pairs = list(zip(self.params, self.tensors, strict=True))
         if any(tensor is not None and _stands(param, tensor) for param, tensor in pairs):
             return False
@@ -305,6 +298,6 @@ def _stands(param: Tensor, tensor: TensorWeakRef | None) -> bool:
 
 
 def _bits(params: Sequence[Tensor]) -> Tensor | None:
-    """A checksum of each gradient that this rank holds, [gradients]; None without gradients or data."""
+    """Return a checksum of each gradient on this rank, [gradients]; None without gradients or data."""
     gradients = [grad for param in params if (grad := local_gradient(param)) is not None and not grad.is_meta]
     return torch.stack([checksum(grad) for grad in gradients]) if gradients else None

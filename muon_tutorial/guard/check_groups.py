@@ -20,12 +20,12 @@ from ..plan.strategies import Plan
 
 
 def plain_number(value: Any) -> Any:
-    """A hyperparameter, as a plain number if it is a one-element tensor."""
+    """Turn a one-element tensor into a plain number; return any other value unchanged."""
     return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
 def check_options(window: int, compare_every: int | None, initial_values: str, guard: str) -> None:
-    """Refuse options of ``Muon`` that are out of range."""
+    """Raise ``UsageError`` if an option of ``Muon`` is out of range."""
     if window < 1:
         raise UsageError(f"window counts rounds in flight, and must be at least 1; got {window}")
     if compare_every is not None and compare_every < 1:
@@ -37,11 +37,7 @@ def check_options(window: int, compare_every: int | None, initial_values: str, g
 
 
 def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse a hyperparameter of Muon's that is out of range.
-
-    Raises:
-        UsageError: it names the hyperparameter.
-    """
+    """Raise ``UsageError`` if a hyperparameter of Muon is out of range. The message names it."""
     check_numbers(group, index)
     if group["adjust_lr_fn"] not in ADJUST_LR_FNS:
         raise UsageError(f"adjust_lr_fn must be one of {ADJUST_LR_FNS}, got {group['adjust_lr_fn']!r}")
@@ -50,11 +46,7 @@ def check_hyperparameters(group: Mapping[str, Any], index: int | None = None) ->
 
 
 def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a recipe without a Gram form if a matrix stays cut.
-
-    Raises:
-        UsageError: it lists the recipes that have one.
-    """
+    """Raise ``UsageError`` if a matrix stays cut, but its group's recipe has no Gram form."""
     if plan.strategy == "gram":
         from ..orthogonalizers.gram import gram_recipe
 
@@ -64,10 +56,9 @@ def check_gram_recipes(plan: Plan, groups: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
-    """Refuse hyperparameters that are not numbers, not finite, negative, or not whole where they must be.
+    """Raise ``UsageError`` if a hyperparameter is not a finite number, or is negative or not whole.
 
-    Raises:
-        UsageError: it names the hyperparameter, and the group by its first parameter or its number.
+    The message names the hyperparameter and its group.
     """
     if isinstance(group.get("lr"), Tensor) and group["lr"].numel() != 1:
         shape = tuple(group["lr"].shape)
@@ -91,20 +82,20 @@ def check_numbers(group: Mapping[str, Any], index: int | None = None) -> None:
 
 
 def _of(group: Mapping[str, Any], index: int | None) -> str:
-    """Text that says which group it is; empty if the group is not in an optimizer yet."""
+    """Say which group it is; empty if the group is not in an optimizer yet."""
     names = group.get("param_names")
     return f", in the group of {names[0]}" if names else "" if index is None else f", in group {index}"
 
 
 def _all_finite(values: Any) -> bool:
-    """Whether these are finite numbers, or sequences of them."""
+    """Whether these are finite numbers, or sequences of finite numbers."""
     if isinstance(values, (list, tuple)):
         return all(map(_all_finite, values))
     return isinstance(values, (Real, Tensor)) and math.isfinite(values)
 
 
 def check_matrices(group: Mapping[str, Any], index: int) -> None:
-    """Refuse the group unless all its parameters are dense real matrices; the error names any other."""
+    """Raise ``NotAMatrixError``, with their names, if some parameters are not dense real matrices."""
     wrong = [
         f"{name} ({complaint})"
         for name, param in named_params(group, index)
@@ -118,7 +109,7 @@ def check_matrices(group: Mapping[str, Any], index: int) -> None:
             'parts="stack" or parts="flatten"'
         )
         raise NotAMatrixError(
-            f"Muon takes matrices only; not one: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
+            f"Muon takes only matrices; these are not: {', '.join(wrong)}. {FLATTENED if flat else remedy}"
         )
 
 

@@ -1,8 +1,8 @@
 """Ranks that hold copies of a parameter compare them, and the state, before the first step and at intervals.
 
-Otherwise ranks that began from different seeds, or loaded different files, would step without an error: with
-``zero1`` they would blend several models into one, with other strategies their models would drift apart.
-Ranks send only a hash and its square for each parameter, and the tensors that are broadcast.
+Without this, ranks that began from different seeds, or loaded different files, would step without an error.
+With ``zero1`` they would mix several models into one, and with other strategies each would train its own
+model. To compare, ranks send only a hash and its square for each parameter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from .current_steps import MeshStep
 T = TypeVar("T")
 Axes = frozenset[str]
 Named = Sequence[tuple[str, Tensor]]
-"""Names and parameters."""
 
 OWN = (
     "; if each rank has its own (such as an expert), give it to another Muon, with "
@@ -43,11 +42,12 @@ OWN = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replica:
-    """Tensors of this rank, and the axes along which every rank should hold the same.
+    """Tensors of this rank, and the axes along which every rank should hold equal tensors.
 
-    ``named``: the name is the user's; else it is a position in a list whose order may differ on other ranks.
-    Along ``assumed`` axes copies are only presumed: each rank may have its own, such as an expert that FSDP2
-    was told to ignore. A difference is an error if Muon steps the parameter, else it ``only_warns``.
+    ``named`` is whether the name comes from the user. Otherwise it is a position in a list, whose order may
+    differ on other ranks. Along ``assumed`` axes the tensors are only assumed to be equal, because each rank
+    may have its own, such as an expert that FSDP2 was told to ignore. ``only_warns`` is whether a difference
+    causes a warning instead of an error, because Muon does not step the parameter.
     """
 
     name: str
@@ -82,14 +82,16 @@ def compare_replicas(
     """Compare parameters and state on every mesh of real processes, with two tiny sums per axis.
 
     The companions' DTensors are compared if they lie on a mesh of the steps. Their plain parameters must be
-    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Beside DTensors, a warning
-    names one that differs: FSDP2 does not average its gradient, which is right only if each rank has its own.
-    ``unstepped``: parameters, by name, that no optimizer steps. ``rest``: parameters, by position, whose
-    gradients are averaged with Muon's. Returns what ``compare_gradients`` does. All ranks must call.
+    the same along ``dp``, and along ``tp`` if their ``partition_dim`` is negative. Plain parameters among
+    DTensors may differ, because each rank may have its own. FSDP2 does not average their gradients, so a
+    warning names one that differs.
+
+    ``unstepped`` are parameters, by name, that no optimizer steps. ``rest`` are parameters, by position,
+    whose gradients are averaged with Muon's. All ranks must call, and return what ``compare_gradients`` does.
 
     Raises:
-        MismatchError: on all ranks: copies differ.
-        GradientError: on all ranks: gradients differ, though a plan expects averaged ones.
+        MismatchError: copies differ. All ranks raise it.
+        GradientError: gradients differ, though a plan expects averaged ones. All ranks raise it.
     """
     for world, replicas in _meshes(steps, companions, unstepped, rest, with_state=True):
         renamed = _refuse_other_names(world, replicas)
@@ -115,14 +117,15 @@ def compare_replicas(
 
 
 def compare_gradients(steps: Sequence[MeshStep], again: bool = False) -> bool:
-    """Compare gradients that plans expect to be averaged, over all axes except tp; ``again``: those in doubt.
+    """Compare gradients that should be averaged already, over all axes except tp. All ranks must call.
 
     Along tp, each rank computes the gradients of uncut parameters on its own, so they may round differently.
-    Plain matrices among DTensors are in doubt, because each may be a rank's own. Returns whether to call it
-    again at the next step, because one of them has had only zero gradients. All ranks must call.
+    Zero gradients prove nothing about plain matrices among DTensors, which may be each rank's own. If such a
+    matrix has had only zero gradients, the result is True: call it at the next step with ``again``, which
+    compares only plain matrices.
 
     Raises:
-        GradientError: on all ranks: they differ.
+        GradientError: the gradients differ. All ranks raise it.
     """
     in_doubt = False
     for mesh in steps:
@@ -141,7 +144,7 @@ def _compare_gradients(step: PlanStep, world: LiveWorld, assumed: Axes, again: b
     wrong = _differing(world, held)
     if wrong:
         raise GradientError(
-            f"the gradient of {wrong[0].name} is not the same on all ranks that should hold the same of it"
+            f"the gradient of {wrong[0].name} is not the same on all ranks that should have equal copies"
             f"{_nor(wrong)}: {_who_differs(world, wrong[0])}; strategy {step.plan.strategy!r} expects "
             "gradients already averaged: wrap the model in DDP, average them before step(), or take 'zero1', "
             f"which averages them itself{OWN if assumed else ''}; this step changed nothing"
@@ -161,7 +164,7 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
     """Compare this rank's parameters with those of the other ranks of its ``LocalWorld``.
 
     Raises:
-        MismatchError: on the last rank to call: they hold different values.
+        MismatchError: the values differ. The last rank to call raises it.
     """
     for mesh in steps:
         if isinstance(mesh.step, PlanStep) and not isinstance(mesh.world, LiveWorld | NoMesh):
@@ -171,8 +174,8 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
                 said = mesh.world.held_by_ranks((values.name, place), int(values.hash))
                 if len(said) == at.size(*values.axes) and len(set(said.values())) > 1:
                     raise MismatchError(
-                        f"before the first step {values.name} is not the same on all ranks that should hold "
-                        f"the same of it: {say_outliers([*said.values()], [*said])}; nothing was changed: "
+                        f"before the first step {values.name} is not the same on all ranks that should have "
+                        f"equal copies: {say_outliers([*said.values()], [*said])}; nothing was changed: "
                         "begin with the same values"
                     )
 
@@ -180,13 +183,15 @@ def compare_in_process(steps: Sequence[MeshStep]) -> None:
 def broadcast_parameters(
     steps: Sequence[MeshStep], companions: Sequence[torch.optim.Optimizer], unstepped: Named
 ) -> None:
-    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does; sends those that differ.
+    """Make all ranks' copies of a parameter equal to the first rank's, as DDP does. All ranks must call.
 
-    All ranks must call. Three kinds are skipped: parameters on the meta device, those without names, which
-    cannot be matched across ranks, and plain ones among DTensors, along axes where copies are only presumed.
+    Only parameters that differ are sent. Three kinds are skipped: parameters on the meta device, parameters
+    without names, which cannot be matched across ranks, and plain parameters among DTensors, which may be
+    each rank's own.
 
     Raises:
-        MismatchError: on all ranks: the order of their parameters' names differs; nothing was sent.
+        MismatchError: the parameters' names have another order on other ranks. All ranks raise it, and
+            nothing is sent.
     """
     for world, replicas in _meshes(steps, companions, unstepped, (), with_state=False):
         _refuse_other_names(world, replicas)
@@ -213,7 +218,7 @@ def _meshes(
     rest: Named,
     with_state: bool,
 ) -> Iterator[tuple[LiveWorld, list[Replica]]]:
-    """The replicas on each mesh of real processes: each parameter's values and, if asked for, its state."""
+    """Yield the replicas on each mesh of real processes: parameters and, ``with_state``, their state."""
     plans = [mesh.step for mesh in steps if isinstance(mesh.step, PlanStep)]
     stepped = {id(it.param) for step in plans for it in step.parameters}
     stepped |= {id(param) for it in companions for group in it.param_groups for param in group["params"]}
@@ -237,12 +242,12 @@ def _meshes(
 
 
 def _is_dense(param: Tensor) -> bool:
-    """Whether a tensor's bits can be read; quantized tensors have their own class and may not allow it."""
+    """Whether a tensor's bits can be read. Quantized tensors have their own class, and may not allow it."""
     return type(local_part(param.detach())) is Tensor and param.layout is torch.strided
 
 
 def _planned(step: PlanStep, assumed: Axes = frozenset()) -> Iterator[tuple[Replica, Replica]]:
-    """Each parameter of a plan, and its momentum, which may be sliced over ``dp``."""
+    """Yield each parameter of a plan, and its momentum. ``dp`` may cut the momentum into slices."""
     for shard in step.momentum_shards.values():
         matrix, axes = shard.shards[0].entry.matrix, _copied(step, shard)
         sliced = frozenset({"dp"} if shard.flat else ())
@@ -253,24 +258,24 @@ def _planned(step: PlanStep, assumed: Axes = frozenset()) -> Iterator[tuple[Repl
 
 
 def _gradient(step: PlanStep, shard: MomentumShard) -> Replica:
-    """The gradient of a parameter that has one on any rank; empty if this rank has none."""
+    """Return a parameter's gradient; an empty tensor if only other ranks have one."""
     grad = shard.parameter.grad
     held = shard.parameter.data.new_zeros(0) if grad is None else grad
     return Replica(shard.shards[0].entry.matrix.name, (held,), _copied(step, shard) - {"tp"})
 
 
 def _copied(step: PlanStep, shard: MomentumShard) -> Axes:
-    """The axes that do not cut a parameter."""
+    """Return the axes that do not cut a parameter."""
     return frozenset(step.at.grid.axes) - {axis for axis, _ in shard.shards[0].entry.matrix.cuts}
 
 
 def _beside(
     groups: Sequence[tuple[Named, Mapping[Tensor, Any], bool]], world: LiveWorld, plain: bool, assumed: Axes
 ) -> Iterator[tuple[Replica, Replica]]:
-    """The parameters on this mesh that no plan steps, and their state; plain parameters only if ``plain``.
+    """Yield the parameters on this mesh that no plan steps, and their state; plain ones only if ``plain``.
 
-    A group holds named parameters, their state, and whether the names are the user's. Plain ones among
-    DTensors, along ``assumed`` axes, come with their gradient instead of their state.
+    Each of ``groups`` has named parameters, their state, and a flag: whether the names come from the user. If
+    there are ``assumed`` axes, plain parameters are yielded with their gradient instead of their state.
     """
     for params, states, named in groups:
         for name, param in params:
@@ -297,12 +302,13 @@ def _beside(
 
 
 def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[Replica]:
-    """Refuse parameters whose order differs across ranks: values would go into the wrong parameters.
+    """Refuse parameters whose order differs across ranks, because values would go into the wrong parameters.
 
-    Returns those that may have other names on other ranks, because each rank may have its own experts.
+    Parameters that may be each rank's own, such as experts, may have other names on other ranks. It returns
+    those that do.
 
     Raises:
-        MismatchError: on all ranks.
+        MismatchError: the order differs. All ranks raise it.
     """
     hashes = [torch.tensor(zlib.crc32(replica.looks.encode()) % HASHES) for replica in replicas]
     others = _differing(world, replicas, hashes)
@@ -311,7 +317,7 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
         found = _from_all_ranks(world, wrong, wrong.looks)
         held = {looks: [rank for _, rank, its in found if its == looks] for _, _, looks in found}
         differing = _first_that_differ(found)
-        # Ranks with other pieces may show which of two copies is right: most pieces have the same shape.
+        # Most pieces have equal shapes, so ranks with other pieces may show which of two copies is right.
         alike = [(looks, rank) for looks in held if looks in differing.values() for rank in held[looks]]
         raise MismatchError(
             f"{wrong.name} is another parameter on other ranks, or has another shape: "
@@ -325,9 +331,9 @@ def _refuse_other_names(world: LiveWorld, replicas: Sequence[Replica]) -> list[R
 def _differing(
     world: LiveWorld, replicas: Sequence[Replica], hashes: Sequence[Tensor] | None = None
 ) -> list[Replica]:
-    """The replicas that differ along one of their axes; the same answer on all ranks of the mesh.
+    """Return the replicas that differ along one of their axes. All ranks of the mesh get the same answer.
 
-    Compares their bits, unless other ``hashes`` are given.
+    The replicas' bits are compared, or the ``hashes`` if they are given.
     """
     axes = [axis for axis in world.grid.axes if world.grid.size(axis) > 1]
     if not axes or not replicas:
@@ -342,7 +348,7 @@ def _differing(
         for index, (replica, (total, squares)) in enumerate(zip(replicas, sums.tolist(), strict=True)):
             same = world.grid.size(axis) * int(squares) == int(total) ** 2  # n·Σv² = (Σv)² if all v are equal
             wrong[index] += axis in replica.axes and not same
-    for axis in axes:  # so that all ranks know of it
+    for axis in axes:  # all ranks of the mesh get the same counts
         sum_counts(wrong, world.group((axis,)))
     return [replica for replica, count in zip(replicas, wrong.tolist(), strict=True) if count]
 
@@ -352,13 +358,13 @@ def _nor(wrong: Sequence[Replica]) -> str:
 
 
 def _who_differs(world: LiveWorld, replica: Replica) -> str:
-    """Text that says which ranks differ from the rest. All ranks of the mesh must call."""
+    """Say which ranks differ from the rest. All ranks of the mesh must call."""
     found = _first_that_differ(_from_all_ranks(world, replica, int(replica.hash)))
     return say_outliers([*found.values()], [*found])
 
 
 def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[tuple[int, ...], int, T]]:
-    """What each rank holds: its place along the axes that cut the replica, its number, and ``held``."""
+    """Gather, from each rank, its position along the axes that cut the replica, its number, and ``held``."""
     cut = tuple(world.at[axis] for axis in world.grid.axes if axis not in replica.axes)
     found = [(cut, world.at.rank, held)]
     for axis in reversed(world.grid.axes):
@@ -368,9 +374,9 @@ def _from_all_ranks(world: LiveWorld, replica: Replica, held: T) -> list[tuple[t
 
 
 def _first_that_differ(found: Sequence[tuple[tuple[int, ...], int, T]]) -> dict[int, T]:
-    """What each rank holds at the first place whose ranks do not all hold the same."""
+    """Return, by rank, what the ranks hold at the first position where they differ."""
     for place in dict.fromkeys(place for place, _, _ in found):
         at_place = {rank: held for its, rank, held in found if its == place}
         if len(set(at_place.values())) > 1:
             return at_place
-    raise AssertionError("hashes differed in their sums, and do not one by one")
+    raise AssertionError("the sums of the hashes differed, but the hashes do not")

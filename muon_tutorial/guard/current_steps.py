@@ -1,4 +1,4 @@
-"""An optimizer's current steps, one per mesh; rebuilt when a host has changed their parameters."""
+"""An optimizer's current steps, one per mesh. They are made anew when a host has changed their parameters."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ State = Mapping[Tensor, dict[str, Any]]
 
 
 Step: TypeAlias = "PlanStep | CallbackStep | AloneStep"
-"""A step over a plan, through a user's functions, or in a single process. All have ``ranks``, ``averages``,
-``agree``, ``trust``, ``step`` and ``forget``."""
+"""A step over a plan, with a user's functions, or in a single process. All have the same methods."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeshStep:
     """A step and the world of its mesh.
 
-    ``agreed`` describes what ranks compared when it was made. Along the axes ``assumed``, plain parameters
-    are only presumed to be the same (``MeshParameters``). ``own_along`` is an axis along which each rank has
-    its own parameters, if there is one.
+    ``agreed`` are the lines of text that ranks compared when it was made. Along the axes ``assumed``, plain
+    parameters are only assumed to be the same; see ``MeshParameters``. If ranks along an axis have different
+    parameters, ``own_along`` is that axis.
     """
 
     step: Step
@@ -50,15 +49,14 @@ class MeshStep:
 
 
 MakeSteps = Callable[[Groups, State, Sequence[MeshStep]], list[MeshStep]]
-"""Makes the steps for these parameters. All ranks must call it. A description that ranks already agreed on
-for the previous steps is not compared again."""
+"""Makes the steps. All ranks must call it. A plan equal to that of the steps before is not compared."""
 
 
 @dataclass(slots=True, eq=False)
 class CurrentSteps:
-    """An optimizer's steps, and what they were made for.
+    """An optimizer's steps, and the parameters and state that they were made for.
 
-    ``alone``: this process steps whole matrices by itself.
+    ``alone`` is whether this process steps whole matrices by itself.
     """
 
     make: MakeSteps
@@ -67,18 +65,18 @@ class CurrentSteps:
     made_for: MadeFor = field(default_factory=MadeFor)
 
     def forget(self) -> None:
-        """Make the next use of the steps rebuild them."""
+        """Let the next call of ``current`` make the steps anew."""
         self.made_for = MadeFor()
 
     def current(
         self, groups: Groups, state: MutableMapping[Tensor, Any], before: Sequence[MeshStep] | None = None
     ) -> list[MeshStep]:
-        """The steps for these groups and this state. If anything has changed, all ranks must call.
+        """Return the steps for these groups and this state. If anything has changed, all ranks must call.
 
-        A plan that ranks agreed on for the steps ``before`` is compared again only if it has changed.
+        If the plan is the same as for the steps ``before``, ranks do not compare it again.
 
         Raises:
-            NotAMatrixError: a parameter is no matrix any more.
+            NotAMatrixError: a parameter is no longer a matrix.
             UsageError: momentum would be lost, or no longer fits its parameter.
         """
         changed = self.made_for.changes(groups, state)
@@ -90,7 +88,7 @@ class CurrentSteps:
             drop_replaced(self.made_for, groups, state)
         elif Changed.KINDS in changed:
             follow_changes(groups, self.made_for, state)
-        if before is None:  # with the same parameters, ranks need not agree again
+        if before is None:  # with the same parameters, ranks need not compare again
             same = not changed & (Changed.PARAMETERS | Changed.KINDS)
             before = self.made if same or self.alone else ()
         self.made = self.make(groups, state, before)

@@ -1,8 +1,8 @@
-"""What must be the same on ranks that step together, as texts: hyperparameters, dimensions, counts of calls.
+"""Texts that must be the same on ranks that step together: hyperparameters, dimensions, counts of calls.
 
-``step/agreement.py`` compares them across ranks, and names what differs on which rank. A new check is a line
-in ``facts``, whose texts are made again after a change, or in ``Guard.fingerprint``, which runs in every
-step. It costs no extra message, since all texts travel as one hash.
+``step/agreement.py`` compares them across ranks, and says what differs on which rank. To add a check, add a
+line to ``facts`` if the text changes only with the groups or the state. Otherwise add it to
+``Guard.fingerprint``, which runs in every step. This adds no message, because all texts travel as one hash.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ States = Sequence[Mapping[str, Any]]
 
 
 def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid | None) -> dict[str, str]:
-    """The texts that ranks compare: of groups, of the matrices' states, and of other averaged gradients."""
-    # If only one rank loaded or set momentum of another dtype, it would round differently.
+    """Describe the groups, the momenta, and the other gradients that are averaged, for ranks to compare."""
+    # A rank with momentum of another dtype would round differently.
     dtypes = [str(getattr(it.get("momentum_buffer"), "dtype", "none")) for it in states]
     return {
         **{key: ", ".join([str(plain_number(it.get(key))) for it in groups]) for key in HYPERPARAMETERS},
@@ -43,14 +43,13 @@ def facts(groups: Groups, states: States, beside: Iterable[Tensor], grid: Grid |
 
 
 def dimensions(groups: Groups, grid: Grid | None) -> dict[str, str]:
-    """The number and shapes of each group's parameters, as far as they must be the same on all ranks."""
+    """Describe the number and shapes of each group's parameters, if they must be the same on all ranks."""
     found = [sorted(_looks(param, None, grid) for param in group["params"]) for group in groups]
     return {"the parameters' dimensions, group by group,": str(found)}
 
 
 def _looks(param: Tensor, dtype: torch.dtype | None, grid: Grid | None) -> str:
-    """A parameter's shape, if it must be the same on all ranks, else its number of dimensions: a DTensor's
-    shape is always the whole one, but a plain parameter may be a piece unless dp is the only axis."""
+    """Write a parameter's shape or, if it may be a piece of a parameter, only its number of dimensions."""
     whole = grid is not None and all(grid.size(axis) == 1 for axis in grid.axes if axis != "dp")
     shape = tuple(param.shape) if whole or isinstance(param, DTensor) else param.ndim
     return f"{shape}" if dtype is None else f"{dtype} {shape}"
@@ -60,6 +59,6 @@ _MADE: Counter[DeviceMesh] = Counter()
 
 
 def count_on(mesh: DeviceMesh) -> int:
-    """Number a new Muon of this mesh; all ranks must make their Muons in the same order."""
+    """Return the number of a new Muon on this mesh. All ranks must make their Muons in the same order."""
     _MADE[mesh] += 1
     return _MADE[mesh]

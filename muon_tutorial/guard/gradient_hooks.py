@@ -1,6 +1,7 @@
-"""Hooks on gradients as ``backward()`` produces them, for steps that average gradients themselves.
+"""Hooks that run when ``backward()`` produces a gradient, for steps that average gradients themselves.
 
-Such a gradient refuses to be clipped before it is averaged. With ``overlap_grad_reduce`` it is sent early.
+They make the gradient refuse to be clipped before it is averaged. With ``overlap_grad_reduce`` they also send
+it to the other ranks.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GradientHooks:
-    """The hooks on the parameters of an optimizer and its companions; they are removed with this object.
+    """The hooks on the parameters of an optimizer and its companions. They are removed with this object.
 
-    ``overlap``: gradients are sent during ``backward()``. ``reduction`` tracks those of the current step.
-    ``apart`` holds the world that sends them, which is made once ranks have agreed on the plan.
+    ``overlap`` is whether gradients are sent during ``backward()``. ``reduction`` sends those of the current
+    step. It uses the world that ``apart`` contains once ranks have agreed on the plan.
     """
 
     overlap: bool = False
@@ -40,10 +41,10 @@ class GradientHooks:
     _handles: list[Any] = field(default_factory=list)
 
     def attach(self, made: Sequence[MeshStep], params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-        """Hook the gradients for these steps: of ``params``, and of ``beside``, which other optimizers step.
+        """Hook the gradients of ``params``, and of ``beside``, the parameters of other optimizers.
 
         Raises:
-            StrategyError: ``overlap`` is set, but this strategy has nothing to send early.
+            StrategyError: ``overlap`` is set, but this strategy does not average gradients itself.
         """
         averages = any(mesh.step.averages for mesh in made)
         marked = [*params, *beside] if averages else []
@@ -60,7 +61,7 @@ class GradientHooks:
             self._handles += hook_gradients(params, lambda index, _: reduction.arrive(index), self)
 
     def _early_reduction(self, made: Sequence[MeshStep]) -> EarlyReduction | None:
-        """The object that sends gradients during backward; None if there is no other rank."""
+        """Make the object that sends gradients during backward; None if there is no other rank."""
         mesh = made[0]
         if len(made) != 1 or not isinstance(mesh.step, PlanStep) or mesh.step.plan.expects != "local":
             raise StrategyError(
@@ -80,7 +81,7 @@ class GradientHooks:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Send no gradients while ``backward()`` adds to them."""
+        """Send no gradients within this context."""
         before = self.paused
         self._set_paused(True)
         try:
@@ -94,5 +95,5 @@ class GradientHooks:
             self.reduction.paused = paused
 
     def finish(self) -> TutorialError | None:
-        """Wait for gradients sent during backward; returns the error that keeps this rank from stepping."""
+        """Wait for gradients that were sent during backward. If this rank cannot step, return the error."""
         return None if self.reduction is None else self.reduction.finish()

@@ -1,4 +1,4 @@
-"""Protects ranks from each other, and an optimizer from its host: one check before each step, one after.
+"""Protects ranks from each other, and an optimizer from its host, by checks before and after each step.
 
 ::
 
@@ -13,8 +13,9 @@
               │                                                │
               └──────────────── before_step() ─────────────────┘
 
-``before_step`` makes sure that all ranks can take this step, and the same one, before any rank writes to a
-parameter. A refused step leads back to ``OPEN``, and so does the first check after one that failed halfway.
+Before any rank writes to a parameter, ``before_step`` makes sure that all ranks can take this step, and that
+it is the same step. If the step is refused, the state is ``OPEN`` again. After a step that failed halfway,
+the first check of the next step sets it to ``OPEN``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ Named = Sequence[tuple[str, Tensor]]
 
 
 class State(Enum):
-    """The progress of the coming step."""
+    """The progress of the next step."""
 
     OPEN = "gradients are as backward() leaves them, and may change"
     READY = "gradients are averaged and clipped, and must not change"
@@ -62,14 +63,15 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Guard:
-    """Checks an optimizer before and after each of its steps; ``world`` connects its ranks.
+    """Checks an optimizer before and after each of its steps. ``world`` connects its ranks.
 
-    ``companions``: the optimizers that step with this one. ``unstepped``: names and parameters that no
-    optimizer steps. ``beside``: the other parameters in the latest averaging of the matrices' gradients.
-    It ``broadcasts`` the first rank's values when the optimizer is made. ``number`` tells a mesh's Muons
-    apart. ``skipped_gradients`` counts the ``zero_grad()`` calls that dropped unused gradients. ``said``: the
-    groups' settings at the last check. ``described``: the texts to compare, made from these settings. It
-    ``compares_gradients`` at every step until each matrix that may be a rank's own has had a gradient.
+    ``companions`` are the optimizers that step with this one, such as AdamW. ``unstepped`` are names and
+    parameters that no optimizer steps. ``beside`` are the other parameters whose gradients were last averaged
+    with the matrices'. ``broadcasts`` is whether all ranks get the first rank's values when the optimizer is
+    made. ``number`` counts the Muons on a mesh, to tell them apart. ``skipped_gradients`` counts the
+    ``zero_grad()`` calls that dropped unused gradients. ``said`` are the groups' settings at the last check,
+    and ``described`` the texts to compare that were made from them. ``compares_gradients`` is whether the
+    next step must compare gradients again; see ``compare_gradients``.
     """
 
     steps: CurrentSteps
@@ -96,7 +98,7 @@ class Guard:
     def agree_on_values(self, optimizer: Any) -> None:
         """Compare all parameters' dimensions across ranks, then broadcast the first rank's values if told to.
 
-        All ranks of the mesh must call when the optimizer is made, and when it gets a companion.
+        All ranks of the mesh must call this when the optimizer is made, and when it gets a companion.
         """
         steps = self.current_steps(optimizer)
         for mesh in steps:
@@ -106,7 +108,7 @@ class Guard:
                 mesh.world.run(compare_fingerprints(mesh.step.ranks, Fingerprint(alike)))
         self.look_at_gradients(optimizer)
         if self.hooks.reduction is not None and not self.hooks.apart and isinstance(self.world, LiveWorld):
-            self.hooks.apart.append(self.world.apart("dp"))  # the groups over which gradients are sent early
+            self.hooks.apart.append(self.world.apart("dp"))  # sends gradients during backward
         if self.broadcasts:
             broadcast_parameters(steps, self.companions, self.unstepped)
 
@@ -116,13 +118,14 @@ class Guard:
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """Check a step before it runs; returns the steps to run, one per mesh. All ranks must run it.
+        """Check a step before it runs, and return the steps to run, one per mesh. All ranks must run it.
 
-        Gradients of ``beside``, or else of the companions, are readied with the matrices' if a plan averages
-        them. With an ``error`` all ranks refuse the step: this one raises it, the others name this rank.
+        If the plan averages gradients, those of ``beside`` are averaged, too; without ``beside``, those of
+        the companions. With an ``error``, all ranks refuse the step. This rank raises the error, and the
+        other ranks raise an error that names this rank.
 
         Raises:
-            TutorialError: on all ranks, before anything has changed.
+            TutorialError: a rank cannot take the step. All ranks raise it, before anything has changed.
         """
         is_ready = self.state is State.READY
         if self.hooks.reduction is not None:
@@ -144,20 +147,20 @@ class Guard:
                 yield from mesh.step.agree(fingerprint)
         if self.compare_every is not None and not (self.is_compared and self.steps_done % self.compare_every):
             own = [(f"parameter {i} of the rest", param) for i, param in enumerate(self.beside)]
-            still = () if self.is_compared else self.unstepped  # no step changes these, so once is enough
+            still = () if self.is_compared else self.unstepped  # no step changes these, so compare them once
             self.compares_gradients = compare_replicas(steps, self.companions, self.steps_done, still, own)
             self.is_compared = True
         elif self.compares_gradients:
             self.compares_gradients = compare_gradients(steps, again=True)
         if self.steps_done == 0:
             _warn_of_no_gradients(params_of(optimizer), self.companions_params())
-            if self.steps.alone:  # there may be other processes by now, which chose other recipes
+            if self.steps.alone:  # a process group may exist by now, whose other ranks chose other recipes
                 self.steps.make(optimizer.param_groups, optimizer.state, steps)
         self.state = State.STEPPING
         return steps
 
     def after_step(self, optimizer: torch.optim.Optimizer, end: Literal["taken", "skipped"]) -> None:
-        """Forget readied gradients, and how many were skipped; count the step if it was taken."""
+        """Forget the averaged gradients, and count the step if it was taken."""
         if end == "taken":
             self.steps_done, self.is_new = self.steps_done + 1, False
         self.skipped_gradients = 0
@@ -165,11 +168,11 @@ class Guard:
         self.look_at_gradients(optimizer)
 
     def step_was_refused(self, error: TutorialError) -> None:
-        """Record that a step was refused or failed: the next one starts from the beginning, on all ranks."""
+        """Record that a step was refused or failed, so that all ranks begin the next step anew."""
         if self.hooks.reduction is not None or self.state in (State.OPEN, State.STEPPING):
             self.gradients_changed()
         if not isinstance(error, NotFiniteError):
-            self.is_compared = False  # on all ranks, so the next step compares replicas again
+            self.is_compared = False  # all ranks do this, so the next step compares replicas again
 
     def ready(self, optimizer: torch.optim.Optimizer, max_norm: float | None, rest: Iterable[Tensor]) -> Walk:
         """``Muon.ready_gradients`` as a generator of requests. All ranks must run it."""
@@ -181,7 +184,7 @@ class Guard:
         seen = [*params_of(optimizer), *beside]
         if self.steps.alone:
             norm, self.state = None, State.READY
-            if max_norm is not None:  # as clip_grad_norm_ does, but nothing changes if one is not finite
+            if max_norm is not None:  # like clip_grad_norm_, but a norm that is not finite changes nothing
                 norm = _norm_of_gradients(seen)
                 if norm.isfinite():
                     torch.nn.utils.clip_grads_with_norm_(seen, max_norm, norm)
@@ -192,8 +195,8 @@ class Guard:
         left_out = without(beside, self.companions_params())
         if left_out and any(mesh.step.averages for mesh in self.steps.made):
             raise UsageError(
-                f"this Muon belongs to a MuonWithAdamW, {len(left_out)} of whose gradients would not be "
-                "averaged: call the pair's ready_gradients(), which takes all"
+                f"this Muon belongs to a MuonWithAdamW, and {len(left_out)} of AdamW's gradients would not "
+                "be averaged: call the ready_gradients() of the MuonWithAdamW"
             )
         changed = self.steps.made_for.changes(optimizer.param_groups, optimizer.state)
         error = self.hooks.finish() or self.find_error(optimizer, None, changed)
@@ -202,7 +205,7 @@ class Guard:
         steps = (yield from self.steps_anew(optimizer, fingerprint, changed)) if changed else self.steps.made
         self.beside = beside
         if max_norm is None and (len(steps) > 1 or steps[0].plan is None):
-            self.state = State.READY  # a config expects reduced gradients: there is nothing to do
+            self.state = State.READY  # a config expects gradients that are already averaged
             self.readied = SeenGradients.of(seen, changes_count=False)
             return None
         if apart := next((mesh.own_along for mesh in steps if mesh.own_along), None):
@@ -213,7 +216,7 @@ class Guard:
             )
         try:
             norm = yield from the_plan_step(steps).ready(beside, max_norm, fingerprint)
-        except NotFiniteError:  # on all ranks
+        except NotFiniteError:  # all ranks raise it
             if self.hooks.reduction is not None:
                 self.gradients_changed()  # step() sends them again, and raises
             return None if max_norm is None else torch.tensor(math.inf)
@@ -224,14 +227,14 @@ class Guard:
     def gradients_ready(self) -> bool:
         """Whether ``ready_gradients()`` was called since the last step or ``zero_grad()``.
 
-        The model's ``zero_grad()`` counts, too: a loop that skips a step that way can ready the next one.
+        The model's ``zero_grad()`` counts, too, because a loop may skip a step with it.
         """
         if self.state is State.READY and self.readied.were_dropped():
             self.gradients_changed()
         return self.state is State.READY
 
     def gradients_changed(self) -> None:
-        """Record that gradients are no longer the readied ones: the next step readies them again."""
+        """Record that gradients may have changed, so that the next step averages them again."""
         self.state = State.OPEN
         self.readied = SeenGradients()
         if self.hooks.reduction is not None:
@@ -240,13 +243,13 @@ class Guard:
             mesh.step.forget()
 
     def before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count gradients that are about to be dropped, if no step has used them."""
+        """Count this ``zero_grad()`` if it drops gradients that no step has used."""
         if not self.steps.alone:
             self.skipped_gradients += self.used.were_skipped(params_of(optimizer))
         self.gradients_changed()
 
     def look_at_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Record the current gradients as used, and hook those of new parameters."""
+        """Record the current gradients as used, and hook the gradients of new parameters."""
         if self.steps.alone:
             return
         params = params_of(optimizer)
@@ -255,24 +258,23 @@ class Guard:
             self.hooks.attach(self.steps.made, params, self.companions_params())
 
     def refuse_while_ready(self, name: str) -> None:
-        """Refuse a call that would lose readied gradients.
+        """Refuse a call that would lose averaged gradients.
 
         Raises:
-            UsageError: gradients were readied or sent.
+            UsageError: gradients were averaged, or sent during backward.
         """
         if self.gradients_ready or (self.hooks.reduction is not None and self.hooks.reduction.begun):
             raise UsageError(
-                f"{name}() between ready_gradients() and step() would lose the readied gradients: "
+                f"{name}() between ready_gradients() and step() would lose the averaged gradients: "
                 "call it after step(), or after zero_grad()"
             )
 
     def was_loaded(self) -> None:
-        """Record that a state was loaded."""
         self.is_new, self.is_compared = False, False
         self.steps_done = self.skipped_gradients = 0
 
     def current_steps(self, optimizer: Any, before: Sequence[MeshStep] | None = None) -> list[MeshStep]:
-        """The steps for the current groups and state; gradients get the hooks that these steps need."""
+        """Return the steps for the current groups and state. New steps get hooks on their gradients."""
         known = self.steps.made
         steps = self.steps.current(optimizer.param_groups, optimizer.state, before)
         if steps is not known:
@@ -280,10 +282,10 @@ class Guard:
         return steps
 
     def steps_anew(self, optimizer: Any, fingerprint: Fingerprint, changed: Changed) -> Walk:
-        """Rebuild the current steps, because something has changed since they were made; returns them.
+        """Make the current steps anew, because something has changed since they were made.
 
-        Parameters must have changed on all ranks or on none. Ranks compare this over the old steps, because
-        making new ones needs exchanges of its own.
+        Parameters must have changed on all ranks or on none. The old steps compare this first, because making
+        new ones takes messages of its own.
         """
         if changed & (Changed.PARAMETERS | Changed.KINDS) and not self.steps.alone:
             for mesh in self.steps.made:
@@ -299,7 +301,7 @@ class Guard:
         error: TutorialError | None,
         changed: Changed,
     ) -> Fingerprint:
-        """What ranks compare of the coming step, of this optimizer and its companions."""
+        """Make the texts that ranks compare before the next step."""
         if self.steps.alone:
             if error is not None:
                 raise error
@@ -323,9 +325,9 @@ class Guard:
     def find_error(
         self, optimizer: Any, beside: Sequence[Tensor] | None, changed: Changed
     ) -> TutorialError | None:
-        """The error that keeps this rank from stepping, if any; ``beside`` are the companions' parameters.
+        """Return the error if this rank cannot step. ``beside`` are the companions' parameters.
 
-        Group settings are checked again only if they have changed since the last check.
+        Groups' settings are checked only if they have changed since the last check.
         """
         if self.state is State.NOT_FINITE and not _norm_of_gradients(self.readied.params).isfinite():
             return NotFiniteError(
@@ -350,7 +352,7 @@ class Guard:
                 self.said = said
         except TutorialError as error:
             return error
-        with torch._C.DisableTorchFunctionSubclass():  # for gradients not averaged yet
+        with torch._C.DisableTorchFunctionSubclass():  # skips UnreducedGradient's checks
             for param, grad in ((param, param.grad) for group in groups for param in group["params"]):
                 if grad is not None and grad.layout is not torch.strided:
                     return UsageError(
@@ -364,11 +366,11 @@ class Guard:
         return None
 
     def _lost(self, changed: Changed, beside: Sequence[Tensor] | None) -> TutorialError | None:
-        """The error if readied gradients can no longer be used."""
+        """Return an error if the averaged gradients can no longer be used."""
         if changed and not self.steps.alone:
             return UsageError(
                 "parameters, groups or state were replaced between ready_gradients() and step(), which "
-                "loses the readied gradients: do it after step(), or after zero_grad()"
+                "loses the averaged gradients: replace them after step(), or after zero_grad()"
             )
         averages = any(mesh.step.averages for mesh in self.steps.made)
         if beside is not None and averages and not same_tensors(self.beside, beside):
@@ -386,8 +388,9 @@ class Guard:
     def skips_overflow(self, optimizer: Any, scaled: Any) -> bool:
         """Whether to skip this step, because ``GradScaler`` found infinity on all ranks.
 
-        All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or its pair. The
-        scaler sets its ``found_inf``, and its ``grad_scale`` if gradients must be unscaled here.
+        All ranks must call. ``scaled`` is the optimizer that the scaler steps: this one, or the
+        ``MuonWithAdamW`` that contains it. The scaler sets its ``found_inf``, and also its ``grad_scale`` if
+        gradients must be unscaled here.
 
         Raises:
             GradientError: only some ranks found infinity, or may have, because ``unscale_`` was not called.
@@ -407,7 +410,7 @@ class Guard:
                 "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler, and call its "
                 "unscale_(optimizer) before step, so that all ranks skip together"
             )
-        # A list, so that every mesh is asked.
+        # This is a list, not a generator, so that every mesh takes part.
         answers = [mesh.world.run(agree_on_overflow(found_inf, mesh.step.ranks)) for mesh in steps]
         if not any(answers) and scale is not None:
             inverse = scale.double().reciprocal().float()  # as in GradScaler
@@ -417,27 +420,25 @@ class Guard:
         return any(answers)
 
     def warn_of_slices(self) -> None:
-        """Warn, once, if this rank would save a slice that no other rank has."""
+        """Warn once if this rank would save a slice that no other rank has."""
         slices = any(mesh.step.averages for mesh in self.steps.made)
         if slices and not self.is_new and not self.has_warned_of_slices:
             self.has_warned_of_slices = True
             warnings.warn(
                 "with this strategy every rank keeps its own slice of the momentum, and state_dict() holds "
-                "this rank's: save it on every rank, and load each rank its own, or use save_checkpoint()",
+                "this rank's: save and load it on every rank, or use save_checkpoint()",
                 stacklevel=4,
             )
 
     def companions_params(self) -> list[Tensor]:
-        """The parameters that the companions step."""
         return [param for companion in self.companions for param in params_of(companion)]
 
     def all_groups(self, optimizer: Any) -> list[dict[str, Any]]:
-        """The groups of this optimizer and its companions."""
         return [group for it in (optimizer, *self.companions) for group in it.param_groups]
 
 
 class NoGuard(Guard):
-    """Steps without checks, for benchmarks: each rank trusts the others and its host."""
+    """Steps without checks, for benchmarks. Each rank trusts the other ranks and its host."""
 
     def before_step(
         self,
@@ -445,7 +446,7 @@ class NoGuard(Guard):
         beside: Sequence[Tensor] | None = None,
         error: TutorialError | None = None,
     ) -> Walk:
-        """The steps to run; it does not follow parameters that hosts have changed."""
+        """Return the steps to run, even if a host has changed the parameters since they were made."""
         if error is not None:
             raise error
         self.hooks.finish()
@@ -461,21 +462,20 @@ class NoGuard(Guard):
 
 
 def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The parameters of an optimizer, group by group."""
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
 def without(some: Iterable[Tensor], others: Iterable[Tensor]) -> list[Tensor]:
-    """The ``others`` that are not among ``some``, each once."""
+    """Return the ``others`` that are not among ``some``, each once."""
     known = {id(param) for param in some}
     return [param for key, param in {id(param): param for param in others}.items() if key not in known]
 
 
 def the_plan_step(steps: Sequence[MeshStep]) -> PlanStep:
-    """The step over a plan, if there is exactly one.
+    """Return the step over a plan, if there is exactly one.
 
     Raises:
-        UsageError: there is none, or one for each of several meshes.
+        UsageError: there is no step over a plan, or there are several meshes.
     """
     if len(steps) != 1 or not isinstance(steps[0].step, PlanStep):
         raise UsageError(
@@ -492,10 +492,10 @@ def _norm_of_gradients(params: Iterable[Tensor]) -> Tensor:
 
 
 def _warn_of_no_gradients(params: Sequence[Tensor], beside: Sequence[Tensor]) -> None:
-    """Warn if the first step would do nothing: these may not be the parameters that train.
+    """Warn if the first step would do nothing, because other parameters may be the ones in training.
 
     Raises:
-        UsageError: a flat parameter of FSDP1's, somewhere in this process, trains all of these shapes.
+        UsageError: flat parameters of FSDP1 have the gradients instead.
     """
     trained = [param for param in params if param.requires_grad] or [*params, *beside]
     if trained and not any(param.grad is not None for param in trained):

@@ -1,7 +1,7 @@
-"""A tensor class for a rank's slice of the momentum in a saved state, which is not a replica.
+"""A tensor class for a rank's slice of the momentum in a saved state.
 
-``torch.distributed.checkpoint`` assumes that a plain tensor in an optimizer's state is the same on all ranks,
-and would save only one rank's slice.
+``torch.distributed.checkpoint`` assumes that a plain tensor in an optimizer's state is the same on all ranks.
+So it would save only one rank's slice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class MomentumSlice(Tensor):
         return memo.setdefault(id(self), self.as_subclass(Tensor).clone().as_subclass(MomentumSlice))
 
     def __create_write_items__(self, name: str, _: object) -> list[Any]:
-        """Called by ``torch.distributed.checkpoint`` for tensors that lie in pieces.
+        """Refuse ``torch.distributed.checkpoint``, which calls this for tensors that lie in pieces.
 
         Raises:
-            CheckpointError: always, because a flat run is not a box of a tensor.
+            CheckpointError: always, because a flat run of elements is not a box of a tensor.
         """
         raise CheckpointError(
             f"{name} is one rank's slice of the momentum, which torch.distributed.checkpoint cannot put "
@@ -37,7 +37,7 @@ torch.serialization.add_safe_globals([MomentumSlice])
 
 
 def mark_slices(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A hook of ``state_dict()``: turns each slice (it has an entry ``kept``) into a ``MomentumSlice``."""
+    """A hook of ``state_dict()`` that turns entries with a ``kept`` into ``MomentumSlice``s."""
     state = {index: _marked(entry) for index, entry in state_dict["state"].items()}
     return {**state_dict, "state": state}
 

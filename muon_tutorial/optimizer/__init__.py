@@ -2,16 +2,16 @@
 
 ``muon``               ``Muon``, a ``torch.optim.Optimizer``
 ``muon_with_adamw``    ``MuonWithAdamW``: two optimizers, used like one
-``split_parameters``   which of a model's parameters go to Muon
-``fused_weights``      the matrices in a fused weight, such as q, k and v
-``parameter_split``    the result: groups, lists, and a table of which optimizer steps what, and why
+``split_parameters``   decides which of a model's parameters go to Muon
+``fused_weights``      finds the matrices in a fused weight, such as q, k and v
+``parameter_split``    the result of ``split_parameters``: groups for both optimizers, and a table
 ``make_steps``         makes an optimizer's steps, one for each mesh that its parameters lie on
-``config_steps``       the same for a ``DistributedConfig``
+``config_steps``       makes the steps of an optimizer with a ``DistributedConfig``
 ``load_state``         prepares a saved state for loading: matches parameters by name, completes groups
 ``other_packages``     converts the momentum that other packages have saved, and back
-``auto_recipes``       ``orthogonalize="auto"``: which recipe each shape takes
-``pair_state``         the state and the groups of two optimizers as one
-``audit``              records an optimizer's steps; ``update_verdict`` judges what it has recorded
+``auto_recipes``       chooses a recipe for each shape if ``orthogonalize="auto"``
+``pair_state``         shows the states and the groups of two optimizers as one
+``audit``              records an optimizer's steps; ``update_verdict`` judges the recorded updates
 
 ``guard/`` holds the checks that protect ranks from each other, and an optimizer from the code around it.
 """

@@ -1,8 +1,8 @@
 """An audit of any optimizer's steps: is it Muon? Which ranks orthogonalized which matrix, and how well?
 
-``audit`` copies this rank's parts of some matrices before and after each step, by hooks on the optimizer, and
-does nothing else during training. In ``report()`` the ranks put the parts together, judge each matrix
-(``update_verdict``) and share the findings: all ranks must call it.
+Hooks on the optimizer copy this rank's parts of some matrices before and after each step. An audit does
+nothing else during training. All ranks must call ``report()``: there they put the parts together, judge each
+matrix (``update_verdict``) and share the findings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .split_parameters import split_parameters
 from .update_verdict import SeenUpdate, Verdict, judge
 
 ELEMENTS = 1_000_000
-"""The most elements to look at, besides one parameter of each kind; on a slow CPU, more take over 1 s."""
+"""How many elements to look at, besides one parameter of each kind. More take over 1 s on a slow CPU."""
 
 MOMENTA = ("momentum_buffer", "exp_avg", "momentum", "mu", "m")
 """Keys under which optimizers keep a momentum in a parameter's state."""
@@ -60,9 +60,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The findings of all ranks. ``calls``: all ranks' Newton–Schulz calls, made and planned, by rows and
-    columns; None if the optimizer's calls are not counted. ``by_rank``: the calls that each rank made.
-    ``left_out`` matrices were not looked at, or were due no update."""
+    """The findings of all ranks.
+
+    ``calls`` counts Newton–Schulz calls of all ranks: ``{(rows, columns): (made, planned)}``, or None if the
+    optimizer's calls cannot be counted. ``by_rank`` counts the calls of each rank. ``left_out`` counts the
+    matrices that were not looked at, or had no update to make.
+    """
 
     findings: tuple[Finding, ...]
     calls: Mapping[tuple[int, int], tuple[int, int]] | None
@@ -96,8 +99,8 @@ class AuditReport:
             return f"this is not Muon: {self.miscounted[0]}"
         if not self.findings:
             return (
-                "nothing can be said of this step: no parameter was due an update (without gradients, or "
-                "with a learning rate or gradients of zero): audit another one"
+                "this step shows nothing, because no parameter had an update to make (no gradients, or a "
+                "learning rate or gradients of zero): audit another step"
             )
         made = [f"rank {rank}: {calls}" for rank, calls in enumerate(self.by_rank)]
         ranks = f" ({', '.join([*made[:8], *(['…'] if made[8:] else [])])})" if len(made) > 1 else ""
@@ -116,7 +119,7 @@ class AuditReport:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """This rank's part of a parameter before and after a step, and which boxes of the parameter it covers."""
+    """This rank's part of a parameter, before and after a step, and the boxes that the part covers."""
 
     shape: tuple[int, ...]
     boxes: tuple[Box, ...]
@@ -131,7 +134,6 @@ class _Held:
     dropped: bool = False
 
     def keep(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy this rank's parts of these tensors."""
         self.tensors |= {key: local_part(it.detach()).clone() for key, it in tensors.items()}
 
     @property
@@ -141,14 +143,14 @@ class _Held:
 
     @property
     def sent(self) -> _Held:
-        """What other ranks need: of a whole parameter, which every rank has, only its own micro-batches."""
+        """What this rank sends: of a parameter that every rank holds whole, only its own micro-batches."""
         if not self.is_whole:
             return self
         return replace(self, tensors={}, micro=self.micro if len(self.micro) > 1 else [])
 
 
 class Audit:
-    """Records each step of an optimizer until stopped, and keeps the last one; see ``audit``."""
+    """Records each step of an optimizer until it is stopped, and keeps only the last one. See ``audit``."""
 
     def __init__(self, optimizer: Any, model: nn.Module | None) -> None:
         self.optimizer, self.model = _bare(optimizer), model
@@ -266,16 +268,16 @@ def audit(
     *,
     step: Callable[[], object] | None = None,
 ) -> Any:
-    """Audit an optimizer's steps: ``seen = audit(optimizer)``, some steps, ``print(seen.report())``.
+    """Audit an optimizer's steps: call ``seen = audit(optimizer)``, train, then ``print(seen.report())``.
 
-    With ``step``, a function that steps once, it calls this and returns the report. Start the audit before
-    the ``backward()`` of the first step to record. A momentum that is not in the state, or that is lost
-    between steps, is detected from the second step on.
+    If you pass ``step``, a function that steps once, ``audit`` calls it and returns the report. Start the
+    audit before the first ``backward()`` that it should record. It takes two steps to find a momentum that is
+    missing from the state or lost between steps.
 
     Args:
         optimizer: a ``torch.optim.Optimizer``, or the wrapper that Accelerate or Fabric puts around one.
-        model: ``split_parameters`` finds the hidden matrices in it; needed unless the optimizer is from this
-            package, or its groups have the keys ``use_muon`` or ``ns_steps``.
+        model: the model in which ``split_parameters`` finds the hidden matrices. It may be left out if the
+            optimizer is from this package, or its groups have the keys ``use_muon`` or ``ns_steps``.
 
     >>> weight = nn.Parameter(torch.eye(4))
     >>> optimizer = Muon([("weight", weight)])
@@ -303,7 +305,7 @@ def _bare(optimizer: Any) -> torch.optim.Optimizer:
 
 
 def _hidden(optimizer: torch.optim.Optimizer, model: nn.Module | None) -> Iterator[Target]:
-    """The parameters that Muon should step, according to the pair, the model, or the groups."""
+    """Yield the parameters that Muon should step, according to ``MuonWithAdamW``, the model or the groups."""
     if isinstance(optimizer, MuonWithAdamW) and optimizer.verdicts:
         verdicts = tuple(optimizer.verdicts_now())
     elif model is not None:
@@ -356,7 +358,7 @@ def _gradient(param: Tensor) -> Tensor:
 def _momentum(
     optimizer: torch.optim.Optimizer, param: Tensor, key: str, squares: bool = False
 ) -> dict[str, Tensor]:
-    """The momentum in a parameter's state, under a key; with AdamW's squares, if there are any."""
+    """Return ``{key: momentum}`` from a parameter's state; with ``squares``, also AdamW's second moment."""
     entry = optimizer.state.get(param) or {}
     found = next((entry[name] for name in MOMENTA if isinstance(entry.get(name), Tensor)), None)
     second = {"second_moment": entry["exp_avg_sq"]} if squares and "exp_avg_sq" in entry else {}
@@ -364,13 +366,13 @@ def _momentum(
 
 
 def _followed(before: _Held) -> Tensor:
-    """A momentum computed from the gradients seen so far, for an optimizer whose state shows none."""
+    """Compute the momentum from the gradients seen so far, because the optimizer's state holds none."""
     rate, gradient = before.group.get("momentum", 0.95) or 0.95, before.tensors["gradient"]
     return rate * before.tensors.get("momentum_before", torch.zeros_like(gradient)) + (1 - rate) * gradient
 
 
 def _differs(before: _Held | None, now: _Held) -> bool:
-    """Whether the momentum is not the one that the previous step left."""
+    """Whether the momentum has changed since the previous step ended."""
     if before is None or "momentum" not in before.tensors:
         return False
     left, found = before.tensors["momentum"], now.tensors.get("momentum_before")
@@ -378,7 +380,7 @@ def _differs(before: _Held | None, now: _Held) -> bool:
 
 
 def _planned_calls(optimizer: torch.optim.Optimizer) -> Counter[tuple[int, int]] | None:
-    """How many matrices this rank should orthogonalize, by rows and columns; None if unknown."""
+    """Return how many matrices this rank should orthogonalize, by rows and columns; None if unknown."""
     muon = _muon_of(optimizer)
     if muon is None or not (muon.guard.steps.alone or muon.plans):  # a user's own functions have no plan
         return None
@@ -408,7 +410,7 @@ def _counted(everybody: Sequence[tuple[Any, ...]]) -> dict[tuple[int, int], tupl
 
 
 def _found(name: str, held: Sequence[_Held]) -> Finding:
-    """The finding for one parameter, from all ranks' parts; if this rank's part is whole, it is first."""
+    """Judge one parameter from all ranks' parts. If this rank's part is whole, it must come first."""
     first = held[0]
     by_box: dict[tuple[Box, ...], list[_Held]] = {}
     for it in held[first.is_whole :]:
@@ -430,7 +432,7 @@ def _found(name: str, held: Sequence[_Held]) -> Finding:
 
 
 def _whole(key: str, held: Sequence[_Held]) -> Tensor:
-    """A tensor put together from all ranks' parts. Gradients are averaged here if the step averages them."""
+    """Put one tensor together from all ranks' parts. Average the gradients if the step averages them."""
     momentum = key.startswith(("momentum", "second"))
     pieces = [(it.momentum_boxes if momentum else it.boxes, it.tensors[key]) for it in held]
     return joined(held[0].shape, pieces, mean=key == "gradient" and held[0].averages)
@@ -439,7 +441,7 @@ def _whole(key: str, held: Sequence[_Held]) -> Tensor:
 def joined(
     shape: tuple[int, ...], pieces: Iterable[tuple[Sequence[Box], Tensor]], mean: bool = False
 ) -> Tensor:
-    """Put a whole tensor together, fp32, on the CPU. Where pieces overlap, the last counts, or the mean."""
+    """Put a whole fp32 tensor together on the CPU. Where pieces overlap, take the last, or the mean."""
     whole, counts = None, torch.zeros(shape)
     for boxes, tensor in pieces:
         whole = torch.zeros(shape, dtype=tensor.dtype) if whole is None else whole

@@ -31,7 +31,7 @@ from ..worlds.live import LiveWorld, count_processes, gather_objects
 from ..worlds.processor import describe_processor
 
 Source = Calibration | str | Path | None
-"""A calibration, or the folder that keeps them by machine; None for ``default_folder()``."""
+"""A calibration, or a folder with one calibration per machine; None means ``default_folder()``."""
 
 
 TIMINGS = 2
@@ -39,9 +39,9 @@ TIMINGS = 2
 
 
 def choose_recipes(groups: Groups, steps: Sequence[MeshStep], source: Source) -> None:
-    """Write a choice for each shape into every group that leaves it to ``"auto"`` and has none yet.
+    """Choose a recipe for each shape that has none yet, and write it into each group with ``"auto"``.
 
-    If ranks share steps, all of them must call; the first rank of each mesh chooses.
+    All ranks that step together must call this. The first rank of each mesh chooses.
 
     Raises:
         UsageError: a given calibration lacks a shape, or ranks need to agree and cannot.
@@ -95,7 +95,6 @@ def kept_calibration(
 
 
 def calibration_path(folder: str | Path | None, machine: str) -> Path:
-    """The file of a machine's calibration."""
     name = hashlib.sha256(machine.encode()).hexdigest()[:12]
     return Path(folder or default_folder()) / f"orthogonalize-{name}.json"
 
@@ -103,7 +102,7 @@ def calibration_path(folder: str | Path | None, machine: str) -> Path:
 def _read(path: Path, machine: str) -> Calibration:
     found = None
     try:
-        found = read_calibration(path) if os.path.exists(path) else None  # False if it cannot be looked at
+        found = read_calibration(path) if os.path.exists(path) else None  # False if access is denied
     except UsageError as error:
         warnings.warn(f"{error}; measuring again", stacklevel=2)
     return found if found is not None and found.machine == machine else Calibration(machine)
@@ -128,7 +127,7 @@ def _chooses(group: Mapping[str, Any]) -> bool:
 
 
 def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
-    """The group number and the whole shape of each matrix."""
+    """Yield each matrix's group number and whole shape."""
     if mesh.plan is not None:
         for bucket in mesh.plan.buckets:
             for entry in bucket.entries:
@@ -143,7 +142,7 @@ def _shapes(groups: Groups, mesh: MeshStep) -> Iterator[tuple[int, Shape]]:
 def _agreed_choices(
     mesh: MeshStep, shapes: tuple[Shape, ...], source: Source, device: torch.device
 ) -> dict[Shape, str]:
-    """The first rank's choices, on all ranks that step together."""
+    """Return the first rank's choices on every rank that steps together with it."""
     together, group = _stepping_together(mesh)
     if not together:
         return choose(shapes, source, device)

@@ -1,6 +1,7 @@
-"""Makes steps from a ``DistributedConfig``: over plans if a helper made it, else through its functions.
+"""Makes steps from a ``DistributedConfig``.
 
-Imported only if an optimizer gets a config, or DTensors.
+If a helper such as ``create_dtensor_config`` made the config, the steps follow plans. Otherwise they call the
+user's functions. This module is imported only for an optimizer that gets a config or DTensors.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from .make_steps import agreed, parameter_states, plan_step
 
 @dataclass(slots=True, eq=False)
 class ConfigSteps:
-    """Makes the steps of a ``DistributedConfig``, which is asked once for each list of parameters."""
+    """Makes the steps of a ``DistributedConfig``. It calls ``assign_fn`` once per list of parameters."""
 
     config: DistributedConfig
     _params: Sequence[Tensor] | None = None
     _answer: dict[int, int] | TutorialError = field(default_factory=dict)
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step per mesh, or one for the user's functions.
+        """Make one step per mesh, or a single step that calls the user's functions.
 
         Raises:
             ConfigError: ``assign_fn`` broke its contract.
@@ -58,18 +59,18 @@ class ConfigSteps:
         return [self._planned_step(mesh, groups, state, agreed(before, i)) for i, mesh in enumerate(meshes)]
 
     def _ask(self, params: list[Tensor]) -> None:
-        """Locate the parameters on meshes if there is a helper, and ask ``assign_fn``."""
+        """Call ``assign_fn``. If the config has a helper, let it find the parameters' meshes first."""
         self.config = replace(self.config, state=dict(self.config.state))  # this optimizer's own copy
         if self.config.helper is not None:
             self.config.helper.on_meshes(params, self.config.state)
         try:
             self._answer = checked_assignments(self.config, params)
-        except TutorialError as error:  # kept until ranks compare plans, so that all of them see it
+        except TutorialError as error:  # raised when ranks compare their plans, on all ranks together
             self._answer = error
         self._params = params
 
     def _assignments(self) -> dict[int, int]:
-        """The rank of each parameter; raises what was wrong with the answer on this rank."""
+        """Return each parameter's rank, or raise the error that ``assign_fn`` caused on this rank."""
         if isinstance(self._answer, TutorialError):
             raise self._answer
         return self._answer
@@ -130,7 +131,6 @@ class StepInOwnWorld(PlanStep):
 
     @cached_property
     def ranks(self) -> Ranks:
-        """The ranks of the mesh, and how they sum a few numbers."""
         ranks = super().ranks
         return replace(ranks, total=lambda numbers, phase: self._run(ranks.total(numbers, phase)))
 
@@ -144,4 +144,4 @@ class StepInOwnWorld(PlanStep):
 
     def _run(self, walk: Walk) -> Walk:
         return self.world.run(walk)
-        yield  # a generator that asks for nothing
+        yield  # makes this a generator; it makes no request

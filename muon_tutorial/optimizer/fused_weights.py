@@ -1,6 +1,6 @@
-"""Finds the matrices in a fused weight, and how they lie, from the sizes in a model's modules and configs.
+"""Finds the matrices in a fused weight, and their layout, from the sizes in a model's modules and configs.
 
-Knows names of layers, sizes and a few classes; ``split_parameters`` decides which optimizer steps a weight. A
+It knows names of layers, sizes and a few classes. ``split_parameters`` chooses each weight's optimizer. A
 layout is certain if the sizes in the modules add up to the weight's rows, and if it is known whether parts
 lie one after the other or alternate head by head. Orthogonalizing q, k and v separately is common (Keller
 Jordan's post, https://kellerjordan.github.io/posts/muon/#empirical-considerations; Megatron-LM's default,
@@ -22,8 +22,7 @@ from .parameter_split import EXPERTS
 GROUP_BY_GROUP = re.compile(
     "(GPTNeoX|Bloom|Persimmon|Falcon|GPTBigCode|MiniMaxLightning).*Attention|DisentangledSelfAttention"
 )
-"""Attention classes that fuse head by head, or group by group: the q of all heads that share one k and v,
-then that k, then that v."""
+"""Attention classes that fuse by groups: all q that share a k and a v, then that k, then that v."""
 
 KNOWN_LIBRARIES = ("transformers.", "timm.", "torchvision.", "litgpt.")
 """In these libraries, layers named like ``qkv`` hold q, k and v in this order, except ``GROUP_BY_GROUP``."""
@@ -41,12 +40,12 @@ HEADS = ("num_heads", "heads", "num_attention_heads", "n_head", "n_heads", "num_
 GROUPS = ("num_kv_heads", "num_key_value_heads", "n_kv_heads", "n_query_groups", "kv_heads")
 HEAD_DIM = ("head_dim", "head_size", "attention_head_size", "d_head", "dim_head")
 UP_PROJECTIONS = re.compile(r"(q|k|v|query|key|value|wq|wk|wv|c_q|c_k|c_v|q_b_proj|kv_b_proj|[qkv]_proj)")
-"""Layers whose rows are heads, for ``heads="apart"``."""
+"""Layers that ``heads="apart"`` splits, because their rows divide into heads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The matrices in a weight, and its ``parts``; not ``certain`` if only the user can know the layout."""
+    """A fused weight's matrices in words, and its layout. If only the user knows it, ``certain`` is False."""
 
     what: str
     parts: Parts
@@ -63,8 +62,10 @@ def parts_word(parts: Parts) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FusedWeight:
-    """A weight as the rules see it: its layer's name, its lines (rows, or columns if stored transposed), the
-    inputs of each line, and the modules around it, innermost first."""
+    """What the rules know of a weight: its layer's name, and the modules around it, innermost first.
+
+    ``lines`` counts its rows, or its columns if it is stored transposed, and ``inputs`` each line's elements.
+    """
 
     name: str
     lines: int
@@ -84,7 +85,7 @@ class FusedWeight:
 
     @property
     def owner(self) -> str:
-        """The class of the module that has the layer."""
+        """The class name of the module around the layer."""
         return type(self.modules[0]).__name__
 
     @property
@@ -99,7 +100,7 @@ def fused_parts(it: FusedWeight) -> Fused | None:
 
 
 def heads_apart(it: FusedWeight) -> Fused | None:
-    """Each head of a query, key or value weight as a matrix; None if it has no heads, or only one."""
+    """Split a query, key or value weight into its heads; None if it has no heads, or only one."""
     head = it.head_dim
     runs = {
         "kv_b_proj": (it.size("qk_nope_head_dim"), it.size("v_head_dim")),
@@ -159,7 +160,7 @@ def _narrow_keys(it: FusedWeight) -> Fused | None:
 
 
 def _latent(it: FusedWeight) -> Fused | None:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): the latent and the rotary key; k and v."""
+    """Two fused weights of multi-head latent attention (DeepSeek-V2, arXiv 2405.04434)."""
     key, value, rope = it.size("qk_nope_head_dim"), it.size("v_head_dim"), it.size("qk_rope_head_dim")
     if it.name.startswith("kv_a_proj") and rope and it.lines == it.size("kv_lora_rank") + rope:
         return Fused("latent, rotary k", (it.lines - rope, rope))
@@ -219,7 +220,7 @@ def _by_class(it: FusedWeight) -> Fused | None:
 def _named_as_fused(it: FusedWeight) -> Fused | None:
     """Weights whose name says that they are fused, in modules without matching sizes."""
     named = re.search(r"qkv|kvz?$|^qk$|_ba$|^in_proj$|^kv_|gate_up|query_key", it.name)
-    rows = (it.size(*HEADS) + 2 * it.size(*GROUPS)) * it.head_dim  # litgpt's attn: group by group, or not
+    rows = (it.size(*HEADS) + 2 * it.size(*GROUPS)) * it.head_dim  # litgpt's attn, in an unknown order
     return Fused("matrices", None, certain=False) if named or (it.name, it.lines) == ("attn", rows) else None
 
 
@@ -230,9 +231,10 @@ RULES: tuple[Callable[[FusedWeight], Fused | None], ...] = (
 
 
 def stacked_parts(name: str, owner: str, lines: int, taken: Collection[int]) -> Fused:
-    """The matrices in each expert of a stack: gate and up, if another stack has a side of half as many lines.
+    """Return the matrices in each expert of a stack.
 
-    ``taken`` are the sides of the matrices in the same module.
+    ``taken`` are the sides of the matrices in the same module. If one of them is half of ``lines``, each
+    expert holds gate and up.
     """
     is_half = lines % 2 == 0 and lines // 2 in taken
     is_attention = name == "input_linear" and not is_half  # JetMoE's

@@ -35,7 +35,7 @@ def _hidden(entry: Any) -> Any:
 
 
 def show_tensors(state: Mapping[Any, Any]) -> None:
-    """Replace each ``_Hidden`` by a copy of its tensor: on the parameter's device, and no less precise."""
+    """Replace each ``_Hidden`` by a copy of its tensor, on the parameter's device and never less precise."""
     for param, entry in state.items():
         for key, value in entry.items() if isinstance(entry, dict) else ():
             entry[key] = widened(value.tensor, param) if isinstance(value, _Hidden) else value
@@ -44,7 +44,8 @@ def show_tensors(state: Mapping[Any, Any]) -> None:
 def follow_names(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     """A pre-hook of ``load_state_dict()``: puts a saved group's parameters into this optimizer's order.
 
-    It goes by names if both sides have the same ones, and by positions if names differ, say by a prefix.
+    If both sides have the same names, parameters are matched by name. If names differ, for example by a
+    prefix, they are matched by position.
 
     Raises:
         UsageError: some names match at other positions, and others are missing.
@@ -74,6 +75,6 @@ def _in_order(saved: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, 
 
 
 def own_lr(group: dict[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
-    """Give a group its own copy of an ``lr`` tensor that groups share: a scheduler would scale it twice."""
+    """Copy an ``lr`` tensor that other groups share, because a scheduler would scale it twice."""
     if isinstance(group["lr"], Tensor) and any(group["lr"] is other["lr"] for other in others):
         group["lr"] = group["lr"].clone()

@@ -37,12 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class DefaultSteps:
-    """Makes the steps of an optimizer without a strategy: one in this process, or a config's for DTensors."""
+    """Makes the steps of an optimizer without a strategy: one per mesh of DTensors, else one step."""
 
     _of_dtensors: ConfigSteps | None = None
 
     def __call__(self, groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
-        """One step; for DTensors, one per mesh."""
         if self._of_dtensors is None and any(
             isinstance(param, DTensor) for group in groups for param in group["params"]
         ):
@@ -58,7 +57,7 @@ class DefaultSteps:
 
 
 def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
-    """Makes steps, and writes each shape's recipe into groups with ``orthogonalize="auto"``."""
+    """Return a ``make`` that also writes each shape's recipe into groups with ``orthogonalize="auto"``."""
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         made = make(groups, state, before)
@@ -72,7 +71,7 @@ def with_recipes(make: MakeSteps, calibration: Source) -> MakeSteps:
 
 
 def strategy_steps(builder: Builder, world: LiveWorld | LocalMesh, tp_dim: TpDim, window: int) -> MakeSteps:
-    """Makes a strategy's step over one plan on one mesh; raises an error if ranks made different plans."""
+    """Return a function that makes a strategy's step. It raises an error if ranks made different plans."""
 
     def steps(groups: Groups, state: State, before: Sequence[MeshStep] = ()) -> list[MeshStep]:
         def make() -> Plan:
@@ -120,10 +119,10 @@ def choose_maker(
     window: int,
     config: DistributedConfig | None,
 ) -> MakeSteps:
-    """Choose what makes an optimizer's steps, from its arguments.
+    """Choose the function that makes an optimizer's steps.
 
     Raises:
-        StrategyError: the arguments do not go together.
+        StrategyError: the arguments contradict each other, or one of them is missing.
     """
     if config is not None:
         if strategy is not None or world is not None:
@@ -148,7 +147,7 @@ def agreed(before: Sequence[MeshStep], index: int) -> Sequence[str]:
 
 
 def _check_own_memory(strategy: str, groups: Groups) -> None:
-    """Refuse two parameters that share memory, such as a transposed view: one update would be lost."""
+    """Refuse parameters that share memory, such as a transposed view, because one update would be lost."""
     first: dict[int, str] = {}
     for name, param, _ in all_named(groups):
         local = local_part(param.detach())
@@ -163,8 +162,8 @@ def _check_own_memory(strategy: str, groups: Groups) -> None:
 def _check_no_ddp(strategy: str, groups: Groups) -> None:
     """Refuse parameters of a DistributedDataParallel module for a plan that averages gradients itself.
 
-    A parameter does not show that DDP wraps it, so this searches all live objects for DDP modules, once per
-    plan. It looks only at their types, because asking more of each would take a fifth of a second.
+    Nothing in a parameter shows that DDP wraps it. So this function searches all live Python objects for DDP
+    modules, once per plan. It checks only each object's type, because ``isinstance`` would take 0.2 s.
     """
     if not dist.is_initialized():
         return
@@ -180,7 +179,6 @@ def _check_no_ddp(strategy: str, groups: Groups) -> None:
 
 
 def _subclasses(kind: type) -> set[type]:
-    """A class and all its subclasses."""
     return {kind}.union(*map(_subclasses, type.__subclasses__(kind)))
 
 

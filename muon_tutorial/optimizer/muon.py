@@ -1,8 +1,8 @@
-"""Muon as a ``torch.optim.Optimizer``: momentum, Newton–Schulz, decay, step; in one process or over a plan.
+"""Muon as a ``torch.optim.Optimizer``, in one process or distributed over a plan.
 
-A step is two calls: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps
-other parameters with it, the guard also averages the gradients of both (``PlanStep.ready``). Without a
-strategy it matches ``torch.optim.Muon`` bit for bit, but never writes to its momentum while orthogonalizing.
+A step has two parts: the guard checks it (``guard/``), then the world runs it (``step/``). If AdamW steps the
+other parameters, the guard also averages the gradients of both (``PlanStep.ready``). Without a strategy,
+results match ``torch.optim.Muon`` bit for bit.
 """
 
 from __future__ import annotations
@@ -51,42 +51,46 @@ class Muon(torch.optim.Optimizer):
 
     Args:
         orthogonalize: the variant of Newton–Schulz. ``"stock"`` matches ``torch.optim.Muon`` bit for bit and
-            uses ``ns_coefficients`` and ``ns_steps``; the recipes in ``orthogonalizers.named.RECIPES`` bring
+            uses ``ns_coefficients`` and ``ns_steps``; the recipes in ``orthogonalizers.named.RECIPES`` have
             their own. ``"auto"`` takes, for each shape, the fastest recipe on this machine that is no worse
-            than stock; the first rank chooses for all. It may be set on a parameter group; the group, and a
-            checkpoint, then also record the choice. For a given recipe, every strategy except ``gram`` gives
-            the same bits. Except for ``"float32"`` and ``"gram"``, updates are 4 to 15 % larger than stock's,
-            as if the learning rate were (``orthogonalizers.named.LARGER_UPDATES``).
-        calibration: the timings behind ``"auto"``: an ``orthogonalizers.calibration.Calibration``, or a
-            folder that keeps them by machine, torch and threads (default: ``~/.cache/muon_tutorial``).
-            Missing shapes are measured when the optimizer is made, which takes about a second each.
+            than stock. The first rank chooses. Parameter groups and checkpoints record its choice. You
+            may also set this on a parameter group. For a given recipe, every strategy except ``gram`` gives
+            the same bits. Recipes other than ``"float32"`` and ``"gram"`` make updates 4 to 15 % larger than
+            stock's, like a larger learning rate (``orthogonalizers.named.LARGER_UPDATES``).
+        calibration: the timings that ``"auto"`` uses: an ``orthogonalizers.calibration.Calibration``, or a
+            folder with one file per machine, torch version and number of threads (default:
+            ``~/.cache/muon_tutorial``). Shapes without timings are measured when the optimizer is made, which
+            takes about a second each.
         strategy: a name from ``STRATEGIES``, or a builder that turns matrices and a grid into a plan (such as
             ``functools.partial(zero1, round_bytes=1_000_000)``). All ranks of the mesh must then construct,
             step and load together.
         mesh: a ``DeviceMesh`` with named axes (``dp``, ``tp``), or a ``LocalWorld``'s ``mesh(rank)``.
-        distributed_config: instead of a strategy and a mesh: the user's own functions, or a helper's config.
-        tp_dim: how tensor parallelism cut plain parameters: a dimension, None for not at all, a mapping from
-            parameter index, or a function of index and parameter. A parameter's ``partition_dim`` goes first.
-        window: how many rounds of a strategy may be in flight at once: with three, one travels to its owners
-            and one back while a third is worked on. A model within ``round_bytes`` is one round.
-        parts: how parameters hold several matrices, each orthogonalized on its own: the rows of each
-            (``(d, d, d)`` for fused QKV), one number if all are equal (heads), ``"stack"`` for experts,
-            ``"flatten"`` for convolutions. Best set on a parameter group.
-        transposed: the weights are stored (in, out), as in Hugging Face's ``Conv1D`` and some experts. The
-            learning rate is scaled by outputs and inputs, and ``parts`` count columns. Best set on a group.
-        initial_values: what happens at construction to parameters of which several ranks hold copies.
+        distributed_config: the user's own functions, or the config of a helper such as
+            ``create_dtensor_config``. It takes the place of ``strategy`` and ``mesh``.
+        tp_dim: the dimension along which tensor parallelism has cut plain parameters; None if it has not. It
+            may also be a mapping from a parameter's index, or a function of index and parameter. If a
+            parameter has the attribute ``partition_dim``, that is used instead.
+        window: how many rounds of a strategy may be in flight at once. With three, one round travels to its
+            owners, one is orthogonalized, and one travels back. A model within ``round_bytes`` is one round.
+        parts: how a parameter holds several matrices; each is orthogonalized on its own. It is the rows of
+            each matrix (``(d, d, d)`` for fused QKV), one number if all have as many rows (heads),
+            ``"stack"`` for experts, or ``"flatten"`` for convolutions. Set it on a parameter group.
+        transposed: whether weights are stored as (in, out), as in Hugging Face's ``Conv1D`` and some experts.
+            Then the learning rate is scaled by outputs and inputs, and ``parts`` counts columns. Set it on
+            a parameter group.
+        initial_values: what the constructor does to parameters that several ranks hold copies of.
             ``"broadcast"`` gives all copies the first rank's values, as DDP does, if the parameters have
-            names; ``"compare"`` changes nothing. The first step compares the copies either way.
-        compare_every: after how many steps ranks compare their copies of parameters and state again (by a
-            hash of each, summed over every axis of the mesh); None for never.
+            names; ``"compare"`` changes nothing. In both cases the first step compares the copies.
+        compare_every: ranks compare hashes of their copies of parameters and state after this many steps,
+            over every axis of the mesh; None means never again after the first step.
         guard: ``"on"`` checks before every step that all ranks can take it, and that it is the same step.
             ``"off"`` is for benchmarks: nothing is checked, and ranks exchange only the step's own messages.
-        overlap_grad_reduce: for strategies that average gradients themselves (``zero1``, ``layerwise``,
-            ``gram``): a bucket's gradients are sent as soon as ``backward()`` has produced all of them, over
-            their own process group. The bits are the same. When you accumulate gradients, wrap every
-            ``backward()`` except the last in ``no_sync()``, and run the last one on the CUDA stream of its
-            forward pass. A bucket with a frozen or unused matrix, and those after it, wait for ``step()``. It
-            refuses ``GradScaler``, which changes gradients after backward.
+        overlap_grad_reduce: send each bucket's gradients as soon as ``backward()`` has produced all of them,
+            over a process group of their own. It works with strategies that average gradients themselves
+            (``zero1``, ``layerwise``, ``gram``), and does not change the bits. When you accumulate gradients,
+            wrap every ``backward()`` except the last in ``no_sync()``. Run the last one on the CUDA
+            stream of its forward pass. A bucket with a frozen or unused matrix waits for ``step()``, and so
+            do the buckets after it. ``GradScaler`` is refused, because it changes gradients after backward.
 
     Raises:
         NotAMatrixError: a parameter is not a dense real matrix; the message names it.
@@ -183,7 +187,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def take_step(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> None:
-        """``step()`` without a closure, and without asking a ``GradScaler``; arguments as for ``program``."""
+        """``step()`` without a closure or a ``GradScaler``. The arguments are those of ``program``."""
         try:
             self.world.run(self.program(beside, error))
         except TutorialError as refusal:
@@ -191,10 +195,7 @@ class Muon(torch.optim.Optimizer):
             raise
 
     def program(self, beside: Sequence[Tensor] | None = None, error: TutorialError | None = None) -> Walk:
-        """One step as a generator of requests: the guard checks it, then the world runs it.
-
-        Gradients of ``beside``, or else of the companions, are averaged too. An ``error`` stops all ranks.
-        """
+        """One step as a generator of requests. The arguments are those of ``Guard.before_step``."""
         for each in (yield from self.guard.before_step(self, beside, error)):  # one mesh's step
             yield from each.step.step()
         self.guard.after_step(self, "taken")
@@ -202,14 +203,14 @@ class Muon(torch.optim.Optimizer):
     def ready_gradients(self, max_norm: float | None = None, *, rest: Iterable[Tensor] = ()) -> Tensor | None:
         """Average the gradients before ``step()``, once per step, after the last ``backward()``.
 
-        With ``max_norm`` the gradients of the matrices and of the ``rest``, which another optimizer steps
-        (the matrices may be among them), are clipped together by their total norm, which is returned. If a
-        gradient is not finite, nothing is changed, the returned norm is infinite, and ``step()`` raises,
+        With ``max_norm``, gradients are clipped by their total norm, and the norm is returned. It covers the
+        matrices and ``rest``, the parameters of another optimizer; matrices in ``rest`` count once. If
+        a gradient is not finite, no gradient changes, the returned norm is infinite, and ``step()`` raises,
         unless ``GradScaler`` makes it skip. A single process looks for such a gradient only when it clips.
 
         Raises:
-            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``,
-                and only the pair's own call would average AdamW's gradients, too.
+            UsageError: it was already called for these gradients, or this is the Muon of a ``MuonWithAdamW``;
+                call the pair's own ``ready_gradients``, which averages AdamW's gradients, too.
         """
         with torch.no_grad():
             return self.world.run(self.ready_program(max_norm, rest=rest))
@@ -221,13 +222,12 @@ class Muon(torch.optim.Optimizer):
     def no_sync(self) -> AbstractContextManager[None]:
         """Let ``backward()`` add to gradients without sending them, like DDP's ``no_sync``.
 
-        Wrap every ``backward()`` of a step except the last; if you wrap that, too, ``step()`` sends them. It
-        matters only with ``overlap_grad_reduce``.
+        Wrap every ``backward()`` of a step except the last. If you wrap the last one, too, ``step()`` sends
+        the gradients. Without ``overlap_grad_reduce`` this does nothing.
         """
         return self.guard.hooks.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of all matrices."""
         self.guard.before_zero_grad(self)
         super().zero_grad(set_to_none)
         self.guard.look_at_gradients(self)
@@ -244,7 +244,7 @@ class Muon(torch.optim.Optimizer):
 
     @property
     def plans(self) -> list[Plan]:
-        """The plans of a step, one per mesh; none without a strategy, or with a user's own functions."""
+        """The plans of a step, one per mesh; empty without a strategy or with a user's own functions."""
         return [step.plan for step in self.plan_steps]
 
     @property
@@ -253,22 +253,23 @@ class Muon(torch.optim.Optimizer):
         return next(iter(self.plans), None)
 
     def audit(self, **options: Any) -> Any:
-        """Audit the coming steps: ``audit.audit`` with this optimizer."""
+        """Audit the next steps; see ``audit.audit``."""
         from .audit import audit
 
         return audit(self, **options)
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed.
+        """Whether ``step()`` itself skips when gradients overflow; ``GradScaler`` reads this.
 
-        Ranks that step together must skip together: a rank that skipped alone would hang the rest. For
-        DTensors the scaler asks all ranks itself, and Lightning refuses to clip for an optimizer that skips.
+        Ranks that step together must skip together, because a rank that skipped alone would hang the rest.
+        For DTensors this is False: the scaler asks all of their ranks itself, and Lightning would not clip
+        for an optimizer that skips by itself.
         """
         return not self.guard.steps.alone and not all(isinstance(it, DTensor) for it in params_of(self))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of matrices; if the group is refused, the optimizer stays as it was."""
+        """Add a group of matrices. If the group is refused, the optimizer does not change."""
         self.guard.refuse_while_ready("add_param_group")
         super().add_param_group(param_group)
         try:
@@ -285,29 +286,29 @@ class Muon(torch.optim.Optimizer):
         self.guard.is_compared = False
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's state, in the usual form. It never communicates.
+        """Return this rank's state in the form of torch's optimizers, without communication.
 
-        If a parameter is a DTensor, so is its momentum: ``torch.distributed.checkpoint`` saves it whole.
-        ``zero1`` keeps a slice of each momentum on each rank, and warns about it once.
+        If a parameter is a DTensor, so is its momentum, and ``torch.distributed.checkpoint`` saves it whole.
+        With ``zero1`` each rank has only a slice of each momentum; the first call warns of that.
         """
         self.guard.warn_of_slices()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state, this class's or another Muon's, as a copy.
+        """Load a copy of a state that this class or another Muon saved.
 
-        Parameters are matched by name if both sides have names, else by position. Momentum keeps its dtype,
-        or takes the parameter's if that is wider, so nothing is rounded. (The stock method rounds fp32
+        Parameters are matched by name if both sides have names, otherwise by position. Momentum keeps its
+        dtype, or takes the parameter's if that is wider, so nothing is rounded. (The stock method rounds fp32
         momentum to a bf16 parameter's dtype.)
 
         Raises:
-            UsageError: a momentum does not fit what this rank stores; everything is as it was before.
+            UsageError: a momentum has another size than on this rank. Nothing is changed.
         """
         self.guard.refuse_while_ready("load_state_dict")
         before = self.state, self.param_groups
         made = self.guard.steps.made
         groups = [dict(group) for group in self.param_groups]
-        # Registered last, so that they run after the user's own hooks have changed the state.
+        # These hooks are registered last, so they see the state after the user's own hooks have changed it.
         handles = [self.register_load_state_dict_pre_hook(hook) for hook in (follow_names, hide_tensors)]
         try:
             super().load_state_dict(state_dict)

@@ -43,8 +43,9 @@ IN_TRAINER = (
 class MuonWithAdamW(torch.optim.Optimizer):
     """One ``torch.optim.Optimizer`` that prepares, steps and saves a ``Muon`` and a ``torch.optim.AdamW``.
 
-    A learning-rate scheduler affects the ``param_groups`` of both (Muon's first). If it cycles the momentum,
-    AdamW takes that as its first beta. Both optimizers stay accessible as ``.muon`` and ``.adamw``.
+    ``param_groups`` lists the groups of both, Muon's first, so a learning-rate scheduler affects both. If the
+    scheduler cycles the momentum, AdamW uses it as its first beta. The two optimizers are ``.muon`` and
+    ``.adamw``.
 
     Raises:
         UsageError: the two are not of these classes, or share a parameter.
@@ -59,25 +60,26 @@ class MuonWithAdamW(torch.optim.Optimizer):
     muon: Muon
     adamw: torch.optim.AdamW
     order: list[str]
-    """The owner of each of ``param_groups``, "muon" or "adamw"; groups added to one of them come last."""
+    """The optimizer of each of ``param_groups``: "muon" or "adamw". Groups added to ``.muon`` or ``.adamw``
+    directly come last and have no entry."""
 
     verdicts: dict[Tensor, Verdict]
     """The verdict of ``split_parameters`` on each parameter of the model, including frozen ones."""
 
     decay_vectors: bool
-    """Whether norms and biases that are added later decay."""
+    """Whether weight decay applies to norms and biases in groups that are added later."""
 
     _model: Callable[[], nn.Module | None] = staticmethod(lambda: None)
     """Returns the model that ``from_model`` was given, or None once it is deleted."""
 
     _seen: Sequence[Tensor] = ()
-    """The groups' parameters when they were last checked."""
+    """The parameters of all groups at the last call of ``_look_at_groups``."""
 
     _stepped: Set[Tensor] = frozenset()
     """The model's parameters that are, or once were, in a group."""
 
     _told: Set[str] = frozenset()
-    """The parameters for which a warning has said that this optimizer does not step them."""
+    """The names of parameters that a warning about unstepped parameters has listed."""
 
     def __init__(self, muon: Muon, adamw: torch.optim.AdamW | None = None, **others: Any) -> None:
         if not isinstance(muon, Muon) or not isinstance(adamw, torch.optim.AdamW) or others:
@@ -92,8 +94,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
             raise UsageError(
                 f"parameters given to both Muon and AdamW: {', '.join(shared)}; give each to only one of them"
             )
-        # The base class's unpickling path: it sets up hooks, and leaves the groups to the two optimizers.
-        # Without "betas" among the defaults, a scheduler that cycles momentum writes "momentum" everywhere.
+        # __setstate__ sets up the base class's hooks, but not its groups, which the two optimizers hold.
+        # The defaults have no "betas", so a scheduler that cycles momentum writes "momentum" into all groups.
         order = ["muon"] * len(muon.param_groups) + ["adamw"] * len(adamw.param_groups)
         parts = {"muon": muon, "adamw": adamw, "order": order, "verdicts": {}, "decay_vectors": True}
         self.__setstate__({"defaults": dict(muon.defaults), **parts})
@@ -124,27 +126,28 @@ class MuonWithAdamW(torch.optim.Optimizer):
         adamw: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> MuonWithAdamW:
-        """Make the pair for a model, its parameters split by ``split_parameters``.
+        """Split a model's parameters with ``split_parameters``, and make both optimizers.
 
-        Call it where you would make AdamW: after ``fully_shard`` or ``parallelize_module``, and before or
-        after DDP; Accelerate needs it before ``prepare``. DTensors and DDP need no strategy.
+        Call it where you would make AdamW: after ``fully_shard`` or ``parallelize_module``, before or after
+        DDP, and before Accelerate's ``prepare``. DTensors and DDP need no strategy.
 
         Args:
-            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses it, too, and ``adjust_lr_fn`` is
-                ``"match_rms_adamw"`` unless ``muon`` sets another, so their updates are of one size.
-            weight_decay: for both. By default Muon uses 0.1 and AdamW 0.01, torch's defaults.
-            decay_vectors: False keeps norms, biases and other vectors from decaying.
-            betas: AdamW's.
+            lr: Muon's learning rate. Without ``adamw_lr``, AdamW uses it, too, and ``adjust_lr_fn`` becomes
+                ``"match_rms_adamw"`` unless ``muon`` sets another. Both optimizers' updates are then about
+                equally large.
+            weight_decay: for both optimizers. By default Muon uses 0.1 and AdamW 0.01, as in torch.
+            decay_vectors: whether weight decay applies to norms, biases and other vectors.
+            betas: AdamW's betas.
             exclude, experts, heads, parts, transposed: as in ``split_parameters``; for example,
                 ``parts={"*.qkv_proj.weight": (64, 32, 32)}``.
-            include_frozen: also take frozen parameters, to unfreeze them later; else they are left out.
-            muon: further arguments of ``Muon``: ``{"momentum": 0.9}``.
-            adamw: further arguments of ``torch.optim.AdamW``: ``{"eps": 1e-10}``.
+            include_frozen: whether to include frozen parameters, so that you can unfreeze them later.
+            muon: more arguments for ``Muon``, for example ``{"momentum": 0.9}``.
+            adamw: more arguments for ``torch.optim.AdamW``, for example ``{"eps": 1e-10}``.
 
         Raises:
             UsageError: an argument is unknown, or the model has no hidden matrix or cannot be split.
         """
-        if model is None or lr is None:  # Trainer called it to get a class
+        if model is None or lr is None:  # transformers' Trainer expects a class here, and calls it
             raise UsageError(f"from_model takes a model and lr=; {IN_TRAINER}")
         if others:
             remedy = "pass Muon's arguments by muon={…}, AdamW's by adamw={…}"
@@ -161,7 +164,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         rest = torch.optim.AdamW(_decay_groups(split, decay_vectors), **options)
         if not include_frozen:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the call above has warned already
+                warnings.simplefilter("ignore")  # the first call of sort() has warned
                 split = sort(transposed=transposed, experts=experts, include_frozen=True)
         first.guard.unstepped = [(verdict.name, verdict.param) for verdict in split.verdicts]
         both = cls(first, rest)
@@ -170,26 +173,25 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both, Muon's first, then those added later: a new list, which refuses changes."""
+        """The groups of Muon, then of AdamW, then those added later, in a new list that refuses changes."""
         groups = {"muon": list(self.muon.param_groups), "adamw": list(self.adamw.param_groups)}
         ordered = [groups[owner].pop(0) for owner in self.order if groups[owner]]
         return PairGroups([*ordered, *groups["muon"], *groups["adamw"]])
 
     @param_groups.setter
     def param_groups(self, groups: Sequence[dict[str, Any]]) -> None:
-        """Give both their groups (Muon's have ``ns_steps``), as when Lightning resumes fine-tuning."""
+        """Give each optimizer its groups (Muon's have ``ns_steps``). Lightning does this when it resumes."""
         self.order = [_owner_of(group) for group in groups]
         self.muon.param_groups = [group for group in groups if _owner_of(group) == "muon"]
         self.adamw.param_groups = [group for group in groups if _owner_of(group) == "adamw"]
 
     @property  # type: ignore[override]
     def state(self) -> PairState:
-        """The state of both, keyed by parameter; writing to it writes to theirs. See ``PairState``."""
+        """The state of both optimizers by parameter. Writes go through to them; see ``PairState``."""
         return PairState(self.muon.state, self.adamw.state, self._is_adamws, self._has_no_state)
 
     @state.setter
     def state(self, state: Mapping[Any, Any]) -> None:
-        """Give each optimizer its own entries."""
         check_moment_values(self.adamw.param_groups, state)
         entries = list(state.items())
         self.muon.state = defaultdict(dict, [it for it in entries if not self._is_adamws(it[0])])
@@ -203,12 +205,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return not self.adamw.state and not any(map(has_moved, entries))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model from ``from_model``, split between both as ``split_parameters`` does.
+        """Add parameters of the model that ``from_model`` got; each goes to Muon or AdamW as in that split.
 
-        The group's hyperparameters apply to both. If ranks step together, the next step compares the values.
+        The group's hyperparameters apply to both optimizers. If ranks step together, the next step compares
+        the parameters' values.
 
         Raises:
-            UsageError: a parameter is not that model's, so only the caller knows which optimizer it needs.
+            UsageError: a parameter is not in that model, so only the caller knows which optimizer it needs.
         """
         given = param_group["params"]
         params = [given] if isinstance(given, Tensor) else list(given)
@@ -230,7 +233,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self.muon.guard.is_compared = False
 
     def ready_gradients(self, max_norm: float | None = None) -> Tensor | None:
-        """``Muon.ready_gradients`` for both: clips their gradients together if ``max_norm`` is given."""
+        """Call ``Muon.ready_gradients`` for the parameters of both optimizers."""
         return self.muon.ready_gradients(max_norm, rest=self._rest)
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -239,12 +242,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """For ``GradScaler``: whether ``step()`` itself skips when gradients overflowed."""
         return self.muon._step_supports_amp_scaling
 
     @staticmethod
     def profile_hook_step(func: Callable[_P, _R]) -> Callable[_P, _R]:
-        """Wrap ``step()`` as torch does, and make ``torch.compile`` call it instead of tracing into it."""
+        """Wrap ``step()`` as torch does, and keep ``torch.compile`` from tracing into it."""
         return torch.compiler.disable(torch.optim.Optimizer.profile_hook_step(func))
 
     @overload
@@ -254,13 +256,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Ready the gradients if they are not, step both, and return the closure's loss if there is one."""
+        """Average the gradients unless that is done, step both optimizers, and return the closure's loss."""
         loss = None
         if closure is not None:
             self.muon.guard.gradients_changed()
             with torch.enable_grad():
                 loss = closure()
-        self.muon._opt_called = True  # so that a scheduler on ``.muon`` knows that it has been stepped
+        self.muon._opt_called = True  # a scheduler on ``.muon`` checks this
         if self.muon.guard.skips_overflow(self.muon, self):
             self.muon.guard.after_step(self.muon, "skipped")
             return loss
@@ -271,7 +273,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         try:
             self._warn_of_unstepped()
             check_moments(self.adamw)
-        except UsageError as found:  # all ranks must know of it before it is raised
+        except UsageError as found:  # take_step() raises it on all ranks
             error = found
         self.muon.take_step(self._rest, error)
         for after in self.muon._optimizer_step_post_hooks.values():
@@ -287,35 +289,37 @@ class MuonWithAdamW(torch.optim.Optimizer):
         return params_of(self.adamw)
 
     def _follow(self, model: nn.Module, split: ParameterSplit, decay_vectors: bool) -> None:
-        """Keep what later groups and parameters are judged by: the model, its split, and their decay."""
+        """Store the model, its split and ``decay_vectors`` for groups and parameters that are added later."""
         self._model, self.decay_vectors = weakref.ref(model), decay_vectors
         self.verdicts = {verdict.param: verdict for verdict in split.verdicts}
         self._look_at_groups()
 
     def _look_at_groups(self) -> None:
-        """If the groups hold new parameters, find them in the model, and forget those they replaced."""
+        """If the groups hold new parameters, update the records of which parameters are stepped."""
         now = params_of(self)
         if not same_tensors(self._seen, now):
             self._follow_replaced()
             self._seen, self._stepped = now, (self._stepped | set(now)) & self.verdicts.keys()
 
     def verdicts_now(self) -> list[Verdict]:
-        """The verdicts on the model's current parameters, which FSDP2 or a trainer may have replaced."""
+        """Return the verdicts on the model's current parameters; FSDP2 may have replaced some."""
         self._follow_replaced()
         return list(self.verdicts.values())
 
     def audit(self, **options: Any) -> Any:
-        """Audit the coming steps: ``audit.audit`` with this optimizer."""
+        """Audit the next steps; see ``audit.audit``."""
         from .audit import audit
 
         return audit(self, **options)
 
     def _warn_of_unstepped(self) -> None:
-        """Warn, once each, of parameters that train now, but were frozen when the pair was made, or came into
-        the model later. It looks for new ones at the first step, and at steps without gradients.
+        """Warn once of each parameter that has gradients but that neither optimizer steps.
+
+        It was frozen when the optimizer was made, or has come into the model since. New parameters are looked
+        for only at the first step, and at steps without gradients.
 
         Raises:
-            UsageError: a flat parameter of FSDP1's trains in place of one that this optimizer steps.
+            UsageError: FSDP1 has replaced a parameter that this optimizer steps by a flat parameter.
         """
         now: dict[str, nn.Parameter] = {}
         looks = self.muon.guard.steps_done == 0 or all(param.grad is None for param in self._seen)
@@ -342,7 +346,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             )
 
     def _follow_replaced(self) -> None:
-        """Find parameters that replaced others, by name, as when Accelerate puts FSDP2's in their place."""
+        """Find parameters that replaced others of the same name, as when Accelerate applies FSDP2."""
         model = self._model()
         if model is None or all(param in self.verdicts for param in model.parameters()):
             return
@@ -353,22 +357,21 @@ class MuonWithAdamW(torch.optim.Optimizer):
             self.muon.guard.unstepped = [(name, now[name]) for name in by_name]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients of both."""
         self.muon.zero_grad(set_to_none)
         self.adamw.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of both in the usual form, with one numbering of all parameters, Muon's first."""
+        """Return the state of both, in the form of torch's optimizers. Muon's parameters come first."""
         self.muon.guard.warn_of_slices()
         return super().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` returned; a state that does not fit changes neither of the two.
+        """Load what ``state_dict()`` returned. If the state does not fit, neither optimizer changes.
 
-        It also reads the state of an earlier version, ``{"muon": …, "adamw": …}``.
+        The form of an earlier version, ``{"muon": …, "adamw": …}``, can be read, too.
 
         Raises:
-            UsageError: other groups or parameters were saved, or moments that AdamW cannot have made.
+            UsageError: the saved groups or parameters differ, or AdamW cannot have made the saved moments.
         """
         state_dict = state_dict.copy()
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -392,7 +395,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             after(self)
 
     def _taken_apart(self, state_dict: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """The states of the two optimizers, from one that numbers all parameters."""
+        """Split a state that numbers all parameters into the states of the two optimizers."""
         if not {"state", "param_groups"} <= set(state_dict):
             raise UsageError(
                 f"a state of MuonWithAdamW has the keys 'state' and 'param_groups', got {sorted(state_dict)}"
@@ -415,7 +418,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, Any]]:
-    """AdamW's groups: one group, or its matrices and, without decay, its vectors."""
+    """Return AdamW's groups: one for all, or, without ``decay_vectors``, a second one for vectors."""
     decaying = [(name, param) for name, param in split.rest if decay_vectors or param.ndim > 1]
     vectors = [(name, param) for name, param in split.rest if not decay_vectors and param.ndim < 2]
     groups: list[dict[str, Any]] = [{"params": decaying}, {"params": vectors, "weight_decay": 0.0}]
@@ -423,7 +426,7 @@ def _decay_groups(split: ParameterSplit, decay_vectors: bool) -> list[dict[str, 
 
 
 def _trained(params: Mapping[str, Tensor], told: Set[str]) -> list[str]:
-    """The names of trainable parameters that have gradients, without those already ``told``."""
+    """Return the names of trainable parameters with gradients, except those in ``told``."""
     grown = (name for name, it in params.items() if it.requires_grad and it.grad is not None)
     return [name for name in grown if name not in told]
 
@@ -433,7 +436,7 @@ def _owner_of(group: Mapping[str, Any]) -> str:
 
 
 def _state_of(owner: str, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> dict[str, Any]:
-    """One optimizer's part of a state. Users' own entries, which belong to no parameter, go to Muon."""
+    """Return one optimizer's part of a state. Entries that belong to no parameter go to Muon."""
     own = [group for group in groups if _owner_of(group) == owner]
     others = {index for group in groups if _owner_of(group) != owner for index in group["params"]}
     theirs = {index for group in own for index in group["params"]}

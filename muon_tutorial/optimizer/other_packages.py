@@ -1,14 +1,16 @@
-"""Converts momentum from other packages' states, and back: each has its own keys and kind of average.
+"""Converts momentum between this package and others. Each package has its own keys and kind of average.
 
-The formats, from each package's published code:
+The formats were read from each package's published code:
 
-- ``torch``: ``torch.optim.Muon``, ``momentum_buffer``, a moving average: ``lerp(gradient, 1 - momentum)``.
+- ``torch``: ``torch.optim.Muon`` keeps a moving average, ``lerp(gradient, 1 - momentum)``, as
+  ``momentum_buffer``.
 - ``muon-optimizer``: Keller Jordan's PyPI classes keep the same momentum and AdamW's moments. The distributed
   classes sort parameters by shape, and each rank's file has only the momentum of its own parameters.
-- ``dion``: microsoft/dion, ``Muon``: ``momentum``, a sum: ``momentum * rate + gradient``; AdamW's squares are
-  called ``variance``, and its step is ``step_dev`` (before August 2026, the group's ``step``).
-- ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers: as torch's.
-- ``deepspeed``: its ``MuonWithAuxAdam`` at ZeRO stage 0 is Keller Jordan's. Stages 1 to 3 flatten parameters.
+- ``dion``: ``Muon`` of microsoft/dion keeps a sum, ``momentum * rate + gradient``, as ``momentum``. It calls
+  AdamW's second moment ``variance``, and its step ``step_dev`` (before August 2026, the group's ``step``).
+- ``megatron``: Megatron-LM's ``TensorParallelMuon`` and NVIDIA's emerging-optimizers use torch's format.
+- ``deepspeed``: ``MuonWithAuxAdam`` at ZeRO stage 0 uses Keller Jordan's format. Stages 1 to 3 flatten
+  parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ Package = Literal["torch", "muon-optimizer", "dion", "megatron", "deepspeed"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A package's keys for the momentum and for AdamW's moments and step; whether its momentum is a sum."""
+    """A package's keys for the momentum and for AdamW's moments and step; whether the momentum is a sum."""
 
     momentum: str = "momentum_buffer"
     first: str = "exp_avg"
@@ -48,8 +50,7 @@ FORMATS: dict[str, Format] = {
 
 @dataclass(frozen=True, slots=True)
 class MomentumReport:
-    """Names: of matrices whose momentum was loaded, of parameters whose AdamW moments were loaded, and of
-    those missing from the file, which start from zero."""
+    """The names of parameters that got a momentum, that got AdamW's moments, and that start from zero."""
 
     package: str
     momenta: tuple[str, ...]
@@ -70,15 +71,16 @@ def load_momentum(
 ) -> MomentumReport:
     """Load the momentum, and AdamW's moments, from another package's ``state_dict()``.
 
-    Hyperparameters stay this optimizer's. If each rank saved the momentum of only some parameters, ``saved``
-    is the list of all ranks' dictionaries. Every rank that steps must call it, with the whole list.
+    This optimizer keeps its hyperparameters. If each rank saved the momentum of only some parameters, pass
+    the list of all ranks' dictionaries as ``saved``. Every rank must call this, with the whole list.
 
     Args:
-        names: the other optimizer's parameters in the order of its groups, needed unless these have
-            ``param_names``: ``[names[p] for g in optimizer.param_groups for p in g["params"]]``.
+        names: the names of the other optimizer's parameters in the order of its groups:
+            ``[names[p] for g in optimizer.param_groups for p in g["params"]]``. You may leave it out if its
+            groups have ``param_names``.
 
     Raises:
-        UsageError: an entry matches no parameter of this optimizer, or has another shape; nothing is changed.
+        UsageError: an entry matches no parameter of this optimizer, or has another shape. Nothing is changed.
     """
     format_of = _format(package)
     own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
@@ -95,14 +97,14 @@ def load_momentum(
 def momentum_for(
     optimizer: Muon | MuonWithAdamW, package: Package, names: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """This optimizer's momentum and moments in the format of another package's ``state_dict()``.
+    """Return this optimizer's momentum and moments in the format of another package's ``state_dict()``.
 
-    ``names`` is the order of that optimizer's parameters, this one's by default. Put the result into a fresh
-    ``state_dict()`` of that optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``. DTensors become whole
-    tensors, so all of their ranks must call it.
+    ``names`` lists the parameters in the other optimizer's order; by default, in this one's. Put the result
+    into a new ``state_dict()`` of the other optimizer: ``{**theirs.state_dict(), **momentum_for(…)}``.
+    DTensors become whole tensors, so all ranks of their meshes must call this.
 
     Raises:
-        UsageError: ranks keep slices of the momentum: load the checkpoint in one process first.
+        UsageError: each rank has only a slice of a momentum. Load the checkpoint in one process first.
     """
     format_of = _format(package)
     own = {name: (param, group) for name, param, group in all_named(optimizer.param_groups)}
@@ -122,7 +124,7 @@ def _format(package: str) -> Format:
 def _entries(
     saved: Sequence[Mapping[str, Any]], names: Sequence[str] | None
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each non-empty entry of the saved states, with its parameter's name."""
+    """Yield each non-empty entry of the saved states with its parameter's name."""
     for state in saved:
         groups = state["param_groups"]
         order = {number: group for group in groups for number in group["params"]}
@@ -142,7 +144,7 @@ def _entries(
 def _taken(
     name: str, entry: Mapping[str, Any], own: Mapping[str, tuple[Tensor, dict[str, Any]]], its: Format
 ) -> dict[str, Any]:
-    """An entry, converted to this optimizer's format."""
+    """Convert an entry to this optimizer's format."""
     if name not in own:
         raise UsageError(f"the state has {name}, which this optimizer does not step")
     param, group = own[name]
@@ -164,7 +166,7 @@ def _taken(
     if isinstance(param, DTensor):
         made = {key: distribute_tensor(it, param.device_mesh, param.placements) for key, it in made.items()}
     step = entry.get(its.step, entry.get("step"))
-    if step is None:  # with a step of 0, AdamW would correct its moments' bias a second time
+    if step is None:  # if it were 0, AdamW would correct the bias of its moments again
         raise UsageError(f"the saved state of {name} does not say how many steps AdamW has taken")
     return {"step": torch.tensor(float(step)), **made}
 

@@ -1,4 +1,4 @@
-"""The states and the groups of two optimizers as one; writes reach the two optimizers."""
+"""Shows the states and the groups of two optimizers as those of one optimizer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ State = defaultdict[Any, Any]
 class PairState(MutableMapping[Any, Any]):
     """A live view of Muon's and AdamW's states: reads, writes and deletions go through to them.
 
-    ``is_new`` returns whether nothing has been stepped or loaded. Then the state looks empty, though each
-    entry can be read. ``torch.distributed.checkpoint`` makes an optimizer's state before it loads, but only
-    if that state looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
+    While ``is_new()`` is true, because nothing has been stepped or loaded, the state looks empty, though its
+    entries can be read. The reason is ``torch.distributed.checkpoint``: before it loads, it makes an
+    optimizer's state if that looks empty. If it saw Muon's state alone, it would not load AdamW's moments.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class PairState(MutableMapping[Any, Any]):
         return self.muon if param in self.muon or not self.is_adamws(param) else self.adamw
 
     def __getitem__(self, param: Any) -> Any:
-        """An entry, created if missing, as in any optimizer's state."""
+        """Return an entry. A missing one is created, as in any optimizer's state."""
         return self._home(param)[param]
 
     def __setitem__(self, param: Any, entry: Any) -> None:
@@ -49,20 +49,17 @@ class PairState(MutableMapping[Any, Any]):
         return 0 if self.is_new() else len(self.muon) + len(self.adamw)
 
     def get(self, param: Any, default: Any = None) -> Any:
-        """An entry, or ``default``."""
         return self._home(param)[param] if param in self else default
 
     def clear(self) -> None:
-        """Drop all entries."""
         self.muon.clear()
         self.adamw.clear()
 
     def copy(self) -> State:
-        """A plain defaultdict with the same entries, like any optimizer's state."""
         return defaultdict(dict, self.items())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copying or pickling gives what ``copy`` returns: no longer a view of two optimizers."""
+        """Copying or pickling gives a plain defaultdict, as ``copy`` does."""
         return defaultdict, (dict, dict(self.items()))
 
     def __repr__(self) -> str:
@@ -70,7 +67,7 @@ class PairState(MutableMapping[Any, Any]):
 
 
 class PairGroups(list[dict[str, Any]]):
-    """The groups of both optimizers, in a new list at each access; change the groups, not the list."""
+    """The groups of both optimizers. Every access makes a new list, so change the groups, not the list."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise UsageError(
@@ -79,7 +76,7 @@ class PairGroups(list[dict[str, Any]]):
         )
 
     def __setitem__(self, place: Any, groups: Any) -> None:
-        """Allow a write that changes nothing: DeepSpeed puts back the groups that have parameters."""
+        """Allow only a write of the same groups, which DeepSpeed does."""
         if place != slice(None) or [*map(id, groups)] != [*map(id, self)]:
             self._refuse()
 

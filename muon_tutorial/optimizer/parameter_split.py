@@ -1,7 +1,4 @@
-"""The result of ``split_parameters``: which optimizer steps each parameter, and why.
-
-Knows names, shapes and verdicts; ``split_parameters`` reaches the verdicts.
-"""
+"""The result of ``split_parameters``: which optimizer steps each parameter, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ EXPERTS = "experts, a stack of matrices"
 """The reason given for a three-dimensional weight of experts."""
 
 BARE = "a matrix by its shape alone"
-"""The reason given for a two-dimensional parameter that may be a table: it is not named like a weight."""
+"""The reason given for a two-dimensional parameter that is not named like a weight, and may be a table."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +34,14 @@ class Verdict:
     parts: Parts = None
     transposed: bool = False
     unsure: bool = False
-    """Whether the name suggests several matrices, in an unknown layout."""
+    """Whether the name suggests several matrices whose layout is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ParameterSplit:
     """A model's parameters, split between Muon and AdamW; ``hidden, rest = split`` unpacks it.
 
-    ``str(split)`` is a table: name, shape, who steps it, why. Equal layers share a line.
+    ``str(split)`` is a table. Parameters that differ only in the layer's number share a line.
 
     >>> from muon_tutorial import split_parameters
     >>> print(split_parameters(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))))
@@ -63,7 +60,7 @@ class ParameterSplit:
 
     @property
     def hidden(self) -> list[dict[str, Any]]:
-        """Groups for ``Muon``, with names; only one unless some need ``parts`` or ``transposed``."""
+        """Groups for ``Muon``, with names: one, unless some matrices need ``parts`` or ``transposed``."""
         groups: dict[tuple[Parts, bool], dict[str, Any]] = {}
         for verdict in sorted(self._of("Muon"), key=lambda it: (it.parts is not None, it.transposed)):
             key = verdict.parts, verdict.transposed
@@ -92,7 +89,7 @@ class ParameterSplit:
 
     @property
     def left_experts(self) -> int:
-        """How many elements of three-dimensional experts stay with AdamW."""
+        """How many elements of three-dimensional experts AdamW steps."""
         return sum(verdict.param.numel() for verdict in self._of("AdamW") if verdict.why == EXPERTS)
 
     @property
@@ -117,7 +114,7 @@ class ParameterSplit:
 
 
 def experts_message(split: ParameterSplit) -> str:
-    """A message: how much of the model stays with AdamW as stacked experts, and how to change that."""
+    """Say how much of the model AdamW steps as stacked experts, and how to give them to Muon."""
     share = _percent(split.left_experts, split.numel)
     return (
         f"Experts stay with AdamW: {split.left_experts:,} parameters, {share} of the model, are stacks of "
@@ -126,7 +123,7 @@ def experts_message(split: ParameterSplit) -> str:
 
 
 def bare_message(split: ParameterSplit) -> str:
-    """What to write for two-dimensional parameters that may be tables; empty if there are none."""
+    """Say what to pass for two-dimensional parameters that may be tables; empty if there are none."""
     shapes = {_pattern(it.name): _shape(it) for it in split.verdicts if it.why == BARE}
     if not shapes:
         return ""
@@ -139,7 +136,7 @@ def bare_message(split: ParameterSplit) -> str:
 
 
 def unknown_message(split: ParameterSplit) -> str:
-    """What to write for three-dimensional parameters that may be experts; empty if there are none."""
+    """Say what to pass for three-dimensional parameters that may be experts; empty if there are none."""
     names = [it.name for it in split.verdicts if it.why == "not a matrix" and it.param.ndim == 3]
     if not names:
         return ""
@@ -150,7 +147,7 @@ def unknown_message(split: ParameterSplit) -> str:
 
 
 def unsure_message(split: ParameterSplit) -> str:
-    """What to write for weights that hold matrices in an unknown layout; empty if there are none."""
+    """Say what to pass for weights that hold matrices in an unknown layout; empty if there are none."""
     names: dict[str, Verdict] = {_pattern(it.name): it for it in split.verdicts if it.unsure}
     if not names:
         return ""
@@ -171,7 +168,7 @@ def _group(parts: Parts, transposed: bool) -> dict[str, Any]:
 
 
 def _rows(verdicts: Sequence[Verdict]) -> Iterator[Row]:
-    """The lines of the table. Lines that differ only in a layer's number become one."""
+    """Yield the lines of the table. Lines that differ only in a layer's number become one."""
     alike: dict[Row, list[str]] = {}
     for verdict in verdicts:
         alike.setdefault(_row(verdict), []).append(verdict.name)

@@ -1,31 +1,31 @@
 """Decides which parameters of a model go to Muon: the hidden matrices, and nothing else.
 
-Knows modules and names, and imports no model library: it recognizes their classes by attributes and type
-names. The choices, and their sources in the field:
+This module imports no model library. It recognizes a library's classes by attributes and type names. These
+are the choices, with their sources in the field:
 
-- Embeddings, classifier heads, gains and biases stay with AdamW: Keller Jordan's post
+- Embeddings, classifier heads, gains and biases go to AdamW, as in Keller Jordan's post
   (https://kellerjordan.github.io/posts/muon/#empirical-considerations) and his README
   (https://github.com/KellerJordan/Muon/blob/50c4225d6d5d2514834c6d6dec1a0553dfb04568/README.md). Rows of an
-  embedding stand for tokens or positions, and no input mixes rows. A head cannot be recognized by its number
-  of dimensions or module type, as dion's README warns (microsoft/dion, README.md, "Building Parameter
-  Groups"): here it is recognized by name, and by the model's own ``get_output_embeddings``.
+  embedding stand for tokens or positions, and no input mixes rows. A head's number of dimensions and module
+  type do not show that it is a head, as dion's README warns (microsoft/dion, README.md, "Building Parameter
+  Groups"). So it is recognized by its name, or by the model's own ``get_output_embeddings``.
 - Megatron-LM gives Muon all two-dimensional parameters except embedding and output layer
-  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). There the convolution
-  kernel of a state-space model goes to Adam, and so does its mixer's fused ``in_proj``
-  (megatron/core/ssm/mamba_mixer.py); here ``in_proj`` is a hidden matrix like any other. ``A_log``, ``D`` and
-  ``dt_bias`` are rates and gains, whatever their shape: they never multiply an input as a matrix.
-- Routers are heads over experts, and opinions differ. MuLoCo's torchtitan (facebookresearch/MuLoCo,
-  torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does an option of Megatron-LM
-  (https://github.com/NVIDIA/Megatron-LM/pull/6504). Megatron-LM by default and GLM-4.5 (arXiv 2508.06471,
-  section 2.4) give them to Muon. Here AdamW gets them.
-- Experts are trained with Muon, each matrix on its own, in Moonlight (arXiv 2502.16982) and GLM-4.5. As
-  three-dimensional stacks they need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they
-  go to Muon only with ``experts="muon"``.
-- Adapters (LoRA): A, rank × in, and B, out × rank, are hidden matrices like any other, and B of a fused
-  weight is split like that weight. For stacked experts, one matrix holds the adapters of all experts (the
-  rows of A, the columns of B), so they go to AdamW, like adapters that rotate or scale (OFT, BOFT, IA3).
-- Fused weights (query, key and value in one; gate and up) are split if the model's own sizes determine their
-  layout (``fused_weights``). If not, the weight stays whole, and a warning says what to write.
+  (megatron/core/optimizer/emerging_optimizers.py, ``_is_nonlinear_or_embedding``). It gives Adam the
+  convolution kernel of a state-space model, and also its mixer's fused ``in_proj``
+  (megatron/core/ssm/mamba_mixer.py). Here ``in_proj`` is a hidden matrix like any other. ``A_log``, ``D`` and
+  ``dt_bias`` are rates and gains, whatever their shape, because they never multiply an input as a matrix.
+- Routers are output heads that choose experts, and opinions on them differ. MuLoCo's torchtitan
+  (facebookresearch/MuLoCo, torchtitan/config/diloco, ``routing_optimizer``) gives them to AdamW, and so does
+  an option of Megatron-LM (https://github.com/NVIDIA/Megatron-LM/pull/6504). Megatron-LM by default and
+  GLM-4.5 (arXiv 2508.06471, section 2.4) give them to Muon. Here AdamW gets them.
+- Moonlight (arXiv 2502.16982) and GLM-4.5 train experts with Muon, each matrix on its own. Experts in
+  three-dimensional stacks need ``parts="stack"``, which ``torch.optim.Muon`` does not support, so they go to
+  Muon only with ``experts="muon"``.
+- LoRA's adapters A (rank × in) and B (out × rank) are hidden matrices like any other. The B of a fused weight
+  is split like that weight. For stacked experts, one A has rows for all experts, and one B has columns for
+  all, so these go to AdamW. Adapters that rotate or scale (OFT, BOFT, IA3) go to AdamW, too.
+- Fused weights, such as query, key and value in one or gate and up in one, are split if the model's own sizes
+  determine their layout (``fused_weights``). If not, the weight stays whole, and a warning says what to pass.
 """
 
 from __future__ import annotations
@@ -67,16 +67,16 @@ HEAD_NAMES = (
     *("output", "output_layer", "unembed", "unembedding", "embed_out", "logits", "to_logits", "readout"),
     *("classifier", "score", "qa_outputs", "seq_relationship"),
 )
-"""Names that mark a module outside any numbered layer as an output head, besides ``*head``."""
+"""Names of output heads, besides ``*head``. They count only outside numbered layers."""
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""Names that ``torch.compile``, checkpointing and FSDP insert; DDP's ``module`` is an only child."""
+"""Names that ``torch.compile``, checkpointing and FSDP insert. For DDP's ``module``, see ``_is_shell``."""
 
 INNER = ("linear", "base_layer")
-"""Names of the linear layer inside a module that replaces one: LeViT's adds a norm, peft's adds adapters."""
+"""Names of a linear layer in a module that wraps it: LeViT's module adds a norm, peft's adds adapters."""
 
 TABLE_WORDS = {"pos", "position", "positional", "positions", "token", "tokens"}
-"""Words that mark a parameter's rows as tokens or positions, besides ``*emb*``."""
+"""A parameter whose name has one of these words, or ``emb``, has a row for each token or position."""
 
 GAINS = re.compile(
     r"weight_g|original0|ia3_l.*|lora_E.*|boft_.*|oft_.*|(.*_)?(scales?|gains?|gammas?|biases)", re.IGNORECASE
@@ -86,12 +86,11 @@ GAINS = re.compile(
 MATRIX_NAMES = re.compile(
     r"(.*_)?(weights?|w[a-z]?\d*|proj|projection|kernel|matrix|lora_[AB]|original\d*)(_.*)?", re.IGNORECASE
 )
-"""Names of parameters that multiply an input: a layer's ``weight``, ``in_proj_weight``, ``w1``, ``w_q``, and
-``original1`` of a parametrization."""
+"""Names of parameters that multiply an input, such as ``weight``, ``w1`` and ``original1`` (parametrized)."""
 
 STATE_SPACE_NAMES = ("A_log", "D", "dt_bias")
-# Experts stored (E, in, out) without saying so: older transformers have no attribute ``is_transposed``, and
-# Llama 4's experts have none in 5.23 either.
+# Experts that are stored as (E, in, out) and have no attribute ``is_transposed``: it is missing in older
+# versions of transformers, and from Llama 4's experts also in version 5.23.
 TRANSPOSED_EXPERTS = ("GptOssExperts", "Llama4TextExperts")
 
 Experts = Literal["adamw", "muon"]
@@ -112,28 +111,30 @@ def split_parameters(
 ) -> ParameterSplit:
     """Split a model's parameters between Muon and AdamW: ``hidden, rest = split_parameters(model)``.
 
-    ``hidden`` are groups for ``Muon``, ``rest`` is a list for ``torch.optim.AdamW``; both with names.
+    ``hidden`` is a list of groups for ``Muon``, and ``rest`` a list of parameters for ``torch.optim.AdamW``.
+    Both contain names. Every trainable parameter is in exactly one of them, in the model's order. A tied
+    parameter appears once, with its first name. Frozen parameters are in neither.
 
-    Every trainable parameter is in exactly one of them, in the model's order; a tied one has its first
-    name. Frozen ones are in neither. Names lose the parts that wrappers (``torch.compile``, checkpointing,
-    FSDP, DDP) insert. A parameter goes to the rest if any of its names or modules requires it;
-    ``print(split_parameters(model))`` shows each with the reason. A head that its name does not reveal, as in
-    ``nn.Sequential``, needs ``exclude``.
-
-    Weights stored (in, out), as in Hugging Face's ``Conv1D``, come in a group with ``transposed``.
+    Names omit what wrappers insert (``torch.compile``, checkpointing, FSDP, DDP). If a parameter has several
+    names or modules, and one of them calls for AdamW, it goes to AdamW. ``print(split_parameters(model))``
+    shows the reason for each. If a head's name does not show that it is a head, as in ``nn.Sequential``, use
+    ``exclude``. Weights that are stored as (in, out), as in Hugging Face's ``Conv1D``, come in a group with
+    ``transposed``.
 
     Args:
-        exclude: patterns (shell style, on the name with or without wrappers) of further parameters for AdamW.
+        exclude: patterns of more parameters for AdamW. They are shell patterns, and are matched with the name
+            with and without wrappers.
         experts: which optimizer steps three-dimensional experts. None means ``"adamw"``, with a warning if
             they are more than half of the model. Experts that are modules of their own are hidden matrices.
         fused: whether the matrices in one weight, such as q, k and v or gate and up, are orthogonalized
             separately. Your own functions in a ``DistributedConfig`` support only whole weights.
         heads: ``"apart"`` orthogonalizes each head of queries, keys and values on its own.
-        parts: how weights hold matrices, by patterns as in ``exclude``; the first match counts; see
-            ``muon_tutorial.plan.matrix.part_boxes``. None means that a weight is one matrix. Gains and stacks
-            that are named here go to Muon. A warning lists parameters that may be tables, not matrices.
-        transposed: patterns of further weights stored (in, out), for ``x @ w``; their parts are columns.
-        include_frozen: treat frozen parameters like all others.
+        parts: the layouts of weights that hold several matrices, by patterns as in ``exclude``; the first
+            match counts. ``muon_tutorial.plan.matrix.part_boxes`` lists the layouts; None means one matrix.
+            Gains and stacks that are named here go to Muon. A warning lists parameters that may be tables.
+        transposed: patterns of more weights that are stored as (in, out), for ``x @ w``. Their parts are
+            columns.
+        include_frozen: whether to treat frozen parameters like all others.
 
     Raises:
         UsageError: a pattern matches no parameter, ``parts`` does not split a weight, an option's value is
@@ -165,8 +166,10 @@ def split_parameters(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holding:
-    """A parameter in a module, and its name with and without wrappers. ``modules`` hold it, innermost first.
-    ``said_transposed``: the caller says that it is stored as (in, out)."""
+    """A parameter, its module and the ``modules`` around it, innermost first, and its name without wrappers.
+
+    ``said_transposed`` is whether the caller says that it is stored as (in, out).
+    """
 
     module: nn.Module
     full_name: str
@@ -198,8 +201,8 @@ class _Holding:
 class _Sorter:
     """Sorts a model's parameters.
 
-    ``asked`` are the parameters that the model itself calls embeddings, by id; ``moe`` are the names of
-    modules that hold experts directly.
+    ``asked`` maps the id of each parameter that the model itself calls an embedding to the reason for AdamW.
+    ``moe`` are the names of modules that directly contain experts.
     """
 
     holdings: Sequence[_Holding]
@@ -213,7 +216,7 @@ class _Sorter:
     include_frozen: bool
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Each parameter once, in the model's order."""
+        """Yield one verdict for each parameter, in the model's order."""
         found: dict[int, list[_Holding]] = {}
         for holding in self.holdings:
             found.setdefault(id(holding.param), []).append(holding)
@@ -237,7 +240,7 @@ class _Sorter:
         return Verdict(first.name, first.param, "Muon", why, parts, transposed, not held_parts.certain)
 
     def _why_not_hidden(self, it: _Holding) -> str:
-        """Why AdamW gets a parameter; empty if Muon does."""
+        """Return why AdamW gets a parameter; empty if Muon gets it."""
         if _matches(it, self.exclude):
             return "excluded"
         why = self.asked.get(id(it.param)) or _why_by_name(it)
@@ -262,14 +265,14 @@ class _Sorter:
         return "folded experts or their biases" if it.in_experts and _is_bare(it) else ""
 
     def _is_router(self, it: _Holding) -> bool:
-        """Whether it is a router, by name or type. A ``gate`` is one only beside experts: MLPs have gates."""
+        """Whether it is a router. MLPs have gates, too, so a ``gate`` counts only beside experts."""
         if "Router" in type(it.module).__name__ or any(word.endswith("router") for word in it.path):
             return True
         gates = [i for i, word in enumerate(it.path[:-1]) if re.fullmatch(r"(.*_)?gate", word)]
         return any(".".join(it.path[:i]) in self.moe for i in gates)
 
     def _parts(self, it: _Holding) -> Fused | None:
-        """The matrices that Muon should find in a parameter; None for a single one."""
+        """Return the layout of the matrices in a parameter; None if it is one matrix."""
         for pattern, parts in self.said.items():
             if _matches(it, [pattern]):
                 return None if parts is None else Fused("as said", parts)
@@ -282,7 +285,7 @@ class _Sorter:
 
 
 def _stacked(it: _Holding) -> Fused:
-    """The matrices in a stack of experts, judged by the other stacks in its module."""
+    """Return the matrices in a stack of experts, according to the other stacks in its module."""
     name = it.own_name if _is_bare(it) else it.path[-2]
     lines = it.param.shape[-1 if _is_transposed(it) else -2]
     around = it.modules[0] if _is_bare(it) else it.modules[1]
@@ -317,19 +320,19 @@ def _holdings(model: nn.Module, transposed: Sequence[str] = ()) -> Iterator[_Hol
 
 
 def _homes_of_experts(holdings: Sequence[_Holding]) -> Iterator[str]:
-    """Yield the name of every module that holds experts directly."""
+    """Yield the name of every module that directly contains experts."""
     for it in holdings:
         experts = (i for i, word in enumerate(it.path) if "expert" in word and "gate" not in word)
         yield from (".".join(it.path[:i]) for i in experts)
 
 
 def _is_shell(module: nn.Module) -> bool:
-    """Whether a module only holds another, as DDP does."""
+    """Whether a module's only child is called ``module``, as in DDP."""
     return [name for name, _ in module.named_children()] == ["module"]
 
 
 def parameters_by_name(model: nn.Module) -> dict[str, nn.Parameter]:
-    """A model's parameters as they are now, by the names that ``split_parameters`` gives them."""
+    """Return a model's current parameters by the names that ``split_parameters`` gives them."""
     return {it.name: it.param for it in _holdings(model)}
 
 
@@ -343,19 +346,19 @@ def _without_wrappers(name: str, shells: set[str]) -> str:
 
 
 def _asked_embeddings(model: nn.Module) -> dict[int, str]:
-    """The parameters that a model, or a module in it, returns from transformers' methods for embeddings."""
+    """Ask every module for its embeddings, as in transformers, and return the answers by id."""
     return {
         id(param): f"{side} embedding"
-        for side in ("output", "input")  # the later entry wins: a tied one is called an input embedding
+        for side in ("output", "input")  # "input" comes last and so names a tied embedding
         for module in model.modules()
         for param in _answer(module, f"get_{side}_embeddings")
     }
 
 
 def _answer(module: nn.Module, method: str) -> list[nn.Parameter]:
-    """The parameters that a method returns, bare or in a module; none without the method."""
+    """Return the parameters that a module's method returns; none if there is no such method."""
     ask, answer = getattr(module, method, None), None
-    with suppress(NotImplementedError, AttributeError):  # transformers raises these if there is none
+    with suppress(NotImplementedError, AttributeError):  # transformers raises these without an embedding
         answer = ask() if callable(ask) else None
     if isinstance(answer, nn.Module):
         return list(answer.parameters())
@@ -380,14 +383,14 @@ def _why_by_name(it: _Holding) -> str:
 
 
 def _is_gain(it: _Holding) -> bool:
-    """Whether a parameter is a gain: it belongs to a norm, or ``GAINS`` has its name or its peft dict's."""
+    """Whether a parameter belongs to a norm, or ``GAINS`` matches its name or that of its peft dict."""
     names = [it.own_name, *(it.path[-2:-1] if _is_bare(it) else ()), *(set(it.path) & {"oft_R", "boft_R"})]
     is_norm = isinstance(it.module, nn.LayerNorm) or _class_of(it.module).__name__.endswith("Norm")
     return is_norm or any(GAINS.fullmatch(name) for name in names)
 
 
 def _is_in_head(path: list[str]) -> bool:
-    """Whether one of the modules is an output head by its name, and outside numbered layers."""
+    """Whether a module on the path is named like an output head and is not in a numbered layer."""
     for word in path[:-1]:
         if word.isdigit():
             return False
@@ -406,7 +409,7 @@ def _is_bare(it: _Holding) -> bool:
 
 
 def _is_named_like_a_matrix(it: _Holding) -> bool:
-    """Whether it is named like a layer's weight, or is in a parameter list or dict that is named so."""
+    """Whether it is named like a layer's weight, or is in a parameter list or dict with such a name."""
     is_in_container = isinstance(it.module, (nn.ParameterList, nn.ParameterDict))
     names = (it.own_name, *(it.path[-2:-1] if is_in_container else ()))
     return any(MATRIX_NAMES.fullmatch(name) for name in names)
@@ -423,13 +426,13 @@ def _is_transposed(it: _Holding) -> bool:
 
 
 def _fused_weight(it: _Holding) -> FusedWeight:
-    """A weight as ``fused_weights`` sees it: under its layer's name, or its own if that is not ``weight``."""
+    """Describe a weight for ``fused_weights``. Its name is its own, or its layer's if it is a ``weight``."""
     bare = _is_bare(it)
     modules = [module for module in (*it.modules[not bare :], *it.modules[-1:]) if not _is_wrapper(module)]
     lines, inputs = it.param.shape[::-1] if _is_transposed(it) else it.param.shape
     words = [word for word in it.full_name.split(".") if word not in WRAPPERS]
     layer = words[-1 if bare else -2 :][0]
-    if "lora_B" in words:  # its rows are those of the weight that it adapts
+    if "lora_B" in words:  # it has as many rows as the weight that it adapts
         place = next(i for i, module in enumerate(it.modules) if hasattr(module, "lora_B"))
         layer, inputs = words[words.index("lora_B") - 1], getattr(it.modules[place], "in_features", inputs)
         modules = [module for module in it.modules[place + 1 :] if not _is_wrapper(module)] or modules
@@ -437,13 +440,13 @@ def _fused_weight(it: _Holding) -> FusedWeight:
         layer, modules = words[-3], modules[1:]
     elif added := [word.removesuffix("_adapter_list") for word in words if word.endswith("_adapter_list")]:
         around = [it for it in modules if getattr(getattr(it, added[0], None), "out_features", 0) == lines]
-        layer, modules = (added[0], around) if around else (layer, modules)  # as Zamba 2 does to its MLP
+        layer, modules = (added[0], around) if around else (layer, modules)  # an adapter of Zamba 2's MLP
     library = _class_of(modules[0]).__module__.startswith(KNOWN_LIBRARIES)
     return FusedWeight(layer, lines, inputs, [*modules], library)
 
 
 def _class_of(module: nn.Module) -> type:
-    """A module's class; under FSDP2, its original class."""
+    """Return a module's class; if FSDP2 has changed it, the original class."""
     kinds = type(module).__mro__
     return kinds[1] if kinds[0].__name__.startswith("FSDP") else kinds[0]
 
@@ -456,7 +459,7 @@ def _check_options(model: nn.Module, experts: str | None, fused: str, heads: str
     if not isinstance(model, nn.Module):
         raise UsageError(f"split_parameters takes a torch.nn.Module, got {type(model).__name__}")
     flat = [param for param in model.parameters() if hasattr(param, "_fsdp_flattened")]
-    if flat and all(param.ndim < 2 for param in flat):  # without sharding, FSDP1 gives the matrices back
+    if flat and all(param.ndim < 2 for param in flat):  # without sharding, FSDP1 shows the matrices
         raise UsageError(f"{type(model).__name__} has no matrices: {FLATTENED}")
     if experts not in (None, "adamw", "muon"):
         raise UsageError(f"experts must be 'adamw' or 'muon', got {experts!r}")

@@ -1,8 +1,8 @@
 """Judges an update: is it the orthogonalized momentum, and if not, what is it?
 
-Knows whole parameters before and after a step, and no rank. An update is compared, matrix by matrix, with the
-correct one, and with those that known mistakes would give. For the distance of A from B, the multiple of B
-that fits A best is subtracted; the distance is the norm of the rest, relative to the norm of A.
+This module sees whole parameters before and after a step, and knows no rank. It compares each matrix's update
+with the correct update, and with the updates that known mistakes would make. The distance of A from B is the
+norm of A minus the best multiple of B, divided by the norm of A.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..step.orthogonalize import newton_schulz_update
 from ..step.single_process import matrices_in
 
 FAR = 0.25
-"""Different recipes stay within this distance: they leave singular values between 0.7 and 1.2."""
+"""Different recipes are less than this far apart, as all singular values are between 0.7 and 1.2."""
 
 CLOSE = 0.1
 """Within this distance an update counts as correct, and no other explanation is sought."""
@@ -38,7 +38,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda rows, columns: 1.0,
     "longer side": lambda rows, columns: math.sqrt(max(rows, columns)),
 }
-"""The scales of optimizers: Keller Jordan's, Moonlight's, dion's, those that have none, and Megatron-LM's."""
+"""The update scales of Keller Jordan, Moonlight, dion, optimizers without a scale, and Megatron-LM."""
 
 ADAMW = "divided elementwise, as by AdamW, and not orthogonalized"
 SGD = "the momentum or the gradient itself, as in SGD: it was not orthogonalized"
@@ -52,8 +52,8 @@ STILL = "none: the parameter has not moved"
 class SeenUpdate:
     """One whole parameter before and after a step, with its group, gradient and momentum.
 
-    ``micro``: the gradients of the step's micro-batches, rank by rank. ``shards``: the boxes that ranks
-    hold. ``dropped``: this step began with another momentum than the previous step left.
+    ``micro`` holds the gradients of the step's micro-batches, rank by rank. ``shards`` are the boxes that
+    ranks hold. ``dropped`` is whether the momentum has changed between the previous step and this one.
     """
 
     group: Mapping[str, Any]
@@ -77,31 +77,32 @@ class SeenUpdate:
 
     @property
     def rounded(self) -> float:
-        """The share of the update that the parameter's dtype may round away."""
+        """How large the rounding of the parameter may be, relative to the update."""
         moved = float((self.before.float() - self.after.float()).norm())
         unit = torch.finfo(self.before.dtype).eps / 4
         return unit * float(self.before.float().norm()) / moved if moved else 0.0
 
     @property
     def rate(self) -> float:
-        """The share of the momentum that a step keeps."""
+        """The share of the old momentum in the new momentum."""
         return float(self.group.get("momentum", self.group.get("mu", 0.95)))
 
     def places(self, parts: Parts) -> list[tuple[EllipsisType | Index, tuple[int, int]]]:
-        """Where each matrix lies, and its rows and columns."""
+        """Return each matrix's index in the parameter, and its rows and columns."""
         return list(matrices_in(tuple(self.before.shape), parts, self.transposed))
 
     def scale(self, rule: Callable[[int, int], float], sides: tuple[int, int]) -> float:
-        """A rule's scale for a matrix; rules take outputs and inputs."""
+        """Return a rule's scale for a matrix. Rules take outputs and inputs, in this order."""
         return rule(*(sides[::-1] if self.transposed else sides))
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An update's size relative to the correct one, its singular values (mean, spread), and what is wrong.
+    """An update's size relative to the correct one, its singular values (mean, spread), and its fault.
 
-    ``rules``: names of the scales with which the size is correct; empty if the group has its own. Without
-    ``is_due`` nothing can be said: the learning rate was zero, or both momentum and gradient were.
+    ``rules`` names the scales with which the size is correct; it is empty if the group states a scale.
+    ``is_due`` is False if no update could be expected: the learning rate was zero, or both the momentum and
+    the gradient were.
     """
 
     size: float
@@ -140,7 +141,7 @@ def judge(seen: SeenUpdate) -> Verdict:
 
 
 def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str:
-    """The mistake behind an update that is far from the correct one; empty if no mistake fits it better."""
+    """Name the mistake behind an update that is far from the correct one; empty if none fits better."""
     nearest, what = 1.0, ""
     for name, other in _others(seen):
         if (distance := _distance(seen, update, other)) < nearest:
@@ -152,13 +153,13 @@ def _explain(seen: SeenUpdate, update: Tensor, least: float, blur: float) -> str
     if least < FAR + blur:
         return ""
     even = float(update.abs().mean() / update.norm() * math.sqrt(update.numel()))
-    if even > 0.95:  # 0.8 for a Gaussian; after AdamW's first step all elements are equally large
+    if even > 0.95:  # 0.8 for Gaussian elements, 1 for elements of equal size, as after AdamW's first step
         return ADAMW
     return f"not the orthogonalized momentum, {least:.0%} away from it"
 
 
 def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
-    """Each wrong way to make an update, with its result."""
+    """Yield the name of each known mistake, and the update that it would make."""
     inputs, matrices = _inputs(seen), len(seen.places(seen.parts))
     yield from ((SGD, it) for it in (*inputs, seen.gradient))
     if seen.second_moment is not None and seen.momentum is not None:
@@ -174,9 +175,9 @@ def _others(seen: SeenUpdate) -> Iterator[tuple[str, Tensor]]:
 
 
 def _inputs(seen: SeenUpdate) -> list[Tensor]:
-    """The correct inputs of Newton–Schulz: the momentum, with Nesterov or without.
+    """Return the correct inputs of Newton–Schulz: the momentum, with Nesterov, without it, or both.
 
-    The gradient's share of the momentum shows how a package averages and clips.
+    The gradient's share of the new momentum is measured, because packages average and clip differently.
     """
     (_, share), momentum = _shares(seen), seen.momentum
     if momentum is None:
@@ -187,7 +188,7 @@ def _inputs(seen: SeenUpdate) -> list[Tensor]:
 
 
 def _shares(seen: SeenUpdate) -> tuple[float, float]:
-    """The shares of the old momentum and of the gradient in the new momentum, by least squares."""
+    """Fit the new momentum by the old one and the gradient (least squares), and return their two shares."""
     if seen.momentum is None:
         return math.nan, 1 - seen.rate
     now, gradient = seen.momentum.flatten().double(), seen.gradient.flatten().double()
@@ -201,7 +202,7 @@ def _shares(seen: SeenUpdate) -> tuple[float, float]:
 
 
 def _micro_batches(seen: SeenUpdate) -> str:
-    """``MICRO`` if each micro-batch's contribution to the gradient was already orthogonal, else empty."""
+    """Return ``MICRO`` if each micro-batch's part of the gradient was already orthogonal, otherwise ""."""
     added = [it for its in seen.micro for it in its]
     if len(added) == len(seen.micro) or seen.before.ndim != 2 or min(seen.before.shape) < 4:
         return ""
@@ -213,7 +214,7 @@ def _micro_batches(seen: SeenUpdate) -> str:
 
 
 def _itself(seen: SeenUpdate, update: Tensor) -> str:
-    """The mistake behind an update that is a multiple of the momentum: ``MICRO``, ``NO_STEPS`` or ``SGD``."""
+    """Name the mistake behind an update that is a multiple of the momentum."""
     if _micro_batches(seen):
         return MICRO
     norms = [(float(update[here].norm()), sides) for here, sides in seen.places(seen.parts)]
@@ -224,9 +225,10 @@ def _itself(seen: SeenUpdate, update: Tensor) -> str:
 
 
 def _size(seen: SeenUpdate, update: Tensor, due: Tensor) -> tuple[float, frozenset[str]]:
-    """An update's size relative to the correct one, for the matrix that is farthest off; and the ``rules``.
+    """Return an update's size relative to the correct one, and the ``rules`` with which it is correct.
 
-    If the group names no rule, any rule with size 1 is accepted, and the first of these counts.
+    Of several matrices, the one with the largest error counts. If the group names no rule, the size is
+    measured with the first rule that gives 1.
     """
     shares = []
     for here, sides in seen.places(seen.parts):
@@ -258,7 +260,7 @@ def _distance(seen: SeenUpdate, update: Tensor, other: Tensor) -> float:
 
 
 def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int = 1, dim: int = 0) -> Tensor:
-    """Each matrix of a parameter, or each of its equal shards, orthogonalized alone, as its group says."""
+    """Orthogonalize each matrix of a parameter, or each of its equal shards, alone, as the group says."""
     made = torch.zeros_like(whole)
     for here, sides in seen.places(parts):
         its = whole[here].reshape(sides).chunk(shards, dim)
@@ -267,8 +269,7 @@ def _orthogonalized(seen: SeenUpdate, whole: Tensor, parts: Parts, shards: int =
 
 
 def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
-    """Newton–Schulz as the group says. Stock products are computed in float32 and then rounded to bf16: many
-    CPUs do this ten times faster than a product in bf16."""
+    """Run Newton–Schulz as the group says. Many CPUs compute float32 ten times faster than bf16."""
     if group.get("orthogonalize", STOCK) != STOCK:
         return newton_schulz_update(matrix, matrix.shape, group).float()
     X = (matrix.T if matrix.size(0) > matrix.size(1) else matrix).bfloat16()
@@ -282,7 +283,7 @@ def _newton_schulz(matrix: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 
 def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Updates with each shard orthogonalized alone: the ranks' shards, or equal runs of rows or columns."""
+    """Orthogonalize shards alone: first the ranks' shards, then 2, 4 and 8 equal runs of rows or columns."""
     if len(seen.shards) > 1:
         made = torch.zeros_like(whole)
         for box in seen.shards:
@@ -294,7 +295,7 @@ def _cut(seen: SeenUpdate, whole: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
-    """The sum of the micro-batches' updates; momentum carries over between them, unless ``rate`` is 0."""
+    """Sum the micro-batches' updates. Momentum carries over between them, unless ``rate`` is 0."""
     made = torch.zeros_like(seen.gradient)
     for added in seen.micro:
         momentum = torch.zeros_like(made) if seen.momentum_before is None else seen.momentum_before.clone()
@@ -305,7 +306,7 @@ def _by_micro_batch(seen: SeenUpdate, rate: float) -> Tensor:
 
 
 def _singular_values(update: Tensor, seen: SeenUpdate, parts: Parts) -> tuple[float, float]:
-    """Mean and spread of all matrices' singular values, from the sums of their second and fourth powers."""
+    """Return the mean and spread of all singular values, from the sums of their second and fourth powers."""
     second = fourth = count = 0.0
     for here, sides in seen.places(parts):
         matrix = update[here].reshape(sides)

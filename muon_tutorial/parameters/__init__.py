@@ -1,8 +1,8 @@
-"""Describes tensors as the plan's matrices, with cuts from placements, groups and attributes.
+"""Describes parameters as the plan's matrices, and reads how they are cut.
 
-``describe_matrices``    an optimizer's parameters as a strategy's matrices
+``describe_matrices``    describes an optimizer's parameters as matrices for a strategy
 ``dtensor_placements``   turns a DTensor's placements into cuts
-``tensor_parallel``      how tensor parallelism cut plain parameters
-``process_groups``       parameters cut over process groups that cross at this rank
-``mesh_parameters``      the parameters on each mesh, from DTensors or process groups
+``tensor_parallel``      finds how tensor parallelism has cut plain parameters
+``process_groups``       finds how process groups have cut parameters
+``mesh_parameters``      sorts parameters by mesh, from DTensors or process groups
 """

@@ -1,4 +1,4 @@
-"""Describes an optimizer's parameters as the matrices of a plan. Reads metadata; moves nothing."""
+"""Describes an optimizer's parameters as the matrices of a plan. It reads only metadata."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ FLATTENED = (
 
 
 def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_dim: TpDim) -> list[Matrix]:
-    """The matrices in the optimizer's parameters, in order of groups.
+    """Return the matrices in the optimizer's parameters, in order of groups.
 
-    A parameter's tensor-parallel cut is read, in this order, from its DTensor placements, from its attributes
-    ``partition_dim`` (as Megatron sets it; a negative one means not cut) and ``partition_sizes`` (one length
-    per position, for uneven cuts made by hand), and from ``tp_dim``.
+    If a parameter is a DTensor, its placements say how tensor parallelism cuts it. Otherwise its attribute
+    ``partition_dim`` says it, as in Megatron; a negative number means not cut. For an uneven cut, its
+    attribute ``partition_sizes`` lists one length per position. Without these, ``tp_dim`` applies.
 
     Raises:
-        StrategyError: a parameter is cut along another axis than ``tp``, or as its shape does not allow.
+        StrategyError: a parameter is cut along another axis than ``tp``, or in a way that its shape does not
+            allow.
     """
     matrices: list[Matrix] = []
     params = [
@@ -53,10 +54,10 @@ def describe_matrices(groups: Sequence[Mapping[str, Any]], at: Coordinate, tp_di
 
 
 def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor]]:
-    """The parameters of an optimizer's group with their names, or with their positions if they have none.
+    """Return a group's parameters with their names, or with their positions if they have no names.
 
     Raises:
-        UsageError: there are more or fewer names than parameters, because a host has replaced parameters.
+        UsageError: there are more or fewer names than parameters, because a framework replaced parameters.
     """
     names = group.get("param_names") or [f"group {index}, parameter {i}" for i in range(len(group["params"]))]
     if len(names) != len(group["params"]):
@@ -66,5 +67,5 @@ def named_params(group: Mapping[str, Any], index: int) -> list[tuple[str, Tensor
 
 
 def all_named(groups: Sequence[Group]) -> list[tuple[str, Tensor, Group]]:
-    """The parameters of all groups, each with its name, as in ``named_params``, and with its group."""
+    """Return the parameters of all groups, each with its name, as in ``named_params``, and its group."""
     return [(*pair, group) for number, group in enumerate(groups) for pair in named_params(group, number)]

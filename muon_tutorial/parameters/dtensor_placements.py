@@ -16,15 +16,15 @@ from ..plan.matrix import Cut
 
 
 def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) -> tuple[Cut, ...]:
-    """The axes that cut a DTensor, outermost first; ``names`` replace the mesh's own axis names.
+    """Return how axes cut a DTensor, outermost first. ``names`` replace the mesh's own axis names.
 
-    Placements apply from left to right, except that a strided shard (FSDP2 over tensor parallelism) is nested
-    inside later shards of the same dimension, whose sizes multiply to its ``split_factor`` (PyTorch:
-    ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
+    Placements apply from left to right, with one exception. A strided shard (FSDP2 over tensor parallelism)
+    lies inside later shards of the same dimension. The product of these shards' sizes is its ``split_factor``
+    (PyTorch: ``DTensorSpec._maybe_convert_StridedShard_to_shard_order``).
 
     Raises:
-        StrategyError: a placement is partial, a strided shard cuts differently, such as each part of a fused
-            matrix on its own, or the mesh has no axis names.
+        StrategyError: a placement is partial, or the mesh has no axis names, or a strided shard cuts in
+            another way, such as each part of a fused matrix on its own.
     """
     names = names or param.device_mesh.mesh_dim_names
     if names is None:
@@ -45,7 +45,7 @@ def dtensor_cuts(name: str, param: DTensor, names: Sequence[str] | None = None) 
 
 
 def _order(name: str, param: DTensor, dim: int, names: Sequence[str]) -> list[str]:
-    """The axes that cut a dimension, outermost first."""
+    """Return the axes that cut a dimension, outermost first."""
     sizes, order = dict(zip(names, param.device_mesh.shape, strict=True)), list[str]()
     for axis, placement in reversed(list(zip(names, param.placements, strict=True))):
         if not isinstance(placement, TorchShard | _StridedShard) or placement.dim != dim:

@@ -1,4 +1,4 @@
-"""Groups parameters by the mesh that they lie on. A DTensor names its mesh; plain parameters do not."""
+"""Sorts parameters by the mesh that they lie on. A DTensor knows its mesh, but a plain parameter does not."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ Shape = tuple[int, ...]
 class MeshParameters:
     """Parameters that lie on one mesh: the mesh's world, and each parameter's matrix by index.
 
-    ``assumed`` are the axes along which plain parameters among DTensors are only presumed to be the same on
-    all ranks: each rank may have its own.
+    ``assumed`` are the axes along which plain parameters among DTensors are assumed, without proof, to be the
+    same on all ranks.
     """
 
     world: LiveWorld | LocalMesh
@@ -44,7 +44,7 @@ class MeshParameters:
         )
 
     def position_of(self, rank: int) -> int:
-        """The position of a global rank on the mesh.
+        """Return the position of a global rank on the mesh.
 
         Raises:
             ConfigError: the rank is not on the mesh.
@@ -68,7 +68,7 @@ class ParametersOnMeshes:
     meshes: tuple[MeshParameters, ...]
 
     def find(self, index: object) -> tuple[MeshParameters, Matrix]:
-        """The mesh of a parameter, and its matrix with index 0.
+        """Return a parameter's mesh, and its matrix with the index 0.
 
         Raises:
             ConfigError: there is no such parameter.
@@ -85,7 +85,7 @@ class ParametersOnMeshes:
 def compared_matrices(
     world: LiveWorld | LocalMesh, params: Mapping[int, Tensor], read: Callable[[int, Tensor], Matrix]
 ) -> dict[int, Matrix]:
-    """The matrix that ``read`` makes of each parameter, compared across the mesh; all its ranks must call."""
+    """Let ``read`` describe each parameter, and compare the results. All ranks of the mesh must call."""
 
     def read_all() -> dict[int, Matrix]:
         return {index: read(index, param) for index, param in params.items()}
@@ -104,14 +104,13 @@ def compared_matrices(
 
 
 def check_boxes(matrix: Matrix, shapes: Mapping[int, Shape], grid: Grid) -> None:
-    """Check the ranks' actual shapes of a parameter against its cuts."""
+    """Check that a parameter's shape on each rank fits its cuts."""
     for rank, shape in shapes.items():
         due = matrix.box(grid.at(rank)).shape
-        if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece of (1, 0) as (0, 0)
+        if due != shape and not (0 in due and 0 in shape):  # FSDP2 gives an empty piece another empty shape
             raise ConfigError(
-                f"{matrix.name} has shape {shape} at {grid.at(rank)}, but by its cuts it would have {due}: "
-                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Say how it is cut: pass the groups that cut "
-                "it, and tp_dim"
+                f"{matrix.name} has shape {shape} at {grid.at(rank)}, but its cuts give {due}: "
+                f"{matrix.shape} cut {cuts_text(matrix.cuts)}. Pass all groups that cut it, and tp_dim"
             )
 
 
@@ -129,7 +128,7 @@ def index_name(index: int) -> str:
 
 
 def with_names(mesh: DeviceMesh) -> DeviceMesh:
-    """The mesh, with a name for each dimension; a mesh that ``fully_shard`` makes by itself has none."""
+    """Return the mesh with a name for each dimension. A mesh that ``fully_shard`` makes has no names."""
     if mesh.mesh_dim_names is not None:
         return mesh
     groups, names = mesh.get_all_groups(), mesh_axes(mesh)
@@ -143,7 +142,7 @@ def alone() -> LocalMesh:
 
 
 def read_dtensor_meshes(params: Sequence[Tensor]) -> list[MeshParameters]:
-    """Put DTensors on their own meshes; plain parameters count as copies on all ranks of the largest mesh.
+    """Sort DTensors by their mesh. Plain parameters are assumed to be copies on all ranks of the largest.
 
     Raises:
         StrategyError: a placement is partial.

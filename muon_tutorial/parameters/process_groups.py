@@ -1,6 +1,7 @@
-"""Finds out from shapes and placements how parameters are cut over process groups that cross at this rank.
+"""Finds out, from shapes and placements, how process groups have cut parameters.
 
-Ranks compare their results once. If they differ, or one rank fails, all of them raise an error.
+The groups share only this rank, like the row and the column of a grid. Ranks compare their results once. If
+they differ, or one rank fails, all of them raise an error.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .mesh_parameters import (
 from .tensor_parallel import TpDim, chosen_tp_dim, plain_tp_dim
 
 SHARED = ("dp", "cp")
-"""Groups in which all ranks hold the same plain parameters; passing such a group asserts this."""
+"""Groups whose ranks hold the same plain parameters. A user who passes such a group promises this."""
 
 
 def read_process_groups(
@@ -43,9 +44,11 @@ def read_process_groups(
     tp_dim: TpDim,
     params: Sequence[Tensor],
 ) -> list[MeshParameters]:
-    """Locate parameters on the grid of the ``crossing`` groups: by placements, or by shapes on all ranks.
+    """Find out how parameters are cut on the grid of the ``crossing`` groups.
 
-    Along ``independent`` groups each rank has its own parameters, such as its part of a DTensor cut there.
+    A DTensor's placements show it. For plain parameters, ranks exchange their shapes. Ranks of an
+    ``independent`` group step different parameters; if such a group cuts a DTensor, each rank steps its own
+    part.
 
     Raises:
         ConfigError: a DTensor is cut along a group that was not given, shapes do not fit the groups, or a
@@ -78,21 +81,20 @@ def read_process_groups(
 
 
 def _refuse_two_roles(crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup]) -> None:
-    """Refuse an independent group that shares two ranks with a crossing one: these ranks cannot have their
-    own parameters and also copies or pieces of the same ones."""
+    """Refuse an independent group that shares two ranks with a crossing group."""
     for own, group in independent.items():
         mine = set(dist.get_process_group_ranks(group))
         for axis, other in crossing.items():
             if len(mine.intersection(dist.get_process_group_ranks(other))) > 1:
                 raise ConfigError(
-                    f"{own}_pg has ranks of {axis}_pg: in one config they hold parameters of their own, or "
-                    f"share them. Make a Muon for each kind: one with {own}_pg for what is each rank's own, "
-                    f"the other without it"
+                    f"{own}_pg has ranks of {axis}_pg, so it is not clear whether these ranks have different "
+                    f"parameters or share them. Make two Muons: one with {own}_pg for parameters that differ "
+                    "between its ranks, and one without it for the others"
                 )
 
 
 def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Shape]]:
-    """Every rank's local shapes, [ranks, parameters], with the same number of dimensions on each."""
+    """Gather every rank's local shapes, [ranks, parameters]. The numbers of dimensions must be equal."""
     shapes = gather_objects(mine, group)
     said = [[f"{index_name(i)} has {len(it)} dimensions" for i, it in enumerate(row)] for row in shapes]
     check_lines(dict(zip(dist.get_process_group_ranks(group), said, strict=True)))
@@ -102,7 +104,7 @@ def _shapes_on_all_ranks(mine: list[Shape], group: ProcessGroup) -> list[list[Sh
 def _plain_matrix(
     index: int, param: Tensor, tp_dim: int | None, rows_are_cut: bool, shapes: Sequence[Shape], grid: Grid
 ) -> Matrix:
-    """A plain parameter's matrix, from its local shape at every rank: cut by tp first, then by fsdp."""
+    """Describe a plain parameter by its local shape on every rank. It is cut by tp first, then by fsdp."""
     whole, cuts = list(shapes[0]), []
     parts = range(grid.size("fsdp") if rows_are_cut else 1)
     rows = [
@@ -121,21 +123,21 @@ def _plain_matrix(
 
 
 def _fsdp_shard(index: int, rows: Sequence[tuple[int, ...]]) -> Shard:
-    """The cut along dimension 0, from the rows that each fsdp rank holds at each tensor-parallel position."""
+    """Return the cut along dimension 0. ``rows[tp][fsdp]`` is the number of rows that a rank holds."""
     if all(Shard(0).lengths(sum(held), len(held)) == held for held in rows):
         return Shard(0)
     if len(set(rows)) == 1:
         return Shard(0, rows[0])
     raise ConfigError(
         f"{index_name(index)}: the fsdp ranks hold {' and '.join(map(str, dict.fromkeys(rows)))} rows at "
-        "different tensor-parallel positions; a cut unlike torch.chunk's must be the same at all of them"
+        "different tensor-parallel positions; only a cut like torch.chunk's may differ between positions"
     )
 
 
 def _dtensor_matrix(
     crossing: Mapping[str, ProcessGroup], independent: Mapping[str, ProcessGroup], index: int, param: DTensor
 ) -> Matrix:
-    """A DTensor's matrix; each mesh dimension is renamed to the crossing group with the same ranks."""
+    """Describe a DTensor. Each dimension of its mesh is named after the crossing group of its ranks."""
     mesh = with_names(param.device_mesh)
     names = mesh.mesh_dim_names or ()
     shape, cuts = list(param.shape), []
@@ -172,7 +174,7 @@ def _same_ranks(group: ProcessGroup, groups: Mapping[str, ProcessGroup]) -> str 
 
 
 def _outermost_first(groups: Mapping[str, ProcessGroup]) -> dict[str, ProcessGroup]:
-    """The groups in row-major order of a mesh: those whose ranks are furthest apart come first."""
+    """Order groups like the axes of a row-major mesh, with the ranks that are furthest apart first."""
 
     def stride(group: ProcessGroup) -> int:
         ranks = dist.get_process_group_ranks(group)

@@ -1,4 +1,4 @@
-"""How tensor parallelism cut plain parameters: from their attributes, and from the user's ``tp_dim``."""
+"""Finds how tensor parallelism has cut plain parameters: by their attributes or the user's ``tp_dim``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TpDim = int | None | Mapping[int, int | None] | Callable[[int, Tensor], int | No
 def plain_cuts(
     index: int, name: str, param: Tensor, tp_dim: TpDim, at: Coordinate
 ) -> tuple[tuple[Cut, ...], tuple[int, ...]]:
-    """A plain parameter's cut over tp, if there is one, and its whole shape.
+    """Return a plain parameter's cut over tp, if there is one, and its whole shape.
 
     Raises:
-        StrategyError: its own ``partition_sizes`` do not fit what this rank holds.
+        StrategyError: the parameter's ``partition_sizes`` do not fit its shape on this rank.
     """
     dim = chosen_tp_dim(index, name, param, tp_dim) if at.size("tp") > 1 else None
     if dim is None:
@@ -38,10 +38,10 @@ def plain_cuts(
 
 
 def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | None:
-    """The dimension along which tensor parallelism cut a plain parameter, or None.
+    """Return the dimension along which tensor parallelism has cut a plain parameter, or None.
 
-    The parameter's own ``partition_dim``, as Megatron sets it, takes precedence: a negative one means not
-    cut. See ``plain_tp_dim`` for parameters among DTensors.
+    If the parameter has a ``partition_dim``, as in Megatron, that is used instead of ``tp_dim``. A negative
+    one means not cut.
 
     Raises:
         StrategyError: ``tp_dim`` has no entry for the parameter, or names no dimension of it.
@@ -56,16 +56,17 @@ def chosen_tp_dim(index: int, name: str, param: Tensor, tp_dim: TpDim) -> int | 
         dim = chosen(index, param) if callable(chosen) else chosen
     if dim is not None and not 0 <= dim < param.ndim:
         raise StrategyError(
-            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: give one, or None"
+            f"{name} has dimensions 0 to {param.ndim - 1}; tp cannot cut it along {dim}: pass one, or None"
         )
     return dim
 
 
 def plain_tp_dim(params: Iterable[Tensor], tp_dim: TpDim) -> TpDim:
-    """The ``tp_dim`` that applies to the plain parameters among ``params``.
+    """Return the ``tp_dim`` that applies to the plain parameters among ``params``.
 
-    One number for all is meant for models cut by hand. If some parameters are DTensors, PyTorch has cut the
-    model, and plain parameters are whole, so the number is ignored. A mapping or a function always applies.
+    A single number is meant for models that are cut by hand. If some parameters are DTensors, PyTorch has cut
+    the model and left plain parameters whole, so the number is ignored. A mapping or a function
+    always applies.
     """
     if isinstance(tp_dim, int) and any(isinstance(param, DTensor) for param in params):
         return None

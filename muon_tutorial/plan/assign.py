@@ -1,4 +1,4 @@
-"""Assigns matrices to ranks. Costs are floating-point operations of one Newton–Schulz iteration."""
+"""Assigns matrices to ranks. A cost is the floating-point operations of one Newton–Schulz iteration."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Sequence
 
 
 def newton_schulz_cost(sides: tuple[int, int]) -> int:
-    """Operations of one quintic iteration on an s×l matrix, s ≤ l: ``4s²l + 2s³``."""
+    """Return the operations of one quintic iteration on an s×l matrix, s ≤ l: ``4s²l + 2s³``."""
     short, long = min(sides), max(sides)
     return 4 * short * short * long + 2 * short**3
 
 
 def gram_cost(side: int, elements: int) -> int:
-    """Operations per iteration, averaged over five, at a rank that holds ``elements`` of a cut matrix: two
-    products with its shard, and 17 of ``side`` × ``side`` matrices, which every rank of the cut repeats."""
+    """Return the operations per iteration of ``gram``, averaged over five iterations, on one rank.
+
+    The rank holds ``elements`` of a matrix. In five iterations it computes two products with its shard, and
+    17 products of ``side`` × ``side`` matrices, which every rank of the tp group repeats.
+    """
     return (4 * side * elements + 34 * side**3) // 5
 
 
 def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
-    """Give each job to the position with the least work of this round, the costliest jobs first.
+    """Give each job to the position with the least work in this round, beginning with the costliest job.
 
-    ``loads`` is each position's work from earlier rounds. The largest share of this round goes to the
-    position with the smallest load, so that rounds even out; ties go to the lower position. A round takes at
-    most 4/3 of the best possible time (Graham 1969, "Bounds on multiprocessing timing anomalies").
+    ``loads`` is each position's work from earlier rounds. The position with the smallest load gets the
+    largest share of this round, so that rounds even out. Ties go to the lower position. A round takes at most
+    4/3 of the best possible time (Graham 1969, "Bounds on multiprocessing timing anomalies").
 
     >>> longest_first([1, 4, 1, 1, 1], [0, 0])
     [1, 0, 1, 1, 1]
@@ -31,7 +34,7 @@ def longest_first(costs: Sequence[int], loads: Sequence[int]) -> list[int]:
     ([0, 1, 1], [1, 0, 0])
     """
     owners = [0] * len(costs)
-    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs go to n positions at most
+    least = sorted(range(len(loads)), key=loads.__getitem__)[: len(costs)]  # n jobs use at most n positions
     work = [(0, loads[position], position) for position in least]  # sorted, so it is a heap
     for job in sorted(range(len(costs)), key=lambda job: (-costs[job], job)):
         done, load, owner = work[0]

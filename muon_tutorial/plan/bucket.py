@@ -1,6 +1,6 @@
 """Matrices packed into flat buffers: the virtual buffer of ZeRO-1 and its master plan, ``DistMeta``.
 
-All intervals are half-open, in elements.
+Intervals count elements and exclude their end.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .matrix import BucketEntry, Cut, Matrix, Part
 T = TypeVar("T")
 Interval = tuple[int, int]
 GRAM_DTYPE = torch.float32
-"""The dtype in which Gram matrices are summed: in bf16 the iteration on them diverges."""
+"""The dtype in which Gram matrices are summed, because the iteration on them diverges in bf16."""
 TpGather = Literal["matrix", "bucket"]
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """One rank's stored part of a matrix: elements ``in_piece`` of its piece, ``in_buffer`` of its buffer."""
+    """The part of a matrix that a rank stores: an interval of the rank's tensor-parallel piece and buffer."""
 
     entry: BucketEntry
     in_piece: Interval
@@ -41,11 +41,12 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class DistMeta:
-    """A matrix's entry in the master plan for one rank, with the names of Moonshot's proof of concept.
+    """A matrix's entry in the master plan for one rank. The names are those of Moonshot's proof of concept.
 
-    Ranges are half-open, in elements: ``global_range`` in the bucket's flat buffer, ``local_range`` in this
-    rank's slice of it (empty if the rank keeps nothing of the matrix). ``shape`` is this rank's
-    tensor-parallel piece of ``global_shape``; ``tp_dim`` is None if tp does not cut the matrix.
+    Ranges count elements and exclude their end. ``global_range`` is in the bucket's flat buffer.
+    ``local_range`` is in this rank's slice of that buffer, and is empty if the matrix is not in the slice.
+    ``shape`` is that of this rank's tensor-parallel piece, and ``global_shape`` that of the whole matrix.
+    ``tp_dim`` is the dimension that tp cuts, or None.
     """
 
     name: str
@@ -62,13 +63,15 @@ class DistMeta:
 class Bucket:
     """Matrices that travel together: three layouts of their flat buffer, and three routes between them.
 
-    ``model_layout``: how the model holds gradients and parameters. ``storage_layout``: what each rank stores
-    between steps. ``compute_layout``: where matrices are orthogonalized. Routes: ``gradient`` from the
-    model's layout to storage, ``compute`` from storage to the compute layout and back, ``parameter`` from
-    storage to the model's layout. An entry's workers are positions in the group over ``axes``.
-    ``summands``: how many local gradients the gradient route sums. Buckets of one ``round`` run abreast, so
-    their owners work at the same time. ``phases`` name the compute route, and its way back. ``tp_gather``:
-    matrices that tp cuts are gathered with one all_gather per ``"matrix"``, or one per ``"bucket"``.
+    In ``model_layout``, the model holds gradients and parameters. In ``storage_layout``, each rank stores its
+    part between steps. In ``compute_layout``, workers hold the matrices that they orthogonalize. The route
+    ``gradient`` leads from the model's layout to storage, ``compute`` from storage to the compute layout and
+    back, and ``parameter`` from storage to the model's layout.
+
+    An entry's workers are positions in the group over ``axes``. ``summands`` is how many local gradients the
+    gradient route sums. Buckets of one ``round`` run at the same time, so that their owners all work.
+    ``phases`` are the names of the compute route and of its way back. Matrices that tp cuts are gathered with
+    one all_gather per ``"matrix"`` or per ``"bucket"``, as ``tp_gather`` says.
     """
 
     index: int = field(default=0, kw_only=True)
@@ -87,15 +90,15 @@ class Bucket:
     tp_gather: TpGather = "matrix"
 
     def length(self, layout: Layout, at: Coordinate) -> int:
-        """Elements in this rank's flat buffer under a layout."""
+        """Return the number of elements in this rank's flat buffer under a layout."""
         return layout.length(self.entries, at)
 
     def buffer_slices(self, layout: Layout, at: Coordinate) -> tuple[BufferSlice, ...]:
-        """This rank's part of each matrix in its flat buffer under a layout, one slice per entry."""
+        """Return this rank's part of each matrix in its flat buffer under a layout, one slice per entry."""
         return tuple(layout.buffer_slices(self.entries, at))
 
     def stored_shards(self, at: Coordinate) -> tuple[StoredShard, ...]:
-        """This rank's stored part of each matrix between steps, one per entry, including empty ones."""
+        """Return the part of each matrix that this rank stores, one per entry, including empty parts."""
         shards = []
         for piece in self.buffer_slices(self.storage_layout, at):
             start = piece.box.offset[0] if isinstance(self.storage_layout, SlicedBuffer) else 0
@@ -104,7 +107,7 @@ class Bucket:
         return tuple(shards)
 
     def work_slices(self, at: Coordinate) -> tuple[BufferSlice | None, ...]:
-        """For each entry, the box of this rank's buffer that it works on, in its own shape, or None."""
+        """Return the box of the buffer that this rank orthogonalizes for each entry, or None."""
         layout = self.compute_layout
         whole = isinstance(layout, WholeMatrices) and layout.frame == "matrix"
         found: list[BufferSlice | None] = []
@@ -119,12 +122,12 @@ class Bucket:
         return at.position(*self.axes) in entry.workers
 
     def gram_bytes(self, at: Coordinate) -> int:
-        """Bytes of the fp32 Gram matrices that this rank sums with the others of its tp group."""
+        """Return the bytes of the fp32 Gram matrices that this rank sums with its tp group."""
         summed = (entry.gram.elements for entry in self.entries if entry.gram and self.works_on(entry, at))
         return sum(summed) * GRAM_DTYPE.itemsize
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
-        """The bucket's part of the master plan for this rank."""
+        """Return the bucket's part of the master plan for this rank."""
         pairs = zip(self.buffer_slices(self.model_layout, at), self.stored_shards(at), strict=True)
         return tuple(
             DistMeta(
@@ -141,27 +144,26 @@ class Bucket:
         )
 
     def padding(self, at: Coordinate) -> int:
-        """Elements of this rank's buffer in the model's layout that belong to no matrix."""
+        """Return how many elements of this rank's buffer, in the model's layout, belong to no matrix."""
         shard = sum(piece.box.numel for piece in self.buffer_slices(self.model_layout, at))
         return self.length(self.model_layout, at) - shard
 
 
 def matrix_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """The boxes of the whole matrix, [rows, columns], that a shard covers, in order of its elements."""
+    """Return the boxes of the whole matrix, [rows, columns], that a shard covers, in the shard's order."""
     offset, shape = flat_frame(shard.entry.matrix, at)
     return tuple(box.shifted(offset) for box in run_boxes(shape, *shard.in_piece))
 
 
 def parameter_boxes(shard: StoredShard, at: Coordinate) -> tuple[Box, ...]:
-    """The boxes of the parameter that a shard covers, in the parameter's dimensions, in order of elements."""
+    """Return the boxes of the parameter that a shard covers, in its dimensions and in the shard's order."""
     piece = shard.entry.matrix.box(at)
     boxes = (box.shifted(piece.offset) for box in run_boxes(piece.shape, *shard.in_piece))
     return tuple(its for box in boxes for its in shard.entry.matrix.in_parameter(box))
 
 
 def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Offset and shape of the rank's piece, in rows and columns: further dimensions, which are never cut,
-    count as columns."""
+    """Return the rank's piece as (row, column) offset and shape. Dimensions after rows count as columns."""
     box, lead = matrix.box(at), leading(matrix)
     if not box.numel:
         return (0, 0), (0, 0)
@@ -171,12 +173,12 @@ def flat_frame(matrix: Matrix, at: Coordinate) -> tuple[tuple[int, int], tuple[i
 
 
 def leading(matrix: Matrix) -> int:
-    """The number of leading dimensions, before rows and columns, that count matrices."""
+    """Return the number of dimensions before rows and columns. They count matrices."""
     return len(matrix.shape) - 2 if matrix.sides == matrix.shape[-2:] else 0
 
 
 def largest_piece(matrix: Matrix, grid: Grid) -> int:
-    """Elements of the largest piece of ``matrix`` that any tensor-parallel position holds."""
+    """Return the number of elements in the largest tensor-parallel piece of ``matrix``."""
     return _largest_piece(matrix.shape, matrix.part, matrix.cuts, grid)
 
 
@@ -187,7 +189,7 @@ def _largest_piece(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, .
 
 
 def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> Iterator[tuple[T, ...]]:
-    """Split a sequence into runs that weigh at most ``round_bytes``, or hold one that is heavier."""
+    """Split a sequence into runs of at most ``round_bytes``. A heavier item gets a run of its own."""
     filled: list[T] = []
     load = 0
     for each, weight in zip(run, weights, strict=True):
@@ -201,7 +203,7 @@ def fill_buckets(run: Sequence[T], weights: Sequence[int], round_bytes: int) -> 
 
 
 def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
-    """The matrices of each flat buffer, in order: those that share group and dtypes."""
+    """Return the matrices of each flat buffer. Matrices with the same group and dtypes share a buffer."""
 
     def kind(it: Matrix) -> tuple[int, str, str]:
         return it.group, str(it.dtype), str(it.grad_dtype)
@@ -211,5 +213,5 @@ def by_buffer(matrices: Sequence[Matrix]) -> list[list[Matrix]]:
 
 
 def padded(size: int, multiple: int) -> int:
-    """``size`` rounded up to a multiple of ``multiple``, at least ``multiple`` itself."""
+    """Round ``size`` up to a multiple of ``multiple``, and at least to ``multiple``."""
     return max(1, math.ceil(size / multiple)) * multiple

@@ -1,9 +1,9 @@
 """Layouts of flat buffers, and the packed exchange of many matrices between two layouts.
 
 A layout says which box of each matrix a rank's buffer holds, and where. An exchange moves many matrices at
-once between two layouts: each rank sends each other rank the intersection of the box it holds with the box
-that the other needs. The way back is the same with the layouts swapped. Boxes are computed on demand, never
-stored for all ranks.
+once from one layout to another. Each rank sends every other rank the intersection of two boxes: the box that
+the sender holds, and the box that the receiver needs. For the way back, the two layouts are swapped. Boxes
+are computed on demand, because those of all ranks would take gigabytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .matrix import BucketEntry
 
 @dataclass(frozen=True, slots=True)
 class BufferSlice:
-    """The box of a matrix that a rank's flat buffer holds, beginning at ``offset``. The box may be empty."""
+    """The box of a matrix that a rank's flat buffer holds from ``offset`` on. The box may be empty."""
 
     entry: BucketEntry
     offset: int
@@ -30,25 +30,24 @@ class BufferSlice:
 
     @property
     def interval(self) -> tuple[int, int]:
-        """The elements of the buffer that hold the box."""
+        """Where the box begins and ends in the buffer."""
         return self.offset, self.offset + self.box.numel
 
 
 class Layout:
-    """Which box of each matrix a rank's flat buffer holds, and where; here, box after box.
+    """Which box of each matrix a rank's flat buffer holds, and where. Here, boxes follow one another.
 
-    ``holders``, ``senders`` and ``sends`` serve exchanges, which lead from and to any layout except a
-    ``VirtualBuffer``.
+    Exchanges use ``holders``, ``senders`` and ``sends``. No exchange begins or ends at a ``VirtualBuffer``.
     """
 
     __slots__ = ()
 
     def box(self, entry: BucketEntry, at: Coordinate) -> Box:
-        """The box of the matrix that the rank holds; it may be empty."""
+        """Return the box of the matrix that the rank holds. It may be empty."""
         return entry.matrix.box(at)
 
     def buffer_slices(self, entries: Iterable[BucketEntry], at: Coordinate) -> Iterator[BufferSlice]:
-        """The part of each matrix in the rank's buffer, in order."""
+        """Yield the part of each matrix in the rank's buffer, in order."""
         offset = 0
         for entry in entries:
             box = self.box(entry, at)
@@ -56,15 +55,15 @@ class Layout:
             offset += box.numel
 
     def length(self, entries: Iterable[BucketEntry], at: Coordinate) -> int:
-        """The number of elements in the rank's buffer."""
+        """Return the number of elements in the rank's buffer."""
         return sum(self.box(entry, at).numel for entry in entries)
 
     def holders(self, entry: BucketEntry, axes: tuple[str, ...], at: Coordinate) -> range:
-        """The positions in the rank's group over ``axes`` that may hold a part of the matrix."""
+        """Return the positions, in the rank's group over ``axes``, that may hold a part of the matrix."""
         return range(at.size(*axes))
 
     def senders(self, entry: BucketEntry, axes: tuple[str, ...], to: Coordinate) -> Iterable[int]:
-        """The holders that may send to a rank."""
+        """Return the holders that may send to rank ``to``."""
         return self.holders(entry, axes, to)
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
@@ -85,11 +84,12 @@ class VirtualBuffer(Layout):
         return self.size
 
 
-@dataclass(frozen=True)  # without slots, to cache where uneven slices begin
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class SlicedBuffer(Layout):
     """Every rank along ``axis`` holds its slice of the virtual buffer. Boxes are intervals of a flat piece.
 
-    Slices have equal lengths, unless ``sizes`` states each, or the ``owner`` holds everything.
+    Slices have equal lengths, unless ``sizes`` lists the lengths, or the position ``owner`` has the whole
+    buffer.
     """
 
     axis: str
@@ -127,12 +127,12 @@ class SlicedBuffer(Layout):
 
     @cached_property
     def _starts(self) -> tuple[int, ...]:
-        """Where each slice begins, if their sizes are stated."""
+        """Where each slice begins if ``sizes`` is given."""
         return tuple(accumulate(self.sizes or (), initial=0))[:-1]
 
     def _slice(self, at: Coordinate) -> Box:
         place = at[self.axis]
-        if self.sizes is not None and self.owner is None:  # there may be thousands: their sums are cached
+        if self.sizes is not None and self.owner is None:  # _starts is cached, as sizes may be thousands
             return Box((self._starts[place],), (self.sizes[place],))
         return shard_box((self.size,), self.cut, place, at.size(self.axis))
 
@@ -141,8 +141,8 @@ class SlicedBuffer(Layout):
 class LocalShards(Layout):
     """Every rank holds its own pieces, cut like the parameters, one after the other.
 
-    If several ranks have a piece, the sender is the one at the receiver's position along all axes that do not
-    cut the matrix.
+    If several ranks hold the same piece, the sender is the rank with the receiver's position along every axis
+    that does not cut the matrix.
     """
 
     def sends(self, entry: BucketEntry, at: Coordinate, to: Coordinate) -> bool:
@@ -155,7 +155,7 @@ class LocalShards(Layout):
 
 @dataclass(frozen=True, slots=True)
 class PiecesInSlices(LocalShards):
-    """Slices of the virtual buffer that cut no piece: each piece lies in one slice, in its own shape."""
+    """Slices of the virtual buffer that cut no piece. Each piece lies in one slice and keeps its shape."""
 
     slices: SlicedBuffer
 
@@ -175,9 +175,9 @@ class PiecesInSlices(LocalShards):
 class WholeMatrices(Layout):
     """The workers of each matrix hold it whole, one matrix after the other; other ranks hold nothing.
 
-    ``frame``: they hold the whole ``"matrix"``, or the whole ``"piece"`` that tensor parallelism leaves,
-    flat. On the way back either the only ``"owner"`` sends to all, or each of the ``"holders"`` already has
-    what it needs.
+    With the frame ``"matrix"``, a worker holds the whole matrix. With ``"piece"``, it holds its whole
+    tensor-parallel piece, flat. On the way back, the ``"owner"`` sends to all ranks, but the ``"holders"``
+    already have the parts that they need.
     """
 
     axes: tuple[str, ...]
@@ -198,7 +198,7 @@ class WholeMatrices(Layout):
 
 @dataclass(frozen=True, slots=True)
 class SharedPart:
-    """A box of a matrix that two ranks share: the slice in which one rank holds it, and its index there."""
+    """A box of a matrix that one rank sends to another, and its ``index`` in this rank's slice ``held``."""
 
     held: BufferSlice
     box: Box
@@ -207,7 +207,7 @@ class SharedPart:
 
     @property
     def key(self) -> tuple[int, Box]:
-        """Equal for the same elements of the same matrix."""
+        """Two parts with equal keys are the same elements of the same matrix."""
         return self.held.entry.matrix.index, self.box
 
 
@@ -215,11 +215,13 @@ class SharedPart:
 class Parcels:
     """What one rank sends to others and receives from them, in order of the position in the group.
 
-    ``leaving`` is packed once for all receivers: position p gets ``sends[p]`` elements beginning at
-    ``starts[p]``, and positions that get the same parts share them. ``receives`` counts the elements from
-    each position. Parts that a rank keeps do not travel: ``kept`` lists them in the old buffer, ``kept_as``
-    in the new one. ``kept_at`` is where each begins among the packed elements, or None if no other rank gets
-    it. ``length`` is the number of elements in the new buffer.
+    ``leaving`` are the parts to pack. Of the packed elements, position p gets ``sends[p]``, beginning at
+    ``starts[p]``. Parts that several positions get are packed once. ``coming`` are the parts that arrive, and
+    ``receives`` counts the elements from each position.
+
+    Parts that a rank keeps do not travel: ``kept`` lists them in the old buffer, ``kept_as`` in the new one.
+    ``kept_at`` is where each begins among the packed elements, or None if no other rank gets it. ``length``
+    is the number of elements in the new buffer.
     """
 
     leaving: tuple[SharedPart, ...]
@@ -233,7 +235,7 @@ class Parcels:
     length: int
 
 
-@dataclass(frozen=True)  # without slots, to cache the inverse and each rank's parcels
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Exchange:
     """A move of many matrices at once between two layouts, over the group of ``axes``."""
 
@@ -261,10 +263,10 @@ class Exchange:
 
     @cached_property
     def parcels(self) -> Callable[[Coordinate], Parcels]:
-        """What one rank sends, receives and keeps; cached for a few ranks, enough for one process."""
+        """What one rank sends, receives and keeps. The results for a few ranks are cached."""
         return lru_cache(FEW_RANKS)(self._parcels)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+    def __reduce__(self) -> tuple[Any, ...]:  # leaves the cache out of a pickle
         return Exchange, (self.axes, self.entries, self.src, self.dst)
 
     def _parcels(self, at: Coordinate) -> Parcels:
@@ -297,7 +299,7 @@ class Exchange:
                     yield position, _part(held, self.dst.box(held.entry, to))
 
     def _for_all(self, held: BufferSlice, at: Coordinate) -> Iterator[tuple[int, SharedPart]]:
-        """An owner's parts for all positions: one for each place along the axes that cut the matrix."""
+        """Yield an owner's part for each position. Axes that do not cut the matrix do not change the part."""
         cutting = tuple(axis for axis in self.axes if axis in held.entry.matrix.axes)
         peers = (at.peer(place, *cutting) for place in range(at.size(*cutting)))
         parts = [_part(held, self.dst.box(held.entry, to)) for to in peers]
@@ -317,7 +319,7 @@ class Exchange:
                     yield position, _part(held, self.src.box(held.entry, other))
 
     def _slices(self, layout: Layout, at: Coordinate) -> list[BufferSlice]:
-        """The non-empty slices: among thousands of ranks, one rank shares few matrices with few others."""
+        """Return the slices that are not empty. Among thousands of ranks, most are empty."""
         return [held for held in layout.buffer_slices(self.entries, at) if held.box.numel]
 
 
@@ -326,7 +328,7 @@ def _part(held: BufferSlice, theirs: Box) -> SharedPart:
 
 
 def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[SharedPart]]:
-    """The parts that a rank shares with each position, including its own, in order of position."""
+    """Sort the parts by position, and leave out empty ones."""
     found: dict[int, list[SharedPart]] = {}
     for position, part in pairs:
         if part.numel:
@@ -337,7 +339,10 @@ def _by_position(pairs: Iterator[tuple[int, SharedPart]]) -> dict[int, list[Shar
 def _packed_once(
     parts: Mapping[int, Sequence[SharedPart]],
 ) -> tuple[tuple[SharedPart, ...], dict[int, int], dict[tuple[int, Box], int]]:
-    """The parts to pack, with equal parcels only once; where each position's parcel and each part begin."""
+    """Return the parts to pack, where each position's parts begin, and where each part begins.
+
+    Positions that get the same parts share them.
+    """
     leaving: list[SharedPart] = []
     starts: dict[int, int] = {}
     begins: dict[tuple[int, Box], int] = {}
@@ -360,15 +365,14 @@ def _packed_once(
 
 
 def _listed(numbers: Mapping[int, int], positions: int) -> tuple[int, ...]:
-    """One number for each position, zero by default."""
     listed = [0] * positions
     for position, number in numbers.items():
         listed[position] = number
     return tuple(listed)
 
 
-@lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
+@lru_cache(maxsize=4096)  # even with thousands of ranks, most pairs of boxes repeat
 def _shared(mine: Box, theirs: Box) -> tuple[Box, tuple[slice, ...], int]:
-    """The intersection of two boxes, its index in the first, and its number of elements."""
+    """Return the intersection of two boxes, its index in the first, and its number of elements."""
     box = mine.overlap(theirs)
     return box, box.seen_from(mine).slices, box.numel

@@ -1,4 +1,4 @@
-"""Ranks arranged in named axes: pure arithmetic on ranks, without process groups or devices."""
+"""Ranks arranged in named axes. This is arithmetic on ranks, without process groups or devices."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Grid:
 
     @classmethod
     def of(cls, **sizes: int) -> Grid:
-        """The grid with these axes, in this order: ``Grid.of(dp=2, tp=2)``."""
+        """Make a grid with these axes, in this order: ``Grid.of(dp=2, tp=2)``."""
         return cls(tuple(sizes), tuple(sizes.values()))
 
     @property
@@ -47,21 +47,20 @@ class Grid:
         return range(self.world_size)
 
     def size(self, axis: str) -> int:
-        """Ranks along ``axis``; 1 for an axis the grid does not have."""
+        """Return the number of ranks along ``axis``; 1 for an axis that the grid does not have."""
         return self.sizes[self.axes.index(axis)] if axis in self.axes else 1
 
     def stride(self, axis: str) -> int:
-        """The difference between the ranks of two neighbours along ``axis``."""
+        """Return the difference between the ranks of two neighbours along ``axis``."""
         return math.prod(self.sizes[self.axes.index(axis) + 1 :])
 
     def at(self, rank: int) -> Coordinate:
-        """The coordinate of ``rank``."""
         if rank not in self.ranks:
             raise GridError(f"rank {rank} is not on a grid of {self.world_size} ranks ({self})")
         return Coordinate(self, rank)
 
     def rank(self, positions: Mapping[str, int]) -> int:
-        """The rank at ``positions``; the position along missing axes is 0."""
+        """Return the rank at ``positions``; the position along missing axes is 0."""
         for axis, position in positions.items():
             if not 0 <= position < self.size(axis):
                 raise GridError(
@@ -85,7 +84,7 @@ class Coordinate(Mapping[str, int]):
     rank: int
 
     def __getitem__(self, axis: str) -> int:
-        """The position along ``axis``; 0 for an axis the grid does not have."""
+        """Return the position along ``axis``; 0 for an axis that the grid does not have."""
         after = 1
         for name, size in zip(reversed(self.grid.axes), reversed(self.grid.sizes), strict=True):
             if name == axis:
@@ -103,20 +102,20 @@ class Coordinate(Mapping[str, int]):
         return len(self.grid.axes)
 
     def size(self, *axes: str) -> int:
-        """Ranks along the axes together."""
+        """Return the number of ranks in a group over ``axes``."""
         sizes = zip(self.grid.axes, self.grid.sizes, strict=True)
         return math.prod(size for axis, size in sizes if axis in axes)
 
     def position(self, *axes: str) -> int:
-        """This rank's position in its group over the axes."""
+        """Return this rank's position in its group over ``axes``."""
         place = 0
         for axis in axes:
             place = place * self.grid.size(axis) + self[axis]
         return place
 
     def group(self, *axes: str) -> tuple[int, ...]:
-        """The ranks that differ from this one only along ``axes``, including itself, in order of position."""
-        ranks = [self.rank]  # axis by axis, since a group may have thousands of ranks
+        """Return this rank and those that differ from it only along ``axes``, in order of position."""
+        ranks = [self.rank]  # extended axis by axis, because a group may have thousands of ranks
         for axis in axes:
             if axis in self.grid.axes:
                 stride = self.grid.stride(axis)
@@ -125,7 +124,7 @@ class Coordinate(Mapping[str, int]):
         return tuple(ranks)
 
     def peer(self, position: int, *axes: str) -> Coordinate:
-        """The member at ``position`` in the group over the axes.
+        """Return the member at ``position`` in this rank's group over ``axes``.
 
         >>> Grid.of(dp=2, tp=3).at(4).peer(0, "dp").rank
         1

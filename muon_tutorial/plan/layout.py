@@ -1,7 +1,7 @@
 """How an axis holds a tensor (placements), and how that changes (hops and routes).
 
-Knows shapes, offsets, cuts and coordinates, but no data and no process groups. Hops and routes print in the
-notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
+This module knows shapes, offsets, cuts and coordinates, but no data and no process groups. Hops and routes
+are printed in the notation of ``docs/notation.md``: ``W[I, J_tp] → W[I, J]``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .exchange import Exchange
 
 FEW_RANKS = 16
-"""The number of ranks whose geometry is cached: a plan may have thousands, but a process serves a few."""
+"""How many ranks' boxes and parcels are cached. A process serves only a few of a plan's ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank of the axis holds a tensor of the whole shape; the value is their sum."""
+    """Every rank of the axis holds a tensor of the whole shape. Their sum is the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Owned:
 class Shard:
     """Every rank of the axis holds a run of indices along ``dim``.
 
-    Without ``sizes`` the cut is that of ``torch.chunk`` and of DTensor: runs of ``ceil(n / parts)``, the
-    last ones shorter or empty. ``sizes`` states a cut made by hand, one length for each position.
+    Without ``sizes``, the cut is that of ``torch.chunk`` and of DTensor: each run has ``ceil(n / parts)``
+    indices, and the last runs are shorter or empty. For any other cut, ``sizes`` has one length per position.
     """
 
     dim: int
     sizes: tuple[int, ...] | None = None
 
     def lengths(self, length: int, parts: int) -> tuple[int, ...]:
-        """The number of indices at each of ``parts`` positions, for a dimension of ``length``."""
+        """Return the number of indices at each of ``parts`` positions, for a dimension of ``length``."""
         if self.sizes is None:
             step = -(-length // parts)
             return tuple(max(0, min(step, length - step * part)) for part in range(parts))
@@ -63,8 +63,8 @@ class Shard:
         return self.sizes
 
     def run(self, length: int, position: int, parts: int) -> tuple[int, int]:
-        """Where the run of one position starts, and how many indices it holds."""
-        if self.sizes is None:  # no list of all positions: a plan may have thousands of ranks
+        """Return where the run of one position starts, and how many indices it has."""
+        if self.sizes is None:  # without a list of all positions, because a plan may have thousands
             step = -(-length // parts)
             start = min(length, step * position)
             return start, min(step, length - start)
@@ -72,9 +72,9 @@ class Shard:
         return starts[position], starts[position + 1] - starts[position]
 
 
-@lru_cache(maxsize=256)  # a plan asks for the runs of many ranks
+@lru_cache(maxsize=256)  # a plan needs the runs of many ranks
 def _starts(cut: Shard, length: int, parts: int) -> tuple[int, ...]:
-    """Where the run of each position starts, and where the last one ends."""
+    """Return where the run of each position starts, and where the last run ends."""
     return tuple(accumulate(cut.lengths(length, parts), initial=0))
 
 
@@ -82,7 +82,7 @@ Placement = Shard | Replicate | Partial | Owned
 
 
 def layout_text(shape: Sequence[int], held: Mapping[str, Placement]) -> str:
-    """How the axes in ``held`` hold a tensor of ``shape``, in the notation of ``docs/notation.md``.
+    """Write how the axes in ``held`` hold a tensor of ``shape``, in the notation of ``docs/notation.md``.
 
     A flat buffer has one dimension, B; a matrix has I rows and J columns.
 
@@ -126,25 +126,25 @@ class Box:
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
-        """The whole of a tensor of ``shape``."""
+        """Make the box of a whole tensor of ``shape``."""
         return cls((0,) * len(shape), shape)
 
     def with_run(self, dim: int, start: int, length: int) -> Box:
-        """The same box, but with ``length`` indices from ``start`` on along ``dim``."""
+        """Return the same box, but with ``length`` indices from ``start`` on along ``dim``."""
         offset, shape = list(self.offset), list(self.shape)
         offset[dim], shape[dim] = start, length
         return Box(tuple(offset), tuple(shape))
 
     def shifted(self, offset: tuple[int, ...]) -> Box:
-        """The same box in the coordinates of a larger tensor, in which its frame starts at ``offset``."""
+        """Return this box of a tensor as a box of a larger one, in which that tensor starts at ``offset``."""
         return Box(tuple(here + there for here, there in zip(self.offset, offset, strict=True)), self.shape)
 
     def seen_from(self, frame: Box) -> Box:
-        """The same box with its offset relative to the start of ``frame``: the opposite of ``shifted``."""
+        """Return this box with its offset counted from that of ``frame``: the opposite of ``shifted``."""
         return self.shifted(tuple(-start for start in frame.offset))
 
     def overlap(self, other: Box) -> Box:
-        """The intersection of two boxes, which may be empty."""
+        """Return the intersection of two boxes. It may be empty."""
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         ends = (
             (a + n, b + m)
@@ -154,7 +154,7 @@ class Box:
 
 
 def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts: int) -> Box:
-    """The box that the rank at ``position`` of ``parts`` holds of a tensor of ``shape``.
+    """Return the box of a tensor of ``shape`` that the rank at ``position`` of ``parts`` holds.
 
     >>> shard_box((5, 4), Shard(0), 2, 3)
     Box(offset=(4, 0), shape=(1, 4))
@@ -168,7 +168,9 @@ def shard_box(shape: tuple[int, ...], placement: Placement, position: int, parts
 
 
 def run_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:
-    """The boxes that cover elements ``start`` to ``stop`` of a row-major tensor; for a matrix, at most three.
+    """Return the boxes that cover elements ``start`` to ``stop - 1`` of a row-major tensor.
+
+    For a matrix there are at most three.
 
     >>> run_boxes((4, 3), 2, 10)
     (Box(offset=(0, 2), shape=(1, 1)), Box(offset=(1, 0), shape=(2, 3)), Box(offset=(3, 0), shape=(1, 1)))
@@ -196,11 +198,11 @@ def _boxes_in_row(shape: tuple[int, ...], row: int, start: int, stop: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class HopPieces:
-    """The pieces into which one end of a hop cuts its tensor, for one rank.
+    """The pieces of a hop's tensor at the end of the hop where it is cut, for one rank.
 
-    ``mine`` is this rank's; ``size`` is the number of elements in the largest of all ``parts``. ``uneven``
-    holds every piece that is not empty, by position. If all are runs of equally many rows, ``uneven`` is
-    empty, because these lie one after the other in memory.
+    ``mine`` is this rank's piece. ``size`` is the number of elements in the largest of the ``parts`` pieces.
+    If all pieces are runs of equally many rows, they lie one after the other in memory, and ``uneven`` is
+    empty. Otherwise it contains every piece that is not empty, by position.
     """
 
     mine: Box
@@ -209,11 +211,11 @@ class HopPieces:
     uneven: Mapping[int, Box] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)  # without slots, to cache the pieces
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Hop:
     """One change of placement of a tensor of ``shape`` along one axis.
 
-    ``shape`` is the tensor as this axis sees it: what a rank would hold under ``Replicate``.
+    ``shape`` is the shape that a rank would hold if this axis replicated the tensor; other axes may cut it.
     """
 
     axis: str
@@ -223,10 +225,10 @@ class Hop:
 
     @property
     def inverse(self) -> Hop:
-        """The same change, the other way.
+        """The hop back.
 
         Raises:
-            OneWayError: the hop is a reduce_scatter or a reduce: a sum cannot be taken apart again.
+            OneWayError: the hop is a reduce_scatter or a reduce, and a sum cannot be split into its summands.
         """
         if isinstance(self.src, Partial) and isinstance(self.dst, Shard | Owned):
             done, back = "reduce", "a broadcast"
@@ -253,10 +255,10 @@ class Hop:
 
     @cached_property
     def pieces(self) -> Callable[[Coordinate], HopPieces]:
-        """The pieces at the end of the hop that cuts the tensor, for one rank; cached for a few ranks."""
+        """The pieces at the end of the hop where the tensor is cut. A few ranks' results are cached."""
         return lru_cache(FEW_RANKS)(self._pieces)
 
-    def __reduce__(self) -> tuple[Any, ...]:  # a pickle does not hold the cache
+    def __reduce__(self) -> tuple[Any, ...]:  # leaves the cache out of a pickle
         return Hop, (self.axis, self.src, self.dst, self.shape)
 
     def _pieces(self, at: Coordinate) -> HopPieces:
@@ -264,15 +266,15 @@ class Hop:
         assert isinstance(cut, Shard)
         mine = shard_box(self.shape, cut, at[self.axis], parts)
         equal = len(set(cut.sizes)) == 1 if cut.sizes else self.shape[cut.dim] % parts == 0
-        if equal and cut.dim == 0:  # no list of all positions: a plan may have thousands of ranks
+        if equal and cut.dim == 0:  # without a list of all positions, because a plan may have thousands
             return HopPieces(mine, mine.numel, parts)
         boxes = _filled_boxes(self.shape, cut, parts)
         return HopPieces(mine, max((box.numel for box in boxes.values()), default=0), parts, boxes)
 
 
-@lru_cache(maxsize=256)  # one list, shared by all ranks and by the hops of a bucket
+@lru_cache(maxsize=256)  # all ranks, and the hops of a bucket, share one dictionary
 def _filled_boxes(shape: tuple[int, ...], cut: Shard, parts: int) -> dict[int, Box]:
-    """The boxes that are not empty, by position: of thousands of positions, few may hold one."""
+    """Return the boxes that are not empty, by position."""
     lengths, whole = cut.lengths(shape[cut.dim], parts), Box.whole(shape)
     runs = enumerate(zip(accumulate(lengths, initial=0), lengths, strict=False))
     boxes = {place: whole.with_run(cut.dim, start, length) for place, (start, length) in runs if length}
@@ -280,10 +282,10 @@ def _filled_boxes(shape: tuple[int, ...], cut: Shard, parts: int) -> dict[int, B
 
 
 Move: TypeAlias = "Hop | Exchange"
-"""An element of a route: a hop along one axis, or an exchange of many matrices over several."""
+"""An element of a route: a hop along one axis, or an exchange of many matrices over several axes."""
 
 
-@dataclass(frozen=True)  # without slots, to cache the inverse
+@dataclass(frozen=True)  # no slots, because cached_property needs a __dict__
 class Route:
     """Hops in order, and the dtype that travels.
 
@@ -298,7 +300,7 @@ class Route:
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        """The layouts along the route, and the dtype that travels; exchanges list no matrices."""
+        """Write the layouts along the route, and the dtype that travels. Exchanges list no matrices."""
         hops = [move for move in self.hops if isinstance(move, Hop)]
         held = {hop.axis: hop.src for hop in (*hops, *reversed(hops))}  # where each axis begins
         terms = []
@@ -313,5 +315,5 @@ class Route:
 
     @cached_property
     def inverse(self) -> Route:
-        """The way back: the inverse hops, in reverse order. Raises ``OneWayError`` if one has no opposite."""
+        """The way back: the inverse hops in reverse order. Raises ``OneWayError`` if a hop has none."""
         return Route(tuple(hop.inverse for hop in reversed(self.hops)), self.dtype)

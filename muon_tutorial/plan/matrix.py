@@ -1,7 +1,4 @@
-"""One matrix as the plan sees it: its shape, how axes cut it, and where it lies in its parameter.
-
-Knows only shapes and boxes: no data, no process groups.
-"""
+"""What a plan knows of a matrix: its shape, how axes cut it, and where it lies in its parameter."""
 
 from __future__ import annotations
 
@@ -25,26 +22,30 @@ Cut = tuple[str, Shard]
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The lines (rows or columns, as ``dim`` says) of a matrix that alternate with other matrices' lines: the
-    first ``length`` of every ``stride``."""
+    """The lines of a matrix, if they alternate with the lines of other matrices in the same parameter.
+
+    They are the first ``length`` of every ``stride`` lines. ``dim`` is the dimension that counts them: rows
+    or columns.
+    """
 
     dim: int
     length: int
     stride: int
 
     def line(self, index: int) -> int:
-        """The position of the matrix's ``index``-th line, counted from its first line."""
+        """Return where the matrix's ``index``-th line lies, counted from its first line."""
         return index // self.length * self.stride + index % self.length
 
     def before(self, line: int) -> int:
-        """How many of the matrix's lines come before the position ``line``, counted from its first line."""
+        """Return how many of the matrix's lines lie before position ``line``, counted from its first line."""
         runs, rest = divmod(line, self.stride)
         return runs * self.length + min(rest, self.length)
 
     def within(self, first: int, count: int, shift: int) -> slice | Tensor:
-        """The index of ``count`` lines of the matrix from ``first`` on, if its first line lies at ``shift``.
+        """Return the index of ``count`` lines of the matrix from ``first`` on.
 
-        A slice if possible, so that indexing gives a view; else the number of each line.
+        ``shift`` is where the matrix's first line lies. The index is a slice if possible, so that indexing
+        gives a view. Otherwise it lists the number of each line.
         """
         if not count:
             return slice(0, 0)
@@ -54,20 +55,21 @@ class Runs:
         return _line_numbers(self, first, count) + shift
 
 
-@lru_cache(maxsize=256)  # most layers have equal shapes, and a single process asks at every step
+@lru_cache(maxsize=256)  # most layers have equal shapes, and every step of a single process needs this
 def _line_numbers(runs: Runs, first: int, count: int) -> Tensor:
     return torch.tensor([runs.line(index) for index in range(first, first + count)])
 
 
 Index = tuple[slice | Tensor, ...]
-"""A box as an index into a tensor: slices, or the lines' numbers if they alternate with other lines."""
+"""An index into a tensor. Lines that alternate with others are given by number, all else by slices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Where a matrix lies: in the ``param``-th parameter, with this shape, beginning at this offset.
+    """Where a matrix lies in the parameter ``param``, which has this ``shape``; it begins at ``offset``.
 
-    ``single``: the parameter's leading dimensions only count matrices. Without ``runs`` the matrix is a box.
+    ``single`` is whether the parameter's leading dimensions only count matrices. Without ``runs``, the matrix
+    is a box of the parameter.
     """
 
     param: int
@@ -81,11 +83,11 @@ class Part:
 class Matrix:
     """One matrix for Newton–Schulz to orthogonalize.
 
-    ``shape`` is the whole matrix, as it lies in its parameter (a convolution's has four dimensions).
-    ``cuts`` are the axes along which ranks hold runs of the *parameter*, outermost first; along other axes
-    ranks hold it whole. ``group`` is the number of the optimizer's parameter group; ``dtype`` is that of the
-    parameter and ``grad_dtype`` that of its gradient. ``part`` is None if the matrix is a whole parameter,
-    the ``index``-th.
+    ``shape`` is the shape of the whole matrix in its parameter; a convolution's has four dimensions. ``cuts``
+    says how axes cut the *parameter*, outermost first. Along other axes, every rank has the whole parameter.
+    ``group`` is the number of the optimizer's parameter group. ``dtype`` is the parameter's, and
+    ``grad_dtype`` its gradient's. ``part`` is None if the matrix is a whole parameter; ``index`` is then also
+    the parameter's index.
     """
 
     index: int
@@ -99,7 +101,7 @@ class Matrix:
 
     @property
     def param(self) -> int:
-        """The index of the parameter that holds the matrix."""
+        """The index of the parameter that contains the matrix."""
         return self.index if self.part is None else self.part.param
 
     @property
@@ -108,9 +110,9 @@ class Matrix:
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Rows and columns, as Newton–Schulz sees them.
+        """The numbers of rows and columns for Newton–Schulz.
 
-        Further dimensions count as columns; a part's leading dimensions of length 1 do not count.
+        All dimensions after the first count as columns. A part's leading dimensions of length 1 do not count.
         """
         shape = self.shape
         while self.part is not None and self.part.single and len(shape) > 2 and shape[0] == 1:
@@ -122,25 +124,25 @@ class Matrix:
         return tuple(axis for axis, _ in self.cuts)
 
     def cut(self, axis: str) -> Shard | None:
-        """How one axis cuts the parameter, or None."""
+        """Return how an axis cuts the parameter; None if it does not."""
         return dict(self.cuts).get(axis)
 
     def box(self, at: Coordinate) -> Box:
-        """The box of the matrix that lies in this rank's part of the parameter; it may be empty."""
+        """Return the box of the matrix that lies in this rank's part of the parameter. It may be empty."""
         held = self._held(at)
         if self.part is None:
             return held
         place, runs = Box(self.part.offset, self.shape), self.part.runs
         if runs is None:
             return held.overlap(place).seen_from(place)
-        lines = runs.line(self.shape[runs.dim] - 1) + 1  # with those of other matrices in between
+        lines = runs.line(self.shape[runs.dim] - 1) + 1  # including the lines of other matrices in between
         place = place.with_run(runs.dim, self.part.offset[runs.dim], lines)
         box = held.overlap(place).seen_from(place)
         first, stop = map(runs.before, _ends(box, runs.dim))
         return box.with_run(runs.dim, first, stop - first)
 
     def slices(self, at: Coordinate) -> Index:
-        """The index of this rank's ``box`` in its part of the parameter."""
+        """Return the index of this rank's ``box`` in its part of the parameter."""
         held, box = self._held(at), self.box(at)
         if self.part is None:
             return box.seen_from(held).slices
@@ -152,7 +154,7 @@ class Matrix:
         return (*index[: runs.dim], lines, *index[runs.dim + 1 :])
 
     def in_parameter(self, box: Box) -> Iterator[Box]:
-        """Yield the boxes of the parameter that make up a box of the matrix, in order of elements."""
+        """Yield the boxes of the parameter that form a box of the matrix, in the order of its elements."""
         if self.part is None or (runs := self.part.runs) is None:
             yield box if self.part is None else box.shifted(self.part.offset)
             return
@@ -170,24 +172,25 @@ class Matrix:
 
 
 Parts = Literal["stack", "flatten"] | int | tuple[int | str, ...] | None
-"""How a parameter holds matrices: see ``part_boxes``."""
+"""The layout of the matrices in a parameter; see ``part_boxes``."""
 
 Place = tuple[Box, Runs | None]
-"""Where a matrix lies in a parameter: its offset and its own shape, and its runs if it has any."""
+"""Where a matrix lies in a parameter: its offset and shape, and its ``Runs`` if its lines alternate."""
 
 
 def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -> list[Place] | None:
-    """Where the matrices of a parameter lie; None if the parameter is one matrix.
+    """Return where the matrices of a parameter lie; None if the parameter is one matrix.
 
-    - ``(2, 4)``: the rows of each matrix, one after the other (fused q, k and v; gate and up).
-    - ``("interleaved", 2, 4)``: runs of 2 and 4 rows alternate, and all runs of 2 form one matrix, all runs
+    - ``(2, 4)``: the first 2 rows are one matrix, the next 4 another (fused q, k and v; gate and up).
+    - ``("interleaved", 2, 4)``: runs of 2 and 4 rows alternate. All runs of 2 form one matrix, and all runs
       of 4 another (q, k and v head by head; with 1 and 1, gate and up row by row).
-    - ``("heads", 2, 4)``: the same runs, each a matrix of its own; ``2`` is short for ``("heads", 2)``.
+    - ``("heads", 2, 4)``: runs of 2 and 4 rows alternate, and each run is a matrix. ``2`` is short for
+      ``("heads", 2)``.
     - ``"stack"``: leading dimensions count matrices (experts).
-    - ``("stack", …)``: the same, and each of them is split as the rest of the tuple says.
-    - ``"flatten"``: one matrix; dimensions after the first count as columns (convolutions).
+    - ``("stack", …)``: a stack whose matrices are split as the rest of the tuple says.
+    - ``"flatten"``: one matrix, in which dimensions after the first count as columns (convolutions).
 
-    For a parameter stored ``transposed``, (in, out), the numbers count columns.
+    If a parameter is stored ``transposed``, as (in, out), the numbers count columns.
 
     Raises:
         UsageError: the parameter cannot be split this way.
@@ -223,8 +226,7 @@ def part_boxes(shape: tuple[int, ...], parts: Parts, transposed: bool = False) -
 
 
 def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int, int, int]] | None:
-    """For each matrix: its first line (row or column), the number of its lines, run length and stride; None
-    if this does not fit ``length`` lines."""
+    """Return each matrix's first line, number of lines, run length and stride; None if ``words`` are wrong."""
     kind, *sizes = words if words and isinstance(words[0], str) else ("split", *(words or (length,)))
     numbers = [size for size in sizes if isinstance(size, int) and size > 0]
     stride = sum(numbers)
@@ -240,7 +242,9 @@ def _lines_of(words: tuple[int | str, ...], length: int) -> list[tuple[int, int,
 
 
 def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = False) -> list[Matrix]:
-    """The matrices in a parameter, numbered from ``first`` on; ``whole.index`` is the parameter's index.
+    """Return the matrices in a parameter, numbered from ``first`` on.
+
+    ``whole`` is the parameter as one matrix, and ``whole.index`` the parameter's index.
 
     Raises:
         UsageError: the parameter cannot be split this way.
@@ -271,7 +275,7 @@ def split_parts(whole: Matrix, parts: Parts, first: int, transposed: bool = Fals
 
 
 def _part_name(name: str, index: int, parts: int, runs: Runs | None) -> str:
-    """The name of a matrix; by comparing names, ranks also check that they split parameters the same way."""
+    """Name a matrix. Ranks compare the names to check that they split parameters in the same way."""
     if runs is not None:
         return f"{name}[part {index}, {runs.length} of every {runs.stride}]"
     return name if parts == 1 else f"{name}[part {index}]"
@@ -283,9 +287,10 @@ def _ends(box: Box, dim: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class SummedGram:
-    """A matrix that stays cut: the iteration runs on the sum of its shards' Gram matrices, [side, side].
+    """A matrix that stays cut, because the iteration needs only the sum of its shards' Gram matrices.
 
-    Tensor parallelism cuts dimension ``cut`` of [rows, columns]; the other one has length ``side``.
+    Tensor parallelism cuts dimension ``cut`` of [rows, columns]. The other dimension has length ``side``, so
+    the Gram matrices are [side, side].
     """
 
     cut: int
@@ -293,7 +298,7 @@ class SummedGram:
 
     @property
     def elements(self) -> int:
-        """Elements of its upper triangle; only these travel."""
+        """The number of elements in the upper triangle; only these travel."""
         return self.side * (self.side + 1) // 2
 
 
@@ -301,10 +306,11 @@ class SummedGram:
 class BucketEntry:
     """A matrix in a bucket.
 
-    ``offset`` and ``size`` are in elements of the virtual buffer, the same at every tensor-parallel position:
-    ``size`` is that of the largest piece. ``workers`` are the positions in the bucket's group that
-    orthogonalize the matrix. After the bucket's own route, ``route`` leads from a worker's piece to the whole
-    matrix. With ``gram`` it is empty: the workers along tp keep their pieces and share the work.
+    ``offset`` and ``size`` count elements of the virtual buffer. They are the same at every tensor-parallel
+    position, because ``size`` is that of the largest piece. ``workers`` are the positions, in the bucket's
+    group, of the ranks that orthogonalize the matrix. After the bucket's own route, ``route`` leads from a
+    worker's piece to the whole matrix. With ``gram``, ``route`` is empty: the tp ranks keep their pieces and
+    share the work.
     """
 
     matrix: Matrix
@@ -316,14 +322,14 @@ class BucketEntry:
 
     @property
     def cost(self) -> int:
-        """Operations per Newton–Schulz iteration, averaged over five, at each rank that works on it."""
+        """Operations per Newton–Schulz iteration, averaged over five iterations, on each worker."""
         if self.gram is None:
             return newton_schulz_cost(self.matrix.sides)
         return gram_cost(self.gram.side, self.size)
 
 
 def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> Box:
-    """The box of a tensor of ``shape`` that a rank holds after nested cuts, outermost first.
+    """Return the box of a tensor of ``shape`` that a rank holds after nested cuts, outermost first.
 
     >>> from .grid import Grid
     >>> at = Grid.of(dp=2, tp=2).at(3)
@@ -333,7 +339,7 @@ def held_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], at: Coordinate) -> B
     return _cut_box(shape, cuts, tuple((at[axis], at.grid.size(axis)) for axis, _ in cuts))
 
 
-@lru_cache(maxsize=4096)  # even among thousands of ranks, most hold the same few boxes
+@lru_cache(maxsize=4096)  # even with thousands of ranks, most hold the same few boxes
 def _cut_box(shape: tuple[int, ...], cuts: tuple[Cut, ...], places: tuple[tuple[int, int], ...]) -> Box:
     box = Box.whole(shape)
     for (_, shard), (position, parts) in zip(cuts, places, strict=True):

@@ -1,7 +1,7 @@
-"""Divides matrices into rounds: those of one round are worked on at the same time, by all owners.
+"""Divides matrices into rounds. All owners work on the matrices of a round at the same time.
 
-The limit of a round applies to each rank's memory, not to the bytes that travel: with N owners a round has
-about N times the limit. Costs are operations, weights are bytes at each rank that works on the matrix.
+A round's limit applies to each rank's memory, not to the bytes that travel. So with N owners a round may
+contain N times the limit. A cost counts operations, and a weight counts a matrix's bytes on each worker.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 IN_FLIGHT = 3
-"""Rounds in flight by default: one travels to its owners, one is worked on, and one travels back."""
+"""Rounds in flight by default: one travels to its owners, one is orthogonalized, and one travels back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most bytes of a round that a rank may hold: ``all`` if there is only one round, else ``each``."""
+    """How many bytes of a round a rank may hold: ``all`` if there is only one round, otherwise ``each``."""
 
     all: int
     each: int
 
     @classmethod
     def of(cls, in_flight: int, buffers: int) -> Limit:
-        """The limits for rounds that together hold ``in_flight`` bytes while they are in flight."""
+        """Return the limit that keeps all rounds in flight together within ``in_flight`` bytes on a rank."""
         each = in_flight // IN_FLIGHT
         return cls(in_flight if buffers == 1 else each, each)
 
@@ -40,7 +40,7 @@ class Job:
 
 @dataclass(slots=True)
 class _Round:
-    """A round being filled: the limits for a position, and each position's bytes and work so far."""
+    """A round to which jobs are added: the limits for each position, and its bytes and work so far."""
 
     most_bytes: int
     most_work: int
@@ -63,13 +63,15 @@ class _Round:
 
 
 def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
-    """Distribute jobs over rounds; returns the numbers of each round's jobs.
+    """Distribute jobs over rounds, and return the numbers of each round's jobs.
 
-    If every position can hold all its jobs within ``limit.all``, there is one round. Else each round takes up
-    to ``limit.each`` bytes per position, or as much as the largest job if that is more. The costliest jobs go
-    first, each into the first round that has room. The job that opens a round also limits its work, to as
-    many times its own as would fit by bytes: this keeps the ranks of a round about equally busy. Rounds and
-    jobs are sorted by the jobs' numbers, because gradients become complete in the reverse of that order.
+    If every position can hold all its jobs within ``limit.all``, there is one round. Otherwise each round
+    takes up to ``limit.each`` bytes per position, or the bytes of the largest job if that is more. The
+    costliest jobs are placed first, each in the first round that has room.
+
+    A round's first job also limits the work of each position. If a position has room for n such jobs, it gets
+    at most the work of n such jobs. This keeps a round's ranks about equally busy. Rounds and jobs are sorted
+    by the jobs' numbers, because gradients become complete in the reverse of that order.
 
     >>> jobs = [Job(i, 10, 10, range(i % 2, i % 2 + 1)) for i in range(4)]
     >>> fill_rounds(jobs, Limit(1, 1)), fill_rounds(jobs, Limit(20, 1))
@@ -84,12 +86,12 @@ def fill_rounds(jobs: Sequence[Job], limit: Limit) -> list[list[int]]:
     if max(weights.values(), default=0) <= limit.all:
         return [[job.number for job in jobs]] if jobs else []
     rounds: list[_Round] = []
-    first_open: dict[int, int] = {}  # each position's first round with room; earlier ones are full
+    first_open: dict[int, int] = {}  # each position's first round with room
     least, most = min(job.weight for job in jobs), max(job.weight for job in jobs)
     room = max(limit.each, most)
     for job in sorted(jobs, key=lambda job: (-job.cost, job.number)):
         open_at = (first_open.get(place, 0) for place in job.places)
-        start = max(open_at, default=0)  # an empty matrix has no place
+        start = max(open_at, default=0)  # an empty matrix has no workers
         found = next((rounds[i] for i in range(start, len(rounds)) if rounds[i].has_room(job)), None)
         if found is None:
             found = _Round(room, job.cost * max(1, room // max(1, job.weight)))

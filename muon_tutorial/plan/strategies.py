@@ -1,6 +1,6 @@
-"""Builders that turn matrices and a grid into a plan. Strategies differ in data, not in code.
+"""Builders that turn matrices and a grid into a plan. The same step runs every plan.
 
-``docs/optimizer.md`` compares them in a table.
+``docs/optimizer.md`` compares the strategies in a table.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ ROUND_BYTES = 25_000_000
 class Plan:
     """Everything a step does, as data: its buckets, their layouts, and the routes between them.
 
-    ``expects`` says which gradients must be in ``p.grad``: the rank's own, or ones already averaged over dp.
+    ``expects`` says which gradients must be in ``p.grad``: the rank's own gradients (``"local"``), or
+    gradients that are already averaged over dp (``"averaged"``).
     """
 
     strategy: str
@@ -60,11 +61,11 @@ class Plan:
     expects: Literal["local", "averaged"]
 
     def dist_meta(self, at: Coordinate) -> tuple[DistMeta, ...]:
-        """The master plan for one rank: one entry per matrix, in the order of the buckets."""
+        """Return the master plan for one rank: one entry per matrix, in the order of the buckets."""
         return tuple(meta for bucket in self.buckets for meta in bucket.dist_meta(at))
 
     def workers(self, matrix: int) -> tuple[int, ...]:
-        """The ranks that orthogonalize a matrix, by its index."""
+        """Return the ranks that orthogonalize the matrix with this index."""
         bucket, entry = next((b, e) for b in self.buckets for e in b.entries if e.matrix.index == matrix)
         return tuple(rank for rank in self.grid.ranks if bucket.works_on(entry, self.grid.at(rank)))
 
@@ -82,10 +83,10 @@ def replicated(
 ) -> Plan:
     """Every rank keeps and orthogonalizes every matrix: the baseline. Only tensor-parallel pieces travel.
 
-    With dp alone it is DDP with ``torch.optim.Muon``.
+    With dp alone it does what DDP with ``torch.optim.Muon`` does.
 
     Args:
-        round_bytes: most gradient bytes in the buckets in flight, per tensor-parallel rank; it matters only
+        round_bytes: the most gradient bytes of all buckets in flight together, on each rank. It matters only
             for ``tp_gather="bucket"``.
         tp_gather: as in ``zero1``.
     """
@@ -114,11 +115,11 @@ def round_robin(
     """The ``i``-th matrix is orthogonalized at dp position ``i % dp``; all ranks apply all updates.
 
     Args:
-        order: ``"size"`` counts matrices from the costliest on, as KellerJordan/Muon sorts them; ``"index"``
-            in the optimizer's order, as the first distributed Muon did.
-        back: how owners share their updates: by an ``"all_reduce"`` of a buffer that is zero for matrices of
-            other ranks (as published), or by an ``"all_gather"``, at half the bytes. If a round is larger
-            than ``round_bytes``, each owner broadcasts its own.
+        order: ``"size"`` counts matrices from the costliest on, as in KellerJordan/Muon; ``"index"`` counts
+            them in the optimizer's order, as in the first distributed Muon.
+        back: how owners share their updates. ``"all_reduce"``, as published, sums buffers that are zero
+            except for the owner's matrices. ``"all_gather"`` needs half the bytes. If a round is larger than
+            ``round_bytes``, each owner broadcasts its updates.
         round_bytes, tp_gather: as in ``zero1``.
 
     Raises:
@@ -160,19 +161,20 @@ def zero1(
 ) -> Plan:
     """Momentum is cut over dp in flat buffers; each rank orthogonalizes the matrices that its slice touches.
 
-    A bucket takes a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice.
+    A bucket goes through a dp gather, a tp gather, Newton–Schulz, a tp slice and a dp slice.
 
     Args:
-        cut: what dp cuts into equal slices. ``"list"``: one list of all matrices, as published, with shapes
-            mixed, so that a matrix lies on few ranks and equal slices are about equal work. ``"bucket"``:
-            each bucket by itself, as in Megatron-LM's optimizer.
-        gather: ``"all"`` gathers whole buckets over dp, as the published proof of concept does;
-            ``"boundary"`` only the matrices that cross a slice boundary, on the ranks that keep a part.
-        round_bytes: the most bytes of one owner's gradients that a rank may hold in all rounds in flight
-            together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is more. For
-            ``cut="bucket"``, the size of a bucket.
-        tp_gather: over tp, one all_gather per ``"matrix"``, or one per ``"bucket"``: the same bytes in fewer
-            requests, but all whole matrices of a bucket that a rank works on are in memory at once.
+        cut: what dp cuts into equal slices. ``"list"`` cuts one list of all matrices, as published. Shapes
+            are mixed in the list, so that few matrices lie on several ranks, and equal slices are about equal
+            work. ``"bucket"`` cuts each bucket by itself, as in Megatron-LM's optimizer.
+        gather: ``"all"`` gathers whole buckets over dp, as in the published proof of concept. ``"boundary"``
+            gathers only matrices that cross a slice boundary, and only on the ranks that store a part.
+        round_bytes: how many bytes of one owner's gradients a rank may hold in all rounds in flight together
+            (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the limit. For
+            ``cut="bucket"``, this is the size of a bucket.
+        tp_gather: ``"matrix"`` makes one all_gather over tp per matrix, ``"bucket"`` one per bucket. The
+            bytes are the same. With ``"bucket"`` there are fewer requests, but a rank holds all matrices of a
+            bucket that it works on at once.
 
     Raises:
         StrategyError: ``gather``, ``cut`` or ``tp_gather`` is unknown.
@@ -212,15 +214,16 @@ def layerwise(
     tp: Literal["share", "repeat"] = "share",
     round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Each matrix belongs to one dp position, which keeps its momentum and runs Newton–Schulz.
+    """Each matrix belongs to one dp position, which stores its momentum and runs Newton–Schulz.
 
-    Gradients are reduced to the owners, and the owners send the stepped parameters to all ranks: as many
-    bytes as ZeRO-1 with AdamW, summed over the ranks. Owners share the Newton–Schulz cost of all matrices,
-    longest first.
+    Gradients are reduced to the owners, and the owners send the new parameters to all ranks. Summed over
+    the ranks, these are as many bytes as in ZeRO-1 with AdamW. Matrices are assigned so that the owners have
+    about equal work, beginning with the costliest matrix.
 
     Args:
-        tp: what the tp ranks at a dp position do. ``"share"``: each matrix is gathered to one of them, which
-            scatters its update back. ``"repeat"``: each rank gathers all matrices; nothing goes back.
+        tp: how the tp ranks at a dp position divide its matrices. With ``"share"``, each matrix is gathered
+            to one of the ranks, which scatters the update back. With ``"repeat"``, every rank gathers every
+            matrix, and no update is sent back.
         round_bytes: as in ``zero1``.
 
     Raises:
@@ -244,26 +247,28 @@ def gram(
 ) -> Plan:
     """Newton–Schulz without a gather: if tp cuts a matrix's long side, its shards are never put together.
 
-    For X, n × l, cut along l, each rank multiplies its own columns into an n × n matrix. One all_reduce over
-    tp sums these to the Gram matrix XXᵀ, for a whole bucket at once, in fp32, and only upper triangles. Every
-    tp rank iterates on it, and multiplies its own shard by the result. A tall matrix that is cut along its
-    rows is treated the same way, with XᵀX. Over dp it works like ``layerwise``.
+    Suppose that X has n rows and l columns, and that tp cuts the columns. Each rank multiplies its columns by
+    their transpose, which gives an n × n matrix. One all_reduce over tp sums these to the Gram matrix XXᵀ. It
+    serves a whole bucket, in fp32, and sends only upper triangles. Every tp rank then iterates on XXᵀ, and
+    multiplies its own shard by the result. A tall matrix that tp cuts along its rows is treated in the same
+    way, with XᵀX. Over dp, ``gram`` works like ``layerwise``.
 
-    Compared with gathering the matrix on T ranks, which all repeat the iterations (``zero1``, ``layerwise``),
-    a rank sends 2(n + 1)/l times the bytes. Its work is 4n²l/T + 34n³ operations for five iterations instead
-    of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T if there are at least T matrices to share, and sends
-    l/(nT) times ``gram``'s bytes, there and back. ``scripts/gram.py`` measures this.
+    Compare this with gathering the matrix on T ranks that all repeat the iterations (``zero1``,
+    ``layerwise``). With ``gram``, a rank sends 2(n + 1)/l times the bytes, and needs 4n²l/T + 34n³ operations
+    for five iterations instead of 20n²l + 10n³. ``owner`` divides 20n²l + 10n³ by T if there are at least T
+    matrices to share. It sends l/(nT) times ``gram``'s bytes, counting both ways. ``scripts/gram.py``
+    measures this.
 
-    Other matrices are gathered by all tp ranks, with the group's own recipe and its bits. Matrices that stay
-    cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of ``orthogonalize="gram"`` or
-    ``"minimax"``; other recipes are refused. The result is *not* bitwise that of a single process, because
-    the sum rounds differently. An update is within 5 % of that of ``orthogonalize="gram"`` in one process, in
-    Frobenius norm. Its error and its largest singular value are within 0.05 of stock's.
-    ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
+    All tp ranks gather every other matrix, and apply the group's own recipe with the usual bits. Matrices
+    that stay cut use the Gram form, in fp32, of the group's ``ns_coefficients``, or of
+    ``orthogonalize="gram"`` or ``"minimax"``. Other recipes are refused. The result is *not* bitwise that of
+    a single process, because the sum rounds differently. In Frobenius norm, an update is within 5 % of that
+    of ``orthogonalize="gram"`` in one process. Its error and its largest singular value are within 0.05 of
+    stock's. ``orthogonalizers/gram.py`` states these bounds, and ``tests/step/test_gram.py`` checks them.
 
     Args:
-        least_aspect: a matrix stays cut only if its cut side is at least this many times as long as the other
-            side: ``2.0`` gathers squares, too.
+        least_aspect: a matrix stays cut only if its cut side is at least this many times as long as its other
+            side. With ``2.0``, for example, square matrices are gathered.
 
     Raises:
         StrategyError: ``least_aspect`` is not positive.
@@ -288,15 +293,16 @@ def owner(
     assign: Literal["longest_first", "in_turn"] | Sequence[int] = "longest_first",
     round_bytes: int = ROUND_BYTES,
 ) -> Plan:
-    """Each matrix is gathered on exactly one rank and scattered back, over any sharding, in one exchange each
-    way per round.
+    """Each matrix is gathered on exactly one rank, and its update is scattered back, over any sharding.
+
+    A round takes one exchange in each direction.
 
     Args:
         assign: ``"longest_first"`` balances the Newton–Schulz cost of all matrices over the ranks,
-            ``"in_turn"`` goes by index, and a sequence names the rank of each matrix.
-        round_bytes: the most bytes of whole matrices, in bf16 as they travel, that a rank may own in all
-            rounds in flight together (``rounds.IN_FLIGHT``, 3), or three times the largest matrix if that is
-            more. A rank also holds the pieces that it sends, and each copy of a parameter gets its update.
+            ``"in_turn"`` assigns them by index, and a sequence lists the rank of each matrix.
+        round_bytes: how many bytes of whole matrices, in bf16 as they travel, a rank may own in all rounds in
+            flight together (``rounds.IN_FLIGHT``, 3). If three times the largest matrix is more, that is the
+            limit. A rank also holds the pieces that it sends, and an update for each copy of a parameter.
 
     Raises:
         StrategyError: ``assign`` is unknown, or names ranks that are not on the grid.
@@ -308,9 +314,9 @@ def owner(
 def owner_per_replica(matrices: Sequence[Matrix], grid: Grid, *, round_bytes: int = ROUND_BYTES) -> Plan:
     """Each matrix is gathered on exactly one rank of every replica; nothing travels between replicas.
 
-    A replica is the ranks along the axes that cut any matrix (under HSDP, one shard group). ``owner``
-    orthogonalizes a matrix once and sends its update to all replicas. Here every replica repeats the work,
-    and slow links between replicas stay idle.
+    A replica is a group of ranks that together hold one copy of all parameters: under HSDP, one shard group.
+    ``owner`` orthogonalizes a matrix once and sends its update to all replicas. Here every replica repeats
+    the work, so nothing travels over the links between replicas, which may be slow.
     """
     axes = tuple(axis for axis in grid.axes if any(axis in matrix.axes for matrix in matrices))
     rounds = _owned_rounds(axes, grid, "longest_first")
@@ -326,11 +332,11 @@ STRATEGIES: dict[str, Builder] = {
     "owner_per_replica": owner_per_replica,
     "gram": gram,
 }
-"""The builders, by the names that the optimizer and the command line know."""
+"""The builders, by the names that the optimizer and the command line take."""
 
 
 def find_builder(strategy: str | Builder) -> Builder:
-    """The builder of that name; raises ``StrategyError`` if there is none. A builder is returned as it is."""
+    """Return the builder of that name, or raise ``StrategyError``. A builder is returned unchanged."""
     if callable(strategy):
         return strategy
     if strategy not in STRATEGIES:
@@ -339,7 +345,7 @@ def find_builder(strategy: str | Builder) -> Builder:
 
 
 def fingerprint(plan: Plan) -> list[str]:
-    """Lines that ranks must agree on before they step: how each bucket travels, and one line per matrix."""
+    """Write a plan as lines that must be the same on all ranks: how each bucket travels, then each matrix."""
     routes = [_routes_text(bucket) for bucket in plan.buckets]
     return [f"strategy {plan.strategy} on {plan.grid}", *routes] + [
         f"{entry.matrix.name}: shape {entry.matrix.shape}, {entry.matrix.dtype}, "
@@ -352,7 +358,7 @@ def fingerprint(plan: Plan) -> list[str]:
 
 
 def _routes_text(bucket: Bucket) -> str:
-    """Text that distinguishes options of one strategy: the collectives of each route, and their dtypes."""
+    """Write a bucket's routes, their collectives and dtypes, which show the strategy's options."""
     ways = {"gradient": bucket.gradient, "compute": bucket.compute, "parameter": bucket.parameter}
     said = (f"{name} {_route_text(route)}" for name, route in ways.items())
     packed = ", tp gathers together" if bucket.tp_gather == "bucket" else ""
@@ -371,19 +377,19 @@ def _cut_text(matrix: Matrix) -> str:
 
 
 def plan_imbalance(plan: Plan) -> float:
-    """The Newton–Schulz work of the busiest rank, as a multiple of a fair share: 1.0 is perfect balance.
+    """Return the busiest rank's Newton–Schulz work, as a multiple of a fair share. 1.0 is perfect balance.
 
-    Work that several ranks repeat counts for each. If all ranks do everything, this is the number of ranks.
+    A fair share counts each matrix once. If all ranks repeat all work, the result is the number of ranks.
     """
     once = sum(newton_schulz_cost(entry.matrix.sides) for bucket in plan.buckets for entry in bucket.entries)
     return max(work_by_position(plan)) * plan.grid.world_size / once if once else 1.0
 
 
 def work_by_position(plan: Plan) -> list[int]:
-    """Newton–Schulz work of one iteration, in operations, at each position of the buckets' only group.
+    """Return the Newton–Schulz operations of one iteration at each position. All buckets have the same group.
 
-    Work is added at the first worker and subtracted after the last, and then summed, so a thousand workers
-    cost no more than one.
+    Each entry's work is added at its first worker and subtracted after its last, and the sums are then
+    accumulated. So an entry with a thousand workers takes as long as an entry with one.
     """
     positions = plan.grid.at(0).size(*plan.buckets[0].axes) if plan.buckets else 0
     change = [0] * (positions + 1)
@@ -395,9 +401,9 @@ def work_by_position(plan: Plan) -> list[int]:
 
 
 Rounds: TypeAlias = Iterable[Sequence[Bucket]]
-"""The buckets of each round, which run abreast; ``_plan`` numbers them."""
+"""The buckets of each round, which run at the same time. ``_plan`` numbers them."""
 RoundMaker: TypeAlias = Callable[[Sequence[Matrix], Limit], Rounds]
-"""Divides the matrices of a buffer into rounds."""
+"""A function that divides the matrices of a buffer into rounds."""
 
 
 def _plan(
@@ -410,7 +416,6 @@ def _plan(
     any_cut: bool = False,
     tp_gather: TpGather = "matrix",
 ) -> Plan:
-    """Build a plan: ``rounds`` divides the matrices of each buffer into rounds."""
     if tp_gather not in ("matrix", "bucket"):
         raise StrategyError(f'{name} knows tp_gather="matrix" and tp_gather="bucket"; got {tp_gather!r}')
     cut = [(matrix.name, axis) for matrix in matrices for axis in matrix.axes if axis != "tp"]
@@ -438,7 +443,7 @@ def _plan(
 
 
 def _weights(run: Sequence[Matrix], grid: Grid) -> list[int]:
-    """Bytes of each matrix's gradient, for its largest tensor-parallel piece."""
+    """Return the bytes of the gradient of each matrix's largest tensor-parallel piece."""
     return [largest_piece(matrix, grid) * matrix.grad_dtype.itemsize for matrix in run]
 
 
@@ -449,10 +454,10 @@ def _jobs(costs: Sequence[int], workers: Sequence[range], weights: Sequence[int]
 def _in_rounds(
     jobs: Sequence[Job], limit: Limit, bucket: Callable[[Sequence[int]], Bucket], sharing: int = 1
 ) -> Rounds:
-    """Rounds of jobs, and the buckets of each: one bucket if it is within the limit, else one per owner.
+    """Yield the buckets of each round: one bucket if it is within the limit, otherwise one per owner.
 
-    So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner:
-    each holds ``1 / sharing`` of every weight.
+    So no rank ever holds more than one owner's bucket. ``sharing`` consecutive positions count as one owner,
+    because each of them holds ``1 / sharing`` of every weight.
     """
     fits = sum(job.weight for job in jobs) <= limit.all * sharing
     most = limit.all if fits else limit.each
@@ -472,7 +477,7 @@ def _pick(of: Sequence[T], numbers: Sequence[int]) -> list[T]:
 def _virtual_entries(
     run: Sequence[Matrix], grid: Grid, workers: Sequence[range], offsets: Iterable[int] | None = None
 ) -> tuple[BucketEntry, ...]:
-    """Entries in the virtual buffer, each with its tensor-parallel route; in sequence without ``offsets``."""
+    """Make entries with their tensor-parallel routes. Without ``offsets``, one follows the other."""
     sizes = [largest_piece(matrix, grid) for matrix in run]
     starts = accumulate(sizes, initial=0) if offsets is None else offsets
     rows = zip(run, starts, sizes, workers, strict=False)
@@ -487,7 +492,7 @@ def _kept_in_the_model(
     axes: tuple[str, ...] = ("dp",),
     phases: tuple[str, str] = ("keep", "keep"),
 ) -> Bucket:
-    """A bucket of averaged gradients: they and the parameters stay where the model has them."""
+    """Make a bucket whose gradients are already averaged: they and the parameters stay in the model."""
     first = entries[0].matrix
     return Bucket(
         axes=axes,
@@ -511,7 +516,7 @@ def _stored_in_slices(
     axes: tuple[str, ...] = ("dp",),
     phases: tuple[str, str] = ("dp gather", "dp slice"),
 ) -> Bucket:
-    """A bucket whose virtual buffer is cut over dp between steps, and whose gradients the step averages."""
+    """Make a bucket whose virtual buffer dp cuts between steps, and whose gradients the step averages."""
     first = entries[0].matrix
     return Bucket(
         axes=axes,
@@ -528,7 +533,7 @@ def _stored_in_slices(
 
 
 def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """A bucket whose owners share updates by a sum of buffers, each zero for the matrices of other ranks."""
+    """Make a bucket whose owners share updates by an all_reduce; buffers are zero for others' matrices."""
     entries = _virtual_entries(run, grid, [range(place, place + 1) for place in owners])
     whole = VirtualBuffer(padded(sum(entry.size for entry in entries), 1))
     compute = _dp_route(grid, Replicate(), Partial(), whole.size, WIRE)
@@ -536,7 +541,7 @@ def _all_reduced(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bu
 
 
 def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> Bucket:
-    """A bucket whose owners share updates by an all_gather of segments, or its only owner by a broadcast."""
+    """Make a bucket whose owners share updates by an all_gather. A single owner broadcasts instead."""
     dp, alone = grid.size("dp"), len(set(owners)) == 1
     sizes = [largest_piece(matrix, grid) for matrix in run]
     filled, before = _filled(sizes, owners, dp)
@@ -552,8 +557,11 @@ def _all_gathered(run: Sequence[Matrix], grid: Grid, owners: Sequence[int]) -> B
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """A sequence of matrices, cut over ``dp`` into slices of ``length``: where each matrix ends, and the
-    positions whose slices hold a part of it. In elements."""
+    """A sequence of matrices, cut over ``dp`` into slices of ``length`` elements.
+
+    ``ends`` says where each matrix ends, in elements, and ``workers`` which positions' slices contain a part
+    of it.
+    """
 
     matrices: Sequence[Matrix]
     dp: int
@@ -564,7 +572,6 @@ class _List:
 
     @classmethod
     def of(cls, run: Sequence[Matrix], grid: Grid) -> _List:
-        """The list of these matrices, in this order."""
         sizes, dp = [largest_piece(matrix, grid) for matrix in run], grid.size("dp")
         length, ends = padded(sum(sizes), dp) // dp, [*accumulate(sizes)]
         runs = zip(ends, sizes, strict=True)
@@ -579,7 +586,7 @@ class _List:
         return max(work)
 
     def slices_of(self, its: Sequence[int]) -> SlicedBuffer:
-        """How the slices cut a bucket of the matrices with these numbers."""
+        """Return how the slices cut a bucket of the matrices with these numbers."""
         if len(its) == len(self.matrices):
             return SlicedBuffer("dp", self.dp * self.length)
         held = [0] * self.dp
@@ -594,10 +601,11 @@ class _List:
 
 
 def _list_of(run: Sequence[Matrix], grid: Grid) -> _List:
-    """The matrices in the better of two orders: the one that leaves the busiest position less work.
+    """Order the matrices in two ways, and return the order in which the busiest position has less work.
 
-    The first spreads the matrices of each shape evenly, so that any run of the list has about its share of
-    the work. The second fills each slice with the largest matrix that still fits, so that few lie in two.
+    The first way spreads the matrices of each shape evenly, so that slices of equal length are about equal
+    work. The second way fills each slice with the largest matrix that still fits, so that few matrices lie in
+    two slices.
     """
     spread = _List.of(_spread(run), grid)
     filled = _List.of(_slice_by_slice(run, grid, spread.length), grid)
@@ -632,11 +640,11 @@ def _sliced(
     slices: SlicedBuffer,
     gather: Literal["all", "boundary"],
 ) -> Bucket:
-    """A bucket whose virtual buffer is cut over dp between steps."""
+    """Make a bucket of ``zero1``, with the collectives that ``gather`` asks for."""
     worked: Layout = VirtualBuffer(slices.size)
     compute = _dp_route(grid, slices.cut, Replicate(), slices.size, WIRE)
     if slices.owner is not None and gather == "boundary":
-        worked, compute = slices, Route((), WIRE)  # its only worker has everything
+        worked, compute = slices, Route((), WIRE)  # the only worker already has everything
     elif gather == "boundary":
         worked = WholeMatrices(("dp",), "piece", "holders")
         compute = Route((Exchange(("dp",), entries, slices, worked),), WIRE)
@@ -644,10 +652,11 @@ def _sliced(
 
 
 def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | None) -> RoundMaker:
-    """Makes rounds of matrices that belong to owners over dp, assigned from the costliest on.
+    """Return a function that assigns matrices to owners over dp, the costliest first, and makes rounds.
 
-    If ``entry_of`` is None, the tp ranks of a position share its matrices: each is gathered on one of them.
-    Else it gives each matrix's route, and every tp rank of a position works on each of its matrices.
+    If ``entry_of`` is None, the tp ranks of a dp position share its matrices, and each matrix is gathered on
+    one of them. Otherwise ``entry_of`` makes each matrix's entry with its route, and every tp rank of a dp
+    position works on all of its matrices.
     """
     dp, tp = grid.size("dp"), grid.size("tp") if entry_of is None else 1
     loads = [0] * (dp * tp)
@@ -658,7 +667,7 @@ def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | No
         shares = longest_first(costs, loads)
         for cost, share in zip(costs, shares, strict=True):
             loads[share] += cost
-        owners = [share % dp * tp + share // dp for share in shares]  # spread few matrices over positions
+        owners = [share % dp * tp + share // dp for share in shares]  # even a few matrices use all of dp
         workers = [range(place, place + 1) for place in owners]
         jobs = _jobs(costs, workers, [tp * weight for weight in _weights(run, grid)])
 
@@ -671,14 +680,14 @@ def _layerwise_rounds(grid: Grid, entry_of: Callable[[Matrix], BucketEntry] | No
 
 
 def _unplaced(matrix: Matrix, grid: Grid) -> BucketEntry:
-    """An entry with the tensor-parallel route, but without an offset in a buffer and without workers."""
+    """Make an entry with its tensor-parallel route, but without an offset in a buffer and without workers."""
     return BucketEntry(matrix, 0, largest_piece(matrix, grid), range(0), _tp_route(matrix, grid))
 
 
 def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[int], tp: int) -> Bucket:
-    """A bucket whose virtual buffer is ordered by dp position, and cut between positions, if several own it.
+    """Make a bucket whose virtual buffer is ordered by the dp position of the owner, and cut between them.
 
-    ``owners`` are dp positions, or ranks if ``tp`` ranks at each position share its matrices.
+    ``owners`` are dp positions, or ranks if ``tp`` ranks at each dp position share its matrices.
     """
     places, sizes = [owner // tp for owner in owners], [entry.size for entry in run]
     filled, before = _filled(sizes, places, grid.size("dp"))
@@ -699,7 +708,7 @@ def _layerwise_bucket(run: Sequence[BucketEntry], grid: Grid, owners: Sequence[i
 
 
 def _filled(sizes: Sequence[int], owners: Sequence[int], positions: int) -> tuple[list[int], list[int]]:
-    """How many elements of a bucket each position owns, and how many of these come before each matrix."""
+    """Return how many elements each position owns, and where each matrix begins among its owner's."""
     filled, before = [0] * positions, []
     for size, place in zip(sizes, owners, strict=True):
         before.append(filled[place])
@@ -712,7 +721,7 @@ def _owned_rounds(
     grid: Grid,
     assign: Literal["longest_first", "in_turn"] | Sequence[int],
 ) -> RoundMaker:
-    """Makes rounds of one bucket each: pieces are gathered to owners over ``axes``, and updates sent back."""
+    """Return a function that makes rounds of one bucket each, whose owners are positions over ``axes``."""
     loads = [0] * grid.at(0).size(*axes)
 
     def rounds(run: Sequence[Matrix], limit: Limit) -> Rounds:
@@ -740,7 +749,7 @@ def _owned(axes: tuple[str, ...], entries: tuple[BucketEntry, ...]) -> Bucket:
 
 
 def one_by_one(plan: Plan) -> Plan:
-    """An ``owner`` plan with one matrix per round, named in its phases: owners work one after the other."""
+    """Split an ``owner`` plan into rounds of one matrix, so that owners work one after the other."""
     owned = [(entry, bucket) for bucket in plan.buckets for entry in bucket.entries]
     buckets = []
     for number, (entry, bucket) in enumerate(sorted(owned, key=lambda pair: pair[0].matrix.index)):
@@ -770,8 +779,10 @@ def _owners(
 
 
 def _tp_route(matrix: Matrix, grid: Grid) -> Route:
-    """The route from a tensor-parallel piece to the whole matrix. It states all lengths, because an even cut
-    of a parameter may cut the matrices in it unevenly."""
+    """Make the route from a tensor-parallel piece to the whole matrix.
+
+    It lists the lengths of all pieces, because an even cut of a parameter may cut its matrices unevenly.
+    """
     return _tp_route_of(matrix.shape, matrix.part, matrix.cuts, grid)
 
 
@@ -787,6 +798,6 @@ def _tp_route_of(shape: tuple[int, ...], part: Part | None, cuts: tuple[Cut, ...
 
 
 def _dp_route(grid: Grid, src: Placement, dst: Placement, size: int, dtype: torch.dtype) -> Route:
-    """The route of a flat buffer along dp: one hop, or none if nothing changes."""
+    """Make the route of a flat buffer along dp: one hop, or none if the placement does not change."""
     moves = grid.size("dp") > 1 and src != dst
     return Route((Hop("dp", src, dst, (size,)),) if moves else (), dtype)

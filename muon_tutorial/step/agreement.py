@@ -1,8 +1,8 @@
 """All ranks agree on gradients, hyperparameters and the step's number before anything changes.
 
-Each rank sends nine numbers, whatever it holds, so even ranks that hold different things can compare, and the
-error says what differs. Only if the sums show a problem do ranks exchange a few numbers per gradient. By then
-they are known to have the same number of gradients, so this is safe.
+Every rank sends nine numbers. So even ranks with different parameters can compare, and the error says what
+differs. If the sums show a problem, ranks exchange a few more numbers per gradient. At that point all ranks
+are known to have the same number of gradients, so their messages have equal lengths.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..errors import GradientError, MismatchError, NotFiniteError, TutorialError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranks:
-    """The ranks that step together: this one's number, how many there are, and how to sum numbers over them.
+    """The ranks that step together: this rank's number, how many there are, and how to sum numbers over them.
 
-    Numbers lie on ``device``. ``total(numbers, phase)`` is a generator that returns their sum over all
-    ranks, with the same bits on each.
+    ``total(numbers, phase)`` is a generator that returns the sum of the ranks' numbers, with the same bits on
+    every rank. The numbers lie on ``device``.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class Ranks:
 
 def _keep(numbers: Tensor, phase: str) -> Walk:
     return numbers
-    yield  # a generator that asks for nothing
+    yield  # makes this a generator; it makes no request
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
@@ -45,16 +45,16 @@ ALONE = Ranks(0, 1, torch.device("cpu"), _keep)
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Texts that must be the same on all ranks in a step, such as hyperparameters. Ranks have the same keys.
+    """Texts that must be the same on all ranks in a step, such as hyperparameters. All ranks use equal keys.
 
-    An ``error`` keeps this rank, and so all ranks, from stepping: it is raised once all of them know of it.
+    If this rank cannot step, ``error`` says why. Ranks compare first, and then all of them refuse the step.
     """
 
     values: Mapping[str, str] = field(default_factory=dict)
     error: TutorialError | None = None
 
     def raise_error(self, rank: int) -> None:
-        """Raise the error, if there is one, with the rank's number."""
+        """Raise the error, if there is one, with the rank's number in its message."""
         if self.error is not None:
             raise type(self.error)(f"rank {rank}: {self.error}")
 
@@ -63,11 +63,14 @@ class Fingerprint:
 class OwnGradients:
     """One rank's gradients, for ranks to compare before a step.
 
-    ``remedy`` says what to do about a gradient that only some ranks have. It is None if that is allowed:
-    local gradients are averaged, and a missing one counts as zero. ``together`` lists the groups of ranks
-    over which nothing is averaged: in each, all ranks or none must have a gradient, unless its piece is
-    ``empty``. The ranks' numbers ``torn`` add up to 0 over such a group, and over no part of it. If the step
-    sums gradients, ``limits`` are the largest numbers that the sum of each can hold.
+    ``remedy`` ends the error message about a gradient that only some ranks have. It is None if that is
+    allowed, because the step averages gradients and counts a missing one as zero.
+
+    ``together`` returns the groups of ranks over which nothing is averaged. In such a group, all ranks or
+    none must have a gradient; ranks whose piece is ``empty`` do not count. Each rank has a number ``torn``.
+    Over a whole group these numbers add up to 0, and over a part of one they do not.
+
+    If the step sums gradients, ``limits`` are the largest numbers that the dtype of each sum can hold.
     """
 
     tensors: Sequence[Tensor | None] = ()
@@ -86,16 +89,16 @@ _ERROR = "what keeps this rank from stepping"
 def agree_on_gradients(
     own: OwnGradients, ranks: Ranks, fingerprint: Fingerprint = NOTHING_TO_COMPARE
 ) -> Walk:
-    """Find out which gradients exist on any rank, [gradients]. All ranks must run it, and all agree.
+    """Return, for each gradient, whether any rank has it. All ranks must run it, and get the same answer.
 
-    Each rank sends hashes of its fingerprint and of which gradients it has, and how much of its limit the
-    largest element takes up: infinity if an element is not finite. On the meta device, which has no values,
-    all gradients are assumed to exist.
+    Each rank sends a hash of its fingerprint, a hash of which gradients it has, and the largest ratio of an
+    element to its limit. The ratio is infinite if an element is not finite. On the meta device, where tensors
+    have no values, all gradients are assumed to exist.
 
     Raises:
-        GradientError: on every rank: a gradient is not finite, or would not be once summed, or is missing on
-            some ranks although that is not allowed.
-        MismatchError: on every rank: their fingerprints differ.
+        GradientError: a gradient or a sum of gradients is not finite, or a gradient is missing on some ranks
+            although that is not allowed. Every rank raises it.
+        MismatchError: the fingerprints differ. Every rank raises it.
     """
     there = [grad is not None for grad in own.tensors]
     largest = largest_elements(own, ranks.device)  # [gradients]
@@ -121,13 +124,12 @@ def agree_on_gradients(
 
 
 def compare_fingerprints(ranks: Ranks, fingerprint: Fingerprint) -> Walk:
-    """Compare only fingerprints, by the first message of a step; if they differ, every rank raises
-    ``MismatchError``. All ranks must run it."""
+    """Compare only fingerprints. All ranks must run it, and all raise ``MismatchError`` if they differ."""
     yield from agree_on_gradients(OwnGradients(), ranks, fingerprint)
 
 
 def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
-    """Each gradient's largest absolute value, [gradients], float64; 0 for a missing one.
+    """Return each gradient's largest absolute value, [gradients], float64; 0 for a missing gradient.
 
     It uses ``aminmax``, because a norm of infinite order takes thirty times as long on a CPU.
     """
@@ -145,7 +147,7 @@ def largest_elements(own: OwnGradients, device: torch.device) -> Tensor:
 
 
 def _agree_one_by_one(own: OwnGradients, largest: Tensor, ranks: Ranks) -> Walk:
-    """Find out which gradients exist on any rank, when ranks differ or a sum may not be finite."""
+    """Do the same as ``agree_on_gradients``, with numbers for each gradient, to name the faulty one."""
     there = largest.new_tensor([grad is not None for grad in own.tensors])
     finite = largest.isfinite()
     flags = torch.cat([there, (~finite).double(), largest.where(finite, 0.0), there * own.torn])
@@ -192,7 +194,7 @@ def _refuse_torn_groups(own: OwnGradients, torn: Sequence[int], ranks: Ranks) ->
 
 
 def _ranks_where(here: bool, ranks: Ranks) -> Walk:
-    """Text that says on which ranks ``here`` is true. All ranks must run it."""
+    """Write on which ranks ``here`` is true. All ranks must run it."""
     column = (yield from rank_table([float(here)], ranks))[:, 0]
     guilty = [rank for rank, found in enumerate(column.tolist()) if found]
     return f"on {len(guilty)} of {ranks.size} ranks ({say_ranks(guilty)})"
@@ -206,7 +208,7 @@ def rank_table(row: Sequence[float], ranks: Ranks) -> Walk:
 
 
 def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str], ranks: Ranks) -> Walk:
-    """Raise this rank's own error, or one that says what differs on which rank, by hashes of each text."""
+    """Compare a hash of each text, and raise this rank's own error, or one that says what differs where."""
     row = [float(_hash(text)) for text in texts.values()]
     table = yield from rank_table(row, ranks)
     fingerprint.raise_error(ranks.rank)
@@ -230,7 +232,7 @@ def _refuse_other_fingerprints(fingerprint: Fingerprint, texts: Mapping[str, str
 
 
 def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -> str:
-    """Text that says which ranks' values differ from the rest; ``ranks`` are their numbers.
+    """Write which ranks' values differ from the rest. ``ranks`` are the ranks' numbers.
 
     >>> say_outliers([7, 7, 3, 7]), say_outliers([7, 3])
     ('rank 2 differs from the others', 'ranks 0 and 1 differ')
@@ -245,15 +247,15 @@ def say_outliers(values: Sequence[object], ranks: Sequence[int] | None = None) -
 
 
 def say_ranks(ranks: Sequence[int]) -> str:
-    """Text that names ranks, eight at most."""
+    """Write the numbers of ranks, eight at most."""
     shown = ", ".join(str(rank) for rank in ranks[:8]) + (", …" if len(ranks) > 8 else "")
     return f"rank{'' if len(ranks) == 1 else 's'} {shown}"
 
 
 HASHES = (1 << 19) - 1
-"""The number of hashes, small enough for float64 to hold the sum of 16,384 ranks' squares exactly.
+"""How many different hashes there are. Float64 holds the sum of 16,384 ranks' squared hashes exactly.
 
-It is a prime: modulo a power of two, flipping a high bit of an element (sign, exponent) would change nothing.
+The number is a prime. Modulo a power of two, a flipped high bit (sign, exponent) would not change the hash.
 """
 
 _COLUMNS = 1021
@@ -266,9 +268,11 @@ def _hash(text: str) -> int:
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """A hash of a tensor's bits and their positions, [], int64. Any single flipped bit changes it; other
-    changes go unnoticed once in half a million."""
-    integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # 64-bit sums wrap
+    """Return a hash of a tensor's bits and their positions, [], int64.
+
+    Every single flipped bit changes it. Of other changes, one in half a million goes unnoticed.
+    """
+    integers = {1: torch.uint8, 2: torch.int16}.get(tensor.element_size(), torch.int32)  # sums of int64 wrap
     words = tensor.detach().contiguous().reshape(-1).view(integers)
     whole = len(words) // _COLUMNS * _COLUMNS
     sums = torch.zeros(_COLUMNS, dtype=torch.int64, device=words.device)  # one sum per column
@@ -279,8 +283,10 @@ def checksum(tensor: Tensor) -> Tensor:
 
 
 def agree_on_overflow(found_inf: Tensor, ranks: Ranks) -> Walk:
-    """Whether ``GradScaler`` found infinity in this step's gradients. Raises ``GradientError`` if only some
-    ranks' did. All ranks must run it, and get the same answer."""
+    """Return whether ``GradScaler`` found infinity. All ranks must run it.
+
+    If the scaler found infinity only on some ranks, every rank raises ``GradientError``.
+    """
     found = int((yield from ranks.total((found_inf > 0).to(torch.float32).reshape(1), "overflow flag")))
     if 0 < found < ranks.size:
         raise GradientError(

@@ -1,4 +1,4 @@
-"""Clips gradients by their common norm: every element counts once, even if several ranks hold it."""
+"""Clips gradients by their common norm. Every element counts once, even if several ranks hold it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def clip_gradients(
     device: torch.device,
     at: Coordinate,
 ) -> Walk:
-    """Scale gradients so that their common norm is at most ``max_norm``; returns the old norm and the scale.
+    """Scale gradients so that their common norm is at most ``max_norm``; return the old norm and the scale.
 
-    ``averaged`` are the flat gradients of buckets, by index. Those of other buckets stay in the model, and
-    the step multiplies them by the scale. ``rest`` are the parameters that another optimizer steps. All ranks
-    of the grid must run it.
+    ``averaged`` maps a bucket's index to its flat gradient, which is scaled here. Gradients of other buckets
+    stay in the model, and the step multiplies them by the scale. ``rest`` are the parameters of another
+    optimizer, whose gradients are also scaled here. All ranks of the grid must run it.
     """
     total = torch.zeros((), dtype=torch.float64, device=device)
     for part, copies in (*_bucket_shares(buckets, averaged), *_rest_shares(rest, at)):
@@ -66,7 +66,7 @@ def _rest_shares(rest: Sequence[Tensor], at: Coordinate) -> Iterable[Share]:
 
 
 def _copies(axes: Sequence[str], at: Coordinate) -> int:
-    """How many ranks hold the same piece of a tensor that ``axes`` cut."""
+    """Return how many ranks hold the same piece of a tensor that ``axes`` cut."""
     return at.size(*(axis for axis in at.grid.axes if axis not in axes))
 
 

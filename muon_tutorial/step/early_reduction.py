@@ -1,8 +1,9 @@
 """Phase 1 during backward: a bucket's gradients are sent as soon as all of them exist.
 
-Buckets are sent strictly in the plan's reverse order, as backward goes through a model, and over a process
-group of their own. So all ranks issue the same collectives in the same order, whatever order their gradients
-appear in and whatever else they communicate. Backward waits for no collective.
+Buckets are sent strictly in the plan's reverse order, which is about the order in which backward completes
+them. They are sent over a process group of their own. So all ranks issue the same collectives in the same
+order, whatever order their gradients appear in and whatever else they communicate. Backward waits for no
+collective.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from .step import PlanStep
 
 @dataclass(eq=False)
 class EarlyReduction:
-    """The buckets of one step in flight; ``run`` runs a generator in a world with its own process groups.
+    """The buckets of one step that are sent during backward.
 
-    ``paused``: gradients are being accumulated, and none is sent. ``begun`` is the number of buckets sent,
-    and ``sent`` holds a checksum of each. ``finished``: all have arrived, and wait for the step. ``error``
-    keeps this rank from stepping.
+    ``run`` runs a generator in a world with its own process groups. While ``paused``, gradients accumulate
+    and none is sent. ``begun`` is the number of buckets that have been sent, and ``sent`` contains a checksum
+    of each. Once ``finished``, all sums are complete and the step can use them. If this rank cannot step,
+    ``error`` says why.
     """
 
     step: PlanStep
@@ -53,7 +55,7 @@ class EarlyReduction:
             raise GradientError(
                 "a backward() has added to a gradient that is already on its way to the other ranks: put "
                 "every backward() of a step except the last into `with optimizer.no_sync():`, and call "
-                "step() or optimizer.zero_grad() before the next step's"
+                "step() or optimizer.zero_grad() before the next step"
             )
         if self.paused:
             return
@@ -62,7 +64,7 @@ class EarlyReduction:
             self._begin()
 
     def _begin(self) -> None:
-        """Send the next bucket. If a gradient cannot be sent, zeros are sent, and the step is refused."""
+        """Send the next bucket. If a gradient cannot be sent, send zeros, and refuse the step later."""
         bucket = self.buckets[self.begun]
         try:
             flat = pack_gradients(bucket)
@@ -78,8 +80,8 @@ class EarlyReduction:
     def finish(self) -> TutorialError | None:
         """Send the remaining buckets and give the averaged gradients to the step, like ``PlanStep.ready``.
 
-        All ranks must call it equally often; a second call does nothing. Returns the error that keeps this
-        rank from stepping: a gradient could not be sent, or was written to since.
+        All ranks must call it equally often. A second call does nothing. It returns an error if a gradient
+        could not be sent, or has changed since it was sent.
         """
         if self.finished:
             return self.error
@@ -103,7 +105,7 @@ class EarlyReduction:
         return self.error
 
     def _has_changed(self, place: int) -> bool:
-        """Whether a bucket's bits have changed since it was sent; version counters do not show all writes."""
+        """Whether a bucket's bits have changed since it was sent. (Version counters miss some writes.)"""
         return not torch.equal(checksum(pack_gradients(self.buckets[place])), self.sent[place])
 
     def drop(self) -> None:

@@ -1,7 +1,7 @@
-"""Phases 3 to 5 for matrices that stay cut: their Gram matrices are summed over tp, and iterated on.
+"""Phases 3 to 5 for matrices that stay cut: sum their Gram matrices over tp, and iterate on the sums.
 
-Instead of a gather and a slice for each matrix, one all_reduce serves a whole bucket. The sum has the same
-bits on every rank, and every rank computes the same products from it.
+One all_reduce for a whole bucket replaces a gather and a slice for each matrix. The sum has the same bits on
+every tp rank, so every tp rank computes the same products from it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Cut = tuple[RankMatrix, SummedGram]
 
 
 def orthogonalize_cut(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Orthogonalize the bucket's matrices that stay cut: their updates replace their inputs.
+    """Orthogonalize the bucket's matrices that stay cut, and replace their inputs in ``boxes`` by updates.
 
-    All ranks of the grid must run it. Ranks that work on none of them yield an empty turn.
+    All ranks of the grid must run it. Ranks that work on none of these matrices yield ``IDLE``.
     """
     if not any(matrix.entry.gram for matrix in bucket.matrices):
         return
@@ -47,7 +47,7 @@ def own_grams(
     cut: Sequence[Cut],
     inputs: Sequence[Tensor],  # each [rows / T, columns] or [rows, columns / T]
 ) -> Tensor:  # [sum of side · (side + 1) / 2], fp32
-    """The Gram matrices of this rank's shards, packed, one after the other."""
+    """Compute the Gram matrices of this rank's shards, packed, one after the other."""
     packed = inputs[0].new_empty(sum(gram.elements for _, gram in cut), dtype=GRAM_DTYPE)
     for (matrix, gram), box, own in zip(cut, inputs, _each(packed, cut), strict=True):
         with record_function(f"Gram matrix of {matrix.name}"):
@@ -76,6 +76,6 @@ def _each(packed: Tensor, cut: Sequence[Cut]) -> tuple[Tensor, ...]:
 
 
 def _shard(box: Tensor, gram: SummedGram) -> Tensor:
-    """This rank's box of a matrix as a shard, [rows, columns], which may be empty."""
+    """View this rank's box of a matrix as a shard, [rows, columns]. It may be empty."""
     along = box.numel() // gram.side
     return box.reshape((along, gram.side) if gram.cut == 0 else (gram.side, along))

@@ -29,7 +29,7 @@ from .rank_bucket import RankBucket
 from .reduce_gradients import stored_gradient
 
 Elements = tuple[tuple[tuple[int, int], tuple[int, int], tuple[int, int]], ...]
-"""A run of elements for each matrix: offset and shape of its piece, then [start, stop) within that piece."""
+"""For each matrix: the offset and shape of its piece, and where the run of elements lies in the piece."""
 
 
 def update_momentum(
@@ -38,11 +38,11 @@ def update_momentum(
     present: Collection[int],
     scale: Tensor | None = None,  # []
 ) -> Tensor | Pieces:  # [stored]
-    """Update the momentum that this rank stores; returns the Newton–Schulz inputs, in the dtype that travels.
+    """Update the momentum that this rank stores; return the Newton–Schulz inputs, in the dtype that travels.
 
-    ``gradient`` is flat, or None if gradients stay in the model, where they are read and multiplied by
-    ``scale``. The inputs are flat as well, or ``Pieces`` if they travel separately; one that no rank needs is
-    not made. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
+    ``gradient`` is flat. If it is None, gradients are read from the model and multiplied by ``scale``. The
+    inputs are also flat, or ``Pieces`` if the compute route needs no flat buffer. An input that no rank needs
+    is not made. ``present`` are the parameters that have a gradient; the inputs of all others are zero.
     """
     where: dict[str, Any] = {"dtype": bucket.plan.compute.dtype, "device": bucket.device}
     inputs: Tensor | Pieces = Pieces(**where)
@@ -77,8 +77,8 @@ def momentum_update(
 ) -> Tensor:  # the same shape
     """Move the momentum towards the gradient, in place, and return the input of Newton–Schulz.
 
-    The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. Without Nesterov the
-    buffer itself is returned: read it, do not write to it. The gradient is cast to the buffer's dtype.
+    The momentum is an exponential moving average (``lerp``), as in ``torch.optim.Muon``. The gradient is cast
+    to the buffer's dtype. Without Nesterov, the buffer itself is returned, so do not write to the result.
 
     >>> import torch
     >>> buffer, grad = torch.zeros(1, 2), torch.ones(1, 2)
@@ -96,9 +96,10 @@ def momentum_update(
 class MomentumShard:
     """The part of one parameter's momentum that one rank stores.
 
-    ``flat``: storage is sliced, so the part is a run of elements, in which the parameter's matrices lie one
-    after the other. Else it has the shape of the parameter on this rank, and is a DTensor if the parameter is
-    one, because ``torch.distributed.checkpoint`` assumes that a plain tensor is a replica.
+    If ``flat``, dp cuts the momentum into slices, and the part is a run of elements, with the parameter's
+    matrices one after the other. Otherwise the part has the shape of the parameter on this rank. It is then a
+    DTensor if the parameter is one, because ``torch.distributed.checkpoint`` would take a plain tensor for a
+    replica.
     """
 
     parameter: ParameterState
@@ -111,7 +112,7 @@ class MomentumShard:
         return (numel,) if self.flat else tuple(self.parameter.data.shape)
 
     def index(self, shard: StoredShard, at: Coordinate) -> MomentumIndex:
-        """The index of one matrix's elements in the momentum."""
+        """Return the index of one matrix's elements in the momentum."""
         matrix = shard.entry.matrix
         if not self.flat:
             return matrix.slices(at)
@@ -121,8 +122,8 @@ class MomentumShard:
     def fill(self, at: Coordinate) -> None:
         """Put the momentum into the parameter's state: zeros, or this rank's part of a loaded momentum.
 
-        If storage is sliced, the state also records which elements these are, and how many steps they have
-        taken. This prevents mix-ups with another rank's momentum of the same size, or one from another step.
+        A ``flat`` momentum could be mistaken for that of another rank or another step, because their sizes
+        are equal. So the state also records which elements it contains, and how many steps it has taken.
 
         Raises:
             UsageError: a loaded momentum does not fit this rank's part or the whole parameter.
@@ -137,12 +138,12 @@ class MomentumShard:
             state.setdefault("steps", 0)
 
     def elements(self, at: Coordinate) -> Elements:
-        """The runs of elements in a flat momentum, one per non-empty matrix."""
+        """Return the runs of elements in a flat momentum, one per matrix that is not empty."""
         frames = [(flat_frame(shard.entry.matrix, at), shard) for shard in self.shards if shard.numel]
         return tuple((*frame, shard.in_piece) for frame, shard in frames)
 
     def _cut(self, saved: Tensor, at: Coordinate) -> Tensor:
-        """This rank's part of a loaded momentum; a DTensor with other placements is gathered first."""
+        """Return this rank's part of a loaded momentum. A DTensor with other placements is gathered first."""
         if isinstance(saved, DTensor):
             param = self.parameter.param
             is_stored_so = not self.flat and isinstance(param, DTensor) and placed_alike(saved, param)
@@ -174,10 +175,10 @@ class MomentumShard:
 def momentum_shards(
     plan: Plan, at: Coordinate, parameters: Sequence[ParameterState]
 ) -> dict[int, MomentumShard]:
-    """The part of each parameter's momentum that a rank stores, by the parameter's index."""
+    """Return the part of each parameter's momentum that a rank stores, by the parameter's index."""
     shards: dict[int, list[StoredShard]] = {}
     flat: dict[int, bool] = {}
-    for bucket in plan.buckets:  # a parameter's matrices may lie in several
+    for bucket in plan.buckets:  # one parameter's matrices may lie in several buckets
         for shard in bucket.stored_shards(at):
             shards.setdefault(shard.entry.matrix.param, []).append(shard)
             flat[shard.entry.matrix.param] = isinstance(bucket.storage_layout, SlicedBuffer)
@@ -187,6 +188,6 @@ def momentum_shards(
 
 
 def _say(elements: Elements) -> str:
-    """Text for each run of elements and the piece it belongs to."""
+    """Describe each run of elements and its piece."""
     runs = [f"{run[0]} to {run[1]} of a {h} x {w} piece at {offset}" for offset, (h, w), run in elements]
     return "elements " + ", ".join(runs) if runs else "nothing"

@@ -1,4 +1,4 @@
-"""Phases 2 to 6: every matrix is gathered, orthogonalized by Newton–Schulz, and its update is sent back."""
+"""Phases 2 to 6: gather every matrix, orthogonalize it by Newton–Schulz, and send its update back."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ from .rank_bucket import RankBucket, RankMatrix
 
 Around: TypeAlias = Callable[[Tensor, Mapping[str, Any], Callable[[], Tensor]], Tensor]
 AROUND: ContextVar[Around | None] = ContextVar("AROUND", default=None)
-"""Called instead of Newton–Schulz, with the matrix, its group, and the function that iterates. With it, an
-audit counts calls, and a planner iterates each shape only once."""
+"""If set, called instead of Newton–Schulz, with the matrix, its group, and the function that iterates."""
 
 
 def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
-    """Turn this rank's stored Newton–Schulz inputs into its stored updates: both flat, or both ``Pieces``.
+    """Turn the Newton–Schulz inputs that this rank stores into updates: both flat, or both ``Pieces``.
 
-    ``boxes`` is consumed: an update replaces its input. All ranks of the grid must run it. A rank that does
-    not work on a matrix yields empty turns.
+    Updates replace their inputs in ``boxes``, so do not use it afterwards. All ranks of the grid must run
+    this. For a matrix on which a rank does not work, it yields ``IDLE`` requests.
     """
     there, back = (Label(phase, bucket.name) for phase in bucket.plan.phases)
     boxes = yield from travel(boxes, bucket.plan.compute, bucket.at, there)  # 2: [stored] → [worked on]
     if isinstance(boxes, Tensor) and not bucket.works:
-        boxes = boxes.new_empty(0)  # no buffer while the others work
+        boxes = boxes.new_empty(0)  # frees the buffer while other ranks work
     yield ABREAST  # wait until the round's other owners have their matrices
     if any(matrix.entry.gram is not None for matrix in bucket.matrices):
         from .gram import orthogonalize_cut
@@ -65,7 +64,7 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
         update = yield from travel(whole, route.inverse, bucket.at, Label("tp slice", name))  # 5: own box
         del whole
         keep_box(update, boxes, matrix)
-        del update  # only ``boxes`` keeps it alive
+        del update  # ``boxes`` refers to it
     yield ABREAST  # wait until all owners have computed, as the way back needs all updates
     if isinstance(boxes, Tensor) and not bucket.works:
         boxes = boxes.new_zeros(bucket.plan.length(bucket.plan.compute_layout, bucket.at))
@@ -74,9 +73,9 @@ def orthogonalize(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def orthogonalize_stacks(bucket: RankBucket, boxes: Tensor | Pieces) -> frozenset[int]:
-    """Orthogonalize small matrices of equal shape together, if each gets the bits that it gets alone.
+    """Orthogonalize small matrices of equal shape together, if that does not change their bits.
 
-    It takes only matrices that are already whole on this rank. Returns their indices.
+    It takes only matrices that are already whole on this rank, and returns their indices.
     """
     alike: dict[tuple[tuple[int, int], int], list[RankMatrix]] = {}
     for matrix in bucket.matrices:
@@ -105,8 +104,9 @@ def _orthogonalize_stack(bucket: RankBucket, boxes: Tensor | Pieces, its: Sequen
 def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
     """Phase 3 in one all_gather over tp, for all matrices that this rank works on.
 
-    Ranks along tp work on the same matrices. If none of theirs is cut, but others in the bucket are, they
-    yield an empty turn. All ranks of the grid must run it. Returns functions that put each matrix together.
+    The ranks of a tp group work on the same matrices. They yield ``IDLE`` if tp cuts none of these but cuts
+    others in the bucket. All ranks of the grid must run it. It returns, by a matrix's index, a function that
+    puts the matrix together.
     """
     cut = [matrix for matrix in bucket.matrices if matrix.entry.route.hops]
     mine = [matrix for matrix in cut if matrix.work is not None]
@@ -121,13 +121,13 @@ def gather_bucket(bucket: RankBucket, boxes: Tensor | Pieces) -> Walk:
 
 
 def take_box(boxes: Tensor | Pieces, matrix: RankMatrix) -> Tensor:
-    """The box that this rank works on, in its own shape; it is removed from ``Pieces``."""
+    """Return the box that this rank works on, in its own shape; remove it if ``boxes`` are ``Pieces``."""
     assert matrix.work is not None
     return boxes.take(matrix.work) if isinstance(boxes, Pieces) else view(boxes, matrix.work)
 
 
 def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None:
-    """The opposite of ``take_box``. A slice is copied, because a view would keep the whole matrix alive."""
+    """Write an update to where ``take_box`` found its input. A view of a whole matrix is copied."""
     assert matrix.work is not None
     if isinstance(boxes, Pieces):
         boxes.put(matrix.index, update.clone() if matrix.entry.route.hops else update)
@@ -136,7 +136,7 @@ def keep_box(update: Tensor, boxes: Tensor | Pieces, matrix: RankMatrix) -> None
 
 
 def stack_size(sides: Sequence[int], group: Mapping[str, Any], device: torch.device) -> int:
-    """How many matrices [rows, columns] a group's recipe can stack with the same bits; 1 if none."""
+    """Return how many matrices of ``sides`` a group's recipe can stack without changing bits; 1 if none."""
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])
     if name == STOCK or len(sides) > 2:
         return 1
@@ -150,9 +150,9 @@ def newton_schulz_update(
     group: Mapping[str, Any],
     workspace: Workspace | None = None,
 ) -> Tensor:  # as whole
-    """Newton–Schulz with a group's settings, on a matrix or stack reshaped to ``sides``; the shape is kept.
+    """Run Newton–Schulz with a group's settings on ``whole``, reshaped to ``sides``. The shape is kept.
 
-    A ``workspace`` keeps a recipe's memory between steps.
+    A ``workspace`` lets a recipe use the same memory in every step.
     """
     matrix = whole if whole.shape == sides else whole.reshape(*sides)
     name = name_for(group.get("orthogonalize", STOCK), *sides[-2:])

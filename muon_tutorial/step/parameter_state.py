@@ -1,4 +1,4 @@
-"""A parameter in a step: the tensor, its group and its state, and this rank's part of each."""
+"""A parameter in a step: the tensor, its group and its state, and this rank's part of them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class ParameterState:
 
 
 def group_parts(group: Mapping[str, Any]) -> tuple[Parts, bool]:
-    """A group's ``parts`` and ``transposed``; one that ``torch.optim.Muon`` has saved has neither key."""
+    """Return a group's ``parts`` and ``transposed``. A group that ``torch.optim.Muon`` saved has neither."""
     return group.get("parts"), group.get("transposed", False)
 
 
 def local_gradient(param: Tensor) -> Tensor | None:
-    """This rank's part of a gradient, or None. Raises ``GradientError`` if it is not placed as ``param``."""
+    """Return this rank's part of a gradient; raise ``GradientError`` if it is not placed like ``param``."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         raise GradientError(
@@ -63,41 +63,41 @@ def local_gradient(param: Tensor) -> Tensor | None:
 
 
 def gradient_dtype(param: Tensor) -> torch.dtype:
-    """The dtype of a parameter's gradient: the parameter's, unless its ``grad_dtype`` says otherwise."""
+    """Return the dtype of a parameter's gradient: its ``grad_dtype`` if it has one, otherwise its own."""
     dtype = getattr(param, "grad_dtype", param.dtype)
     if dtype is None:
         raise StrategyError(
             f"a parameter of shape {tuple(param.shape)} has grad_dtype=None, which allows gradients "
-            "of any dtype: set grad_dtype to the dtype that they have, so that all ranks keep momentum alike"
+            "of any dtype: set grad_dtype to the dtype that they have, the same on all ranks"
         )
     return dtype
 
 
 def write_back(tensor: Tensor, index: MomentumIndex, here: Tensor) -> None:
-    """Write a changed ``tensor[index]`` back if the index made a copy, as it does for rows in runs."""
+    """Write a changed ``tensor[index]`` back if indexing made a copy, as it does for alternating rows."""
     if isinstance(index, tuple) and any(isinstance(along, Tensor) for along in index):
         tensor[index] = here
 
 
 def place_gradient(param: Tensor) -> None:
-    """Give a gradient its parameter's placements: tensor parallelism leaves some replicated, or partial."""
+    """Give a gradient its parameter's placements. Tensor parallelism may leave it replicated or partial."""
     grad = param.grad
     if isinstance(grad, DTensor) and isinstance(param, DTensor) and not placed_alike(grad, param):
         param.grad = grad.redistribute(placements=param.placements)
 
 
 def same_tensors(some: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    """Whether two sequences hold the very same tensors."""
+    """Whether two sequences contain the same tensor objects."""
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor; a plain tensor unchanged."""
+    """Return this rank's part of a DTensor, or a plain tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def placed_as(local: Tensor, param: Tensor) -> Tensor:
-    """If ``param`` is a DTensor, wrap this rank's part of a tensor of its shape as one, too."""
+    """If ``param`` is a DTensor, make this rank's part of a tensor a DTensor with the same placements."""
     if not isinstance(param, DTensor):
         return local
     where = param.device_mesh, param.placements
@@ -105,7 +105,7 @@ def placed_as(local: Tensor, param: Tensor) -> Tensor:
 
 
 def mesh_axes(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The names of a mesh's dimensions. ``fully_shard`` makes meshes without names: those get numbers."""
+    """Return the names of a mesh's dimensions. Those of ``fully_shard``'s own meshes get numbers."""
     return mesh.mesh_dim_names or tuple(f"axis {dim}" for dim in range(mesh.ndim))
 
 

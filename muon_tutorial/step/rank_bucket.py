@@ -1,4 +1,4 @@
-"""One bucket on one rank: its parameters with the plan's geometry for this coordinate, computed once."""
+"""One bucket on one rank: its parameters, and which part of each the rank holds, computed once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from .parameter_state import MomentumIndex, ParameterState
 class RankMatrix:
     """One matrix of a bucket on one rank; ``sides`` are [rows, columns] of the whole matrix.
 
-    ``place``: the index of this rank's piece within its part of the parameter. ``held``: the same piece in a
-    flat buffer with the model's layout. The ``numel`` elements that the rank stores are ``stored`` in the
-    bucket's buffer, ``in_piece`` within the piece, ``shard_range`` within the whole matrix, and
-    ``momentum_index`` within the parameter's momentum. ``work`` is the box that the rank orthogonalizes, or
-    None.
+    The rank's piece of the matrix is at the index ``place`` of its part of the parameter, and at ``held`` in
+    a flat buffer with the model's layout.
+
+    The rank stores ``numel`` elements of the piece between steps. Four fields say where these lie: ``stored``
+    in the bucket's stored buffer, ``in_piece`` in the piece, ``shard_range`` in the whole matrix, and
+    ``momentum_index`` in the parameter's momentum.
+
+    ``work`` is the box that the rank orthogonalizes, or None.
     """
 
     entry: BucketEntry
@@ -46,7 +49,7 @@ class RankMatrix:
 
 @dataclass(frozen=True, eq=False)
 class RankBucket:
-    """A bucket of the plan, with its matrices as this rank holds, stores and works on them.
+    """A bucket of the plan, with this rank's part of each matrix.
 
     ``held`` is the number of elements in a flat buffer with the model's layout. All buckets of a rank share
     the ``workspace``.
@@ -61,18 +64,17 @@ class RankBucket:
 
     @cached_property
     def device(self) -> torch.device:
-        """The parameters' device."""
         return self.matrices[0].parameter.param.device
 
     @cached_property
     def is_owned(self) -> bool:
-        """Whether one dp position stores the whole bucket, gets the gradients and sends the parameters."""
+        """Whether one dp position stores the whole bucket."""
         storage = self.plan.storage_layout
         return isinstance(storage, SlicedBuffer) and storage.owner is not None
 
     @cached_property
     def stored(self) -> int:
-        """Elements of the bucket that this rank stores."""
+        """The number of elements of the bucket that this rank stores between steps."""
         return self.plan.length(self.plan.storage_layout, self.at)
 
     @cached_property
@@ -82,9 +84,10 @@ class RankBucket:
 
     @cached_property
     def contributing(self) -> frozenset[int]:
-        """The matrices, by index, to whose Newton–Schulz input this rank contributes a part.
+        """The indices of the matrices whose Newton–Schulz input comes partly from this rank.
 
-        Computed on first use: with thousands of ranks it takes long, and predictions use few buckets.
+        This is computed on first use, because it takes long with thousands of ranks, and predictions use few
+        buckets.
         """
         first = next(iter(self.plan.compute.hops), None)
         if isinstance(first, Exchange):
@@ -96,7 +99,7 @@ class RankBucket:
 
     @cached_property
     def travels_in_pieces(self) -> bool:
-        """Whether the compute route needs no flat buffer: it is one exchange, or empty."""
+        """Whether the compute route needs no flat buffer, because it is an exchange or empty."""
         hops = self.plan.compute.hops
         flat_hops = any(not isinstance(hop, Exchange) for hop in hops)
         return isinstance(self.plan.storage_layout, LocalShards) and not flat_hops
@@ -110,7 +113,7 @@ class RankBucket:
         momentum_index: dict[int, MomentumIndex],
         workspace: Workspace,
     ) -> RankBucket:
-        """Join a bucket to a rank's parameters; the keys of ``momentum_index`` are the matrices' indices."""
+        """Join a bucket to a rank's parameters. ``momentum_index`` has a key for each matrix's index."""
         held = bucket.buffer_slices(bucket.model_layout, at)
         rows = zip(bucket.entries, held, bucket.stored_shards(at), bucket.work_slices(at), strict=True)
         return cls(

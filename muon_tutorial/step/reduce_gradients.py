@@ -1,4 +1,4 @@
-"""Phase 1: gradients are averaged over dp, and each rank keeps the part that it stores."""
+"""Phase 1: average gradients over dp. Each rank keeps the part that it stores between steps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .unreduced_gradient import UnreducedGradient
 
 
 def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
-    """Average the ranks' gradients; returns the part that this rank stores, flat.
+    """Average the ranks' gradients, and return the part that this rank stores, flat.
 
-    For ``zero1`` the bucket's route is a reduce_scatter over dp. If gradients are already averaged, the route
-    is empty: they stay in the model, and the result is None. ``flat``: the gradients, if ``pack_gradients``
-    has packed them already. All ranks of the grid must run it.
+    For ``zero1`` the bucket's gradient route is a reduce_scatter over dp. If gradients are already averaged,
+    the route is empty, they stay in the model, and the result is None. If ``pack_gradients`` has packed the
+    gradients already, pass them as ``flat``. All ranks of the grid must run it.
     """
     if not bucket.plan.gradient.hops:
         return None
@@ -35,7 +35,7 @@ def reduce_gradients(bucket: RankBucket, flat: Tensor | None = None) -> Walk:
 
 
 def pack_gradients(bucket: RankBucket) -> Tensor:
-    """This rank's gradients, flat, [bucket.held]; zeros for missing ones."""
+    """Return this rank's gradients, flat, [bucket.held], with zeros for missing gradients."""
     flat = torch.zeros(bucket.held, dtype=bucket.plan.gradient.dtype, device=bucket.device)
     for matrix in bucket.matrices:
         grad, piece = local_gradient(matrix.parameter.param), view(flat, matrix.held)
@@ -47,10 +47,10 @@ def pack_gradients(bucket: RankBucket) -> Tensor:
 def stored_gradient(
     bucket: RankBucket, matrix: RankMatrix, flat: Tensor | None, scale: Tensor | None = None
 ) -> Tensor:
-    """A matrix's averaged gradient as this rank stores it, one run of elements; zeros if there is none.
+    """Return this rank's part of a matrix's averaged gradient, flat; zeros if there is no gradient.
 
-    ``flat`` is the result of phase 1. If it is None, the model's own gradient is read, multiplied by
-    ``scale``, and never written to. Without ``scale`` the result is a view if possible.
+    ``flat`` is the result of phase 1. If it is None, the gradient is read from the model and multiplied by
+    ``scale``. Without ``scale``, the result may share the gradient's memory.
     """
     if flat is not None:
         return flat[matrix.stored]
@@ -64,9 +64,10 @@ def stored_gradient(
 def average_others(
     params: Sequence[Tensor], at: Coordinate, phase: str = "other gradients all_reduce"
 ) -> Walk:
-    """Average the gradients of other parameters over dp in place, in flat buffers of at most 25 MB.
+    """Average the gradients of parameters outside the plan over dp, in place.
 
-    A missing gradient counts as zero. All ranks of the grid must run it.
+    They travel in flat buffers of at most 25 MB. A missing gradient counts as zero. All ranks of the grid
+    must run it.
     """
     for run in _runs(params):
         for param in run:
@@ -78,7 +79,7 @@ def average_others(
         means = (total / at.size("dp")).split([grad.numel() for grad in grads])
         for grad, mean in zip(grads, means, strict=True):
             grad.copy_(mean.view(grad.shape))
-        for param in run:  # averaged gradients are ordinary tensors again
+        for param in run:  # an averaged gradient may be clipped, so it becomes an ordinary tensor
             if isinstance(param.grad, UnreducedGradient):
                 param.grad = param.grad.as_subclass(Tensor)
 

@@ -1,4 +1,4 @@
-"""The step of a single process without a plan: every matrix is whole, and nothing travels."""
+"""The step of a single process. There is no plan: every matrix is whole, and nothing travels."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class AloneStep:
         if fingerprint.error is not None:
             raise fingerprint.error
         return
-        yield  # a generator that asks for nothing
+        yield  # makes this a generator; it makes no request
 
     def step(self) -> Walk:
-        """One optimizer step, group by group; small matrices of one shape together if that keeps the bits."""
+        """Take one optimizer step, group by group."""
         for group in self.groups:
             present = [param for param in group["params"] if param.grad is not None]
             for param in present:
@@ -56,10 +56,10 @@ class AloneStep:
                 for param in present:
                     self._step_parts(param, parts, transposed, group)
         return
-        yield  # a generator that asks for nothing
+        yield  # makes this a generator; it makes no request
 
     def _step_matrices(self, params: Sequence[Tensor], group: Mapping[str, Any]) -> None:
-        """Step parameters that are one matrix each; those of equal shape go together, a few at a time."""
+        """Step parameters that are one matrix each. Neighbours of equal shape are stepped together."""
         lr, momentum = group["lr"], group["momentum"]
         lr = lr.squeeze() if isinstance(lr, Tensor) else lr
         decay = 1 - lr * group["weight_decay"]
@@ -81,7 +81,7 @@ class AloneStep:
     def _newton_schulz(
         self, inputs: Sequence[Tensor], sides: tuple[int, int], group: Mapping[str, Any]
     ) -> list[Tensor]:
-        """Updates of matrices of one shape, in the parameters' shape; in one stack if that keeps the bits."""
+        """Return the updates of matrices of one shape; they are stacked if that does not change the bits."""
         if len(inputs) > 1 and stack_size(sides, group, inputs[0].device) > 1:
             stack = torch.stack([each.reshape(sides) for each in inputs])
             stepped = newton_schulz_update(stack, stack.shape, group, self.workspace)
@@ -101,21 +101,21 @@ class AloneStep:
             write_back(stored, here, momentum)
 
     def trust(self) -> None:
-        """Do nothing: there are no other ranks."""
+        """Do nothing, because there are no other ranks."""
 
     ranks = ALONE
 
     averages = False
-    """Gradients are used as they are."""
+    """Whether the step averages gradients."""
 
     def forget(self) -> None:
-        """Do nothing: nothing is kept between steps."""
+        """Do nothing, because nothing is stored between steps."""
 
 
 def matrices_in(
     shape: tuple[int, ...], parts: Parts, transposed: bool
 ) -> Iterator[tuple[EllipsisType | Index, tuple[int, int]]]:
-    """The index of each matrix in a parameter, and its rows and columns."""
+    """Yield the index of each matrix in a parameter, and its rows and columns."""
     if parts in (None, "flatten"):
         yield ..., _sides(shape)
     else:
@@ -124,15 +124,15 @@ def matrices_in(
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, int]:
-    """Rows and columns of a parameter that is one matrix: dimensions after the first count as columns."""
+    """Return the rows and columns of a one-matrix parameter. Dimensions after the first count as columns."""
     return shape[0], math.prod(shape[1:])
 
 
 AT_ONCE = 2**18
-"""The most elements whose momentum is updated in one call; more would only take memory."""
+"""How many elements of momentum to update in one call. More would take more memory, but not less time."""
 
 
 def _at_once(shape: Sequence[int], device: torch.device, group: Mapping[str, Any]) -> int:
-    """How many parameters of one shape to step together: a stack, or as many as ``AT_ONCE`` allows."""
+    """Return how many parameters of one shape to step together: a stack, or as many as ``AT_ONCE`` allows."""
     stacked = stack_size(_sides(shape), group, device)
     return stacked if stacked > 1 else max(1, AT_ONCE // max(1, math.prod(shape)))

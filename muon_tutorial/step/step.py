@@ -1,7 +1,7 @@
 """The core: one step over a plan. Read ``step_bucket`` first: it is the algorithm, top to bottom.
 
-Everything is a generator that yields requests for collectives. The world that runs it answers them: real
-processes, all ranks in one process, or one rank without data.
+The functions here are generators that yield requests for collectives. A world runs them and answers the
+requests. It may be real processes, all ranks in one process, or one rank without data.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .write_parameters import publish_parameters, update_parameters
 def step_bucket(
     bucket: RankBucket,
     present: Collection[int],
-    gradient: Tensor | None = None,  # [elements that this rank stores of the bucket], the gradients' dtype
+    gradient: Tensor | None = None,  # [stored]: the bucket's elements that this rank stores; gradient dtype
     scale: Tensor | None = None,  # []
 ) -> Walk:
     """One step of the matrices in a bucket, in seven phases.
 
-    ``present`` are the parameters that have a gradient. ``gradient`` is the result of phase 1 if it has run
-    already, and ``scale`` multiplies gradients that stay in the model. Flat buffers hold this rank's stored
-    part of the bucket, except those that phase 1 sends and phase 7 receives; empty routes need no buffer.
+    ``present`` are the parameters that have a gradient. If phase 1 has run already, ``gradient`` is its
+    result. ``scale`` multiplies gradients that stay in the model. Between the phases, flat buffers contain
+    the part of the bucket that this rank stores. An empty route needs no buffer.
     """
     if gradient is None:
         gradient = yield from reduce_gradients(bucket)  # 1: reduce_scatter over dp, or reduce to an owner
@@ -58,9 +58,9 @@ def step_bucket(
 class PlanStep:
     """One rank's step over a plan. ``parameters`` are in the order of the plan's parameter indices.
 
-    Between ``ready`` and ``step`` the averaged gradients stay in ``readied``, one flat buffer per bucket, or
-    in the model, to be multiplied by ``scale`` if they were clipped. ``present`` are the parameters that have
-    a gradient. ``sent_early``: gradients were averaged during backward.
+    ``readied`` has the gradients that ``ready`` has averaged, one flat buffer per bucket. A bucket without a
+    buffer there has its gradients in the model, and ``step`` multiplies them by ``scale``. ``present`` are
+    the parameters that have a gradient. ``sent_early`` is whether gradients were averaged during backward.
     """
 
     plan: Plan
@@ -78,7 +78,7 @@ class PlanStep:
 
     @cached_property
     def buckets(self) -> tuple[RankBucket, ...]:
-        """The plan's buckets on this rank, with their geometry, computed once."""
+        """The plan's buckets on this rank."""
         index = {
             shard.entry.matrix.index: momentum.index(shard, self.at)
             for momentum in self.momentum_shards.values()
@@ -90,17 +90,17 @@ class PlanStep:
         )
 
     def fill_state(self) -> None:
-        """Give every parameter its momentum: the part that this rank stores (see ``MomentumShard.fill``)."""
+        """Put the momentum that this rank stores into every parameter's state; see ``MomentumShard.fill``."""
         for shard in self.momentum_shards.values():
             shard.fill(self.at)
 
     def forget(self) -> None:
-        """Drop readied gradients: they have been used, or have changed."""
+        """Drop averaged gradients, because they have been used or have changed."""
         self.readied.clear()
         self.present, self.scale, self.sent_early = None, None, False
 
     def readied_gradient(self, index: int) -> Tensor:
-        """The readied gradients of a bucket as this rank stores them, flat; do not write to them."""
+        """Return this rank's part of a bucket's averaged gradients, flat. Do not write to it."""
         if index in self.readied:
             return self.readied[index]
         bucket = next(it for it in self.buckets if it.plan.index == index)
@@ -110,10 +110,10 @@ class PlanStep:
         return flat
 
     def agree(self, fingerprint: Fingerprint = NOTHING_TO_COMPARE, rest: Sequence[Tensor] = ()) -> Walk:
-        """Find out which parameters have gradients before anything changes, unless they are readied already.
+        """Compare fingerprints, and find out which parameters have gradients, before anything changes.
 
-        Ranks compare their fingerprints in any case. Returns those of ``rest`` that have a gradient on any
-        rank. All ranks of the grid must run it.
+        If ``ready`` has found that out already, ranks compare only their fingerprints. It returns those of
+        ``rest`` that have a gradient on any rank. All ranks of the grid must run it.
         """
         own = OwnGradients()
         if self.present is None and fingerprint.error is None:
@@ -121,7 +121,7 @@ class PlanStep:
                 place_gradient(param)
             try:
                 tensors = [local_gradient(it) for it in (*(its.param for its in self.parameters), *rest)]
-            except GradientError as error:  # the other ranks are told, too
+            except GradientError as error:  # the fingerprint tells the other ranks
                 fingerprint = replace(fingerprint, error=error)
             else:
                 names = [*self._names, *(f"parameter {i} of the rest" for i in range(len(rest)))]
@@ -143,13 +143,12 @@ class PlanStep:
         return [param for param, there in zip(rest, found[edge:], strict=True) if there]
 
     def _tp_groups(self) -> list[tuple[int, ...]]:
-        """All groups along tp."""
         grid = self.plan.grid
         return sorted({grid.at(rank).group("tp") for rank in grid.ranks})
 
     @cached_property
     def _torn(self) -> float:
-        """This rank's number: a hash of its tp group, or for the last of them, minus that of all others."""
+        """A hash of this rank's tp group; on the group's last rank, minus the sum of the others' numbers."""
         group = self.at.group("tp")
         number = 1 + group[0] * 2_654_435_761 % HASHES
         return float(number if self.at.rank != group[-1] else -number * (len(group) - 1))
@@ -170,11 +169,11 @@ class PlanStep:
 
     @cached_property
     def averages(self) -> bool:
-        """Whether gradients are each rank's own until the step averages them."""
+        """Whether the step averages gradients over dp."""
         return self.plan.expects == "local" and self.at.size("dp") > 1
 
     def step(self) -> Walk:
-        """One optimizer step. All ranks of the grid must run it."""
+        """Take one optimizer step. All ranks of the grid must run it."""
         if self.present is None:
             yield from self.agree()
         assert self.present is not None
@@ -197,8 +196,8 @@ class PlanStep:
     ) -> Walk:
         """Reduce gradients before ``step``, and average those of ``rest`` in place.
 
-        If ``max_norm`` is given, it clips and returns the norm of all gradients together, else None. All
-        ranks of the grid must run it.
+        If ``max_norm`` is given, all gradients are clipped by their common norm, and the norm is returned.
+        All ranks of the grid must run it.
         """
         found = yield from self.agree(fingerprint, rest)
         if not self.sent_early:
@@ -215,14 +214,14 @@ class PlanStep:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Each parameter's name, which is that of its first matrix."""
+        """Each parameter's name, taken from its first matrix."""
         matrices = [entry.matrix for bucket in self.plan.buckets for entry in bucket.entries]
         names = {matrix.param: matrix.name for matrix in reversed(matrices)}
         return [names.get(index, f"parameter {index}") for index in range(len(self.parameters))]
 
     @cached_property
     def _limits(self) -> list[float]:
-        """The largest number that the sum of each parameter's gradients can hold."""
+        """The largest number that the dtype of each gradient's sum can hold."""
         dtypes = {
             entry.matrix.param: bucket.gradient.dtype
             for bucket in self.plan.buckets

@@ -1,8 +1,8 @@
 """Gradients that the step has yet to average refuse to be clipped, and warn when their norm is taken.
 
-``torch.nn.utils.clip_grad_norm_`` would take the norm of this rank's gradients and scale them by a different
-factor on every rank before they are averaged, which makes a wrong step without any error. A loop that asks
-each gradient for its norm may clip by it or may only log it, so it gets a warning instead of an error.
+Before the step averages gradients, ``torch.nn.utils.clip_grad_norm_`` would scale them by a different factor
+on every rank. The step would be wrong, without any error. A loop that takes each gradient's norm may clip by
+it or may only log it, so it gets a warning instead of an error.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _CLIPPING = frozenset(
         Tensor.clamp_,
     }
 )
-"""Functions that ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients, one by one or together."""
+"""Functions that ``clip_grad_norm_`` and ``clip_grad_value_`` call on gradients."""
 
 _NORMS = frozenset({Tensor.norm, torch.norm, torch.linalg.norm, torch.linalg.matrix_norm})
 
 
 class UnreducedGradient(Tensor):
-    """A gradient that has yet to be averaged over dp: an ordinary tensor, except that it refuses clipping."""
+    """A gradient that has yet to be averaged over dp. It is an ordinary tensor, but it refuses clipping."""
 
     @classmethod
     def __torch_function__(
@@ -43,7 +43,7 @@ class UnreducedGradient(Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call the function as on any tensor; raises ``GradientError`` if it is used for clipping."""
+        """Call the function as on any tensor; raise ``GradientError`` if it is used for clipping."""
         if func in _CLIPPING:
             raise GradientError(
                 "this gradient is this rank's own, and the step averages it: clipping it here would scale it "
@@ -68,11 +68,11 @@ class UnreducedGradient(Tensor):
 def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
     """Mark every gradient that ``backward()`` produces for these parameters, as long as ``owner`` lives.
 
-    Returns the handles, to remove the hooks earlier.
+    It returns handles, with which the hooks can be removed earlier.
     """
 
     def mark(_: int, param: Tensor) -> None:
-        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses all others
+        if type(param.grad) is Tensor and param.grad.layout is torch.strided:  # a step refuses other kinds
             param.grad = param.grad.as_subclass(UnreducedGradient)
 
     return hook_gradients(params, mark, owner)
@@ -81,13 +81,13 @@ def mark_gradients(params: Iterable[Tensor], owner: object) -> list[Any]:
 def hook_gradients(params: Iterable[Tensor], hook: Callable[[int, Tensor], None], owner: object) -> list[Any]:
     """Call ``hook(index, parameter)`` when ``backward()`` has produced a gradient, while ``owner`` lives.
 
-    This includes frozen parameters, which may be unfrozen before the next ``backward()``. Returns the
-    handles, to remove the hooks earlier.
+    Frozen parameters get the hook, too, because they may be unfrozen before the next ``backward()``. It
+    returns handles, with which the hooks can be removed earlier.
     """
     handles: list[Any] = []
     for index, param in enumerate(params):
         if param.is_leaf and (param.is_floating_point() or param.is_complex()):
-            trains = param.requires_grad  # torch takes a hook only while this is true, but then keeps it
+            trains = param.requires_grad  # must be true when the hook is registered, but not afterwards
             try:
                 param.requires_grad_(True)
                 handles.append(param.register_post_accumulate_grad_hook(partial(hook, index)))

@@ -1,4 +1,4 @@
-"""Weight decay and the step on parameters, and phase 7: stepped parameters are sent back into the model."""
+"""Decay and step the parameters; phase 7: send the new parameters to the ranks whose model needs them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .rank_bucket import RankBucket
 def update_parameters(
     bucket: RankBucket, updates: Tensor | Pieces, present: Collection[int]
 ) -> Tensor | None:
-    """Decay and step the elements that this rank stores; returns them, flat, for ``publish_parameters``.
+    """Decay and step the elements that this rank stores; return them, flat, for ``publish_parameters``.
 
     If the parameter route is empty, parameters are stepped in place, and the result is None. ``present`` are
-    the parameters that have a gradient; all others stay as they are.
+    the parameters that have a gradient. No other parameter changes.
     """
     if bucket.plan.parameter.hops:
         assert isinstance(updates, Tensor)
@@ -48,7 +48,7 @@ def step_in_place(
     sides: Sequence[int],
     shard: ShardRange | None = None,
 ) -> None:
-    """``apply_update`` on ``whole[place]``, which may be columns, or rows in runs."""
+    """Call ``apply_update`` on ``whole[place]``, which may be columns or alternating rows."""
     here = whole[place]
     stepped = here.contiguous()  # torch rounds differently on strided memory
     apply_update(stepped, update, group, sides, shard)
@@ -83,8 +83,8 @@ def apply_update(
 ) -> None:
     """Decay and step a matrix, or a ``shard`` of it, with a group's settings.
 
-    ``sides`` are [rows, columns] of the full matrix as it is stored. They scale the learning rate as outputs
-    and inputs, so they are swapped if the group stores its weights ``transposed``, (in, out).
+    ``sides`` are [rows, columns] of the full matrix as it is stored. The learning rate is scaled by outputs
+    and inputs, so the sides are swapped if the group's weights are ``transposed``, stored as (in, out).
     """
     lr = group["lr"].squeeze() if isinstance(group["lr"], Tensor) else group["lr"]
     by_rows = name_for(group.get("orthogonalize", STOCK), *sides[-2:]) != STOCK
@@ -94,10 +94,10 @@ def apply_update(
 
 
 def publish_parameters(bucket: RankBucket, stepped: Tensor | None) -> Walk:
-    """Send the stepped parameters that this rank stores to all ranks that need them in their model.
+    """Send the new parameters that this rank stores to all ranks whose model needs them.
 
-    For ``zero1`` the bucket's route is an all_gather over dp; if it is empty, the model has them already.
-    All ranks of the grid must run it.
+    For ``zero1`` the bucket's parameter route is an all_gather over dp. If the route is empty, ``stepped`` is
+    None, because the model already has the new parameters. All ranks of the grid must run it.
     """
     if stepped is None:
         return

@@ -1,4 +1,4 @@
-"""Ranks compare their plans, as lines of text, once before they use them; a difference raises an error."""
+"""Ranks compare their plans, as lines of text, before they use them. A difference raises an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def check_lines(found: Mapping[int, Sequence[str]]) -> None:
-    """Compare the ranks' plans; ``PlanMismatchError`` shows the first line that differs, on which ranks."""
+    """Compare the ranks' plans, and raise ``PlanMismatchError`` with the first line that differs."""
     for row in zip_longest(*found.values(), fillvalue="<end of plan>"):
         if len(set(row)) > 1:
             said: dict[str, list[int]] = {}
@@ -36,7 +36,8 @@ def check_same(
 ) -> tuple[T, list[str]]:
     """Make a plan, compare its lines over a group, and return both. All ranks of the group must call.
 
-    Lines equal to ``agreed``, on which all ranks agreed before, are not compared again.
+    ``agreed`` are lines that all ranks have compared before. If this plan's lines are equal to them, nothing
+    is compared.
 
     Raises:
         TutorialError: the error that ``make`` raised on this rank.

@@ -1,4 +1,4 @@
-"""The world of real processes: answers requests through torch.distributed, on Gloo or NCCL.
+"""The world of real processes. It answers requests through torch.distributed, on Gloo or NCCL.
 
 Only this module moves data between processes, and only it knows how backends differ.
 """
@@ -34,11 +34,11 @@ Observer = Callable[[Collective, Coordinate], Follow | None]
 EVERYWHERE: list[Observer] = []
 """Observers of all live worlds of this process."""
 FIRST_TAG = 1 << 30
-"""The first tag for the messages of exchanges; other users of the same groups count from zero."""
+"""The first tag for the messages of exchanges. Other users of the same groups count their tags from zero."""
 LONG_WAIT = 600.0
-"""Seconds; a longer group timeout gets a warning. torch's defaults are 1,800 for Gloo and 600 for NCCL."""
+"""A longer group timeout, in seconds, gets a warning. torch's defaults are 1,800 (Gloo) and 600 (NCCL)."""
 
-# torch 2.13 introduced new names, and the old ones have warned since.
+# torch 2.13 introduced new names, and the old names give a warning since then.
 _all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -46,10 +46,10 @@ _reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.re
 def build_mesh(
     grid: Grid | Mapping[str, int], device_type: str | None = None, timeout: float | None = None
 ) -> DeviceMesh:
-    """Make the grid's ``DeviceMesh``, in which every axis has process groups with a timeout of ``timeout`` s.
+    """Make the grid's ``DeviceMesh``. The process groups of its axes time out after ``timeout`` seconds.
 
     All ranks must call it. By default, the device is the accelerator unless the default group's backend is
-    Gloo, and the timeout is the one given to ``init_process_group`` (``launch()`` gives 30 s), which
+    Gloo. By default, the timeout is that of ``init_process_group`` (30 s in ``launch()``), which
     ``init_device_mesh`` would ignore. An axis that contains all ranks gets its own group, so that the default
     group keeps its timeout.
 
@@ -79,7 +79,7 @@ def build_mesh(
 
 
 def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "cpu") -> DeviceMesh:
-    """Make one ``DeviceMesh`` of process groups that cross at this rank, one axis per group, in this order.
+    """Make a ``DeviceMesh`` of process groups that share only this rank. The groups are its axes, in order.
 
     All ranks that the groups connect must call it. They learn all positions by one exchange per group.
 
@@ -97,9 +97,9 @@ def mesh_of_groups(groups: Mapping[str, dist.ProcessGroup], device_type: str = "
 
 
 def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Gather each rank's object, in order of position; for small objects in set-up. All ranks must call.
+    """Gather each rank's small object, in order of position. All ranks must call.
 
-    In a process without a process group the list holds its own object alone.
+    In a process without a process group, the list contains only its own object.
     """
     if not dist.is_initialized():
         return [value]
@@ -109,18 +109,18 @@ def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[A
 
 
 def sum_counts(counts: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The sum of small vectors over a group. All ranks must call."""
+    """Sum small vectors over a group. All ranks must call."""
     dist.all_reduce(counts, group=group)
     return counts
 
 
 def global_rank() -> int:
-    """This process's rank in the default group; 0 without one."""
+    """Return this process's rank in the default group, or 0 without a group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def count_processes() -> int:
-    """The number of processes; before the process group exists, it is taken from ``WORLD_SIZE``."""
+    """Return the number of processes. Before the process group exists, it is read from ``WORLD_SIZE``."""
     if dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -128,11 +128,11 @@ def count_processes() -> int:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """A collective in flight; both of its buffers live as long as the ticket.
+    """A collective in flight. Its two buffers live as long as the ticket.
 
-    On NCCL, ``wait`` makes the caller's stream wait for the collective, not the host. A ticket is dropped
-    only after that, and the allocator reuses its buffers in the order of the caller's stream, that is, after
-    the collective. So ``record_stream`` is not needed. This is untested on GPUs.
+    On NCCL, ``wait`` makes the caller's stream wait for the collective, but not the host. The ticket is
+    dropped after ``wait``, so later work on the caller's stream reuses the buffers only after the collective.
+    So ``record_stream`` is not needed. This is untested on GPUs.
     """
 
     request: Collective
@@ -145,7 +145,6 @@ class _Ticket:
             follow(moment)
 
     def wait(self) -> Tensor:
-        """Wait for the answer and return it."""
         if self.work is not None:
             if self.followers:
                 self.tell("waiting")
@@ -157,12 +156,12 @@ class _Ticket:
 
 @dataclass(slots=True, eq=False)
 class LiveWorld:
-    """One process on a mesh of real processes: answers the requests of its walks.
+    """One process on a mesh of real processes. It answers the requests of the generators that it runs.
 
-    ``observers`` are called with each request just before it is issued. To follow it further, an observer
-    returns a function that is called at each later moment: ``issued`` (the call returned), ``done`` (the
-    backend finished; from another thread, and never by some backends), and, if the rank did not wait
-    immediately, ``waiting`` and ``answered``.
+    ``observers`` are called with each request just before it is issued. An observer may return a function,
+    which is then called at later moments of the request. These are ``issued`` (the call has returned),
+    ``done`` (the backend has finished), and, if the rank does not wait immediately, ``waiting`` and
+    ``answered``. ``done`` comes from another thread, and some backends never report it.
     """
 
     mesh: DeviceMesh
@@ -187,7 +186,7 @@ class LiveWorld:
         return self.at.grid
 
     def warn_of_long_waits(self) -> None:
-        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group's."""
+        """Warn, on the mesh's first rank, of groups with a longer timeout than the default group has."""
         usual = group_timeout(dist.distributed_c10d._get_default_group())
         for axis in self.grid.axes if self.at.rank == 0 else ():
             seconds = group_timeout(self.group((axis,)))
@@ -200,12 +199,14 @@ class LiveWorld:
                 )
 
     def run(self, walk: Walk) -> Any:
-        """Run this rank's generator to its end; returns its value. All ranks of the mesh must call."""
+        """Run this rank's generator to its end, and return its value. All ranks of the mesh must call."""
         return drive(walk, self._issue)
 
     def apart(self, axis: str) -> LiveWorld:
-        """A world with the same mesh and observers, but its own process group along one axis, so requests of
-        the two worlds never match each other. All ranks of the mesh must call."""
+        """Make a world with the same mesh and observers, but its own process group along one axis.
+
+        So requests of one world never match requests of the other. All ranks of the mesh must call.
+        """
         other = LiveWorld(self.mesh, self.observers)
         group = self.group((axis,))
         timeout = timedelta(seconds=group_timeout(group))
@@ -231,7 +232,7 @@ class LiveWorld:
         return ticket
 
     def group(self, axes: tuple[str, ...]) -> dist.ProcessGroup:
-        """The process group over one or several axes; a group over several axes is made on first use.
+        """Return the process group over one or several axes. One over several axes is made on first use.
 
         Raises:
             GridError: ranks do not increase with positions on the mesh, as torch requires in every group.
@@ -260,7 +261,6 @@ class _Messages:
     _waiter: Future[None] | None = None
 
     def wait(self) -> None:
-        """Wait until all messages have been sent and received."""
         if self._waiter is not None:
             self._waiter.result()
             return
@@ -268,7 +268,7 @@ class _Messages:
             work.wait()
 
     def tell_when_done(self, tell: Callable[[], None]) -> None:
-        """Wait in a thread, since Gloo reports only to a waiter; a daemon thread never delays the exit."""
+        """Wait in a daemon thread, because Gloo reports completion only to a thread that waits."""
         waiter: Future[None] = Future()
         self._waiter = waiter
 
@@ -286,7 +286,7 @@ class _Messages:
 
 
 def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
-    """Call ``tell`` when the backend is done; never if it does not report this (Gloo's reduce_scatter)."""
+    """Call ``tell`` when the backend is done. Some calls never report it, such as Gloo's reduce_scatter."""
     if isinstance(work, _Messages):
         work.tell_when_done(tell)
         return
@@ -298,14 +298,14 @@ def _when_done(work: dist.Work | _Messages, tell: Callable[[], None]) -> None:
 
 
 def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
-    """Run a generator to its end on real processes; ``issue`` answers collectives, and calls run here."""
+    """Run a generator to its end on real processes. ``issue`` answers its collectives; its calls run here."""
     answer: Any = None
     while True:
         try:
             turn = walk.send(answer)
         except StopIteration as stop:
             return stop.value
-        answer = None  # only the walk keeps it alive
+        answer = None  # lets the generator free the tensor
         request = turn.request if isinstance(turn, Start) else turn
         if isinstance(request, Collective):
             answer = issue(request, isinstance(turn, Start))
@@ -322,16 +322,15 @@ def drive(walk: Walk, issue: Callable[[Collective, bool], _Ticket]) -> Any:
         # Wait for a collective, or for the handle that a user's function returned.
         if not isinstance(turn, Start) and hasattr(answer, "wait") and not isinstance(answer, Tensor):
             answer = answer.wait()
-        del turn, request  # frees the sent tensor, once it is answered
+        del turn, request  # frees the sent tensor
 
 
 class NoMesh:
-    """The world of an optimizer without a mesh: its walks may make calls, and ask for no collective."""
+    """The world of an optimizer without a mesh. Its generators may make calls, but ask for no collective."""
 
     grid = None
 
     def run(self, walk: Walk) -> Any:
-        """Run a generator to its end; returns its value."""
         return drive(walk, self._refuse)
 
     def _refuse(self, request: Collective, async_op: bool) -> _Ticket:
@@ -348,7 +347,7 @@ def _call_backend(
     send, root = request.send, request.root
     how: dict[str, Any] = {"group": group, "async_op": async_op}
     if send is not None and request.kind == "reduce" and root != group.rank():
-        received = send  # the backend overwrites it
+        received = send  # the backend may overwrite it
     elif send is not None and request.kind in ("all_reduce", "broadcast", "reduce"):  # these work in place
         received.copy_(send)
     match request.kind:
@@ -389,7 +388,7 @@ def _call_backend(
 
 
 _exchanges: MutableMapping[dist.ProcessGroup, int] = WeakKeyDictionary()
-"""The number of the last exchange of each group; it gives every exchange its own tag."""
+"""The number of the last exchange of each group, from which every exchange gets its own tag."""
 
 
 def _send_and_receive(
@@ -397,15 +396,16 @@ def _send_and_receive(
     coming: Sequence[Tensor],  # [receives[p]] from each
     group: dist.ProcessGroup,
 ) -> _Messages:
-    """An all_to_all on Gloo for parts anywhere in memory, with one message for each non-empty part.
+    """An all_to_all on Gloo for parts anywhere in memory, with a message for each part that is not empty.
 
-    Gloo's all_to_all needs equal sizes, or a part per position, and would pack shared parts several times.
+    Gloo's own all_to_all would need all parts in one buffer, with a copy for each position that gets the
+    same part.
     """
     _exchanges[group] = number = _exchanges.get(group, -1) + 1
     tag = FIRST_TAG + number % FIRST_TAG
     here, ranks = group.rank(), group.size()
     coming[here].copy_(leaving[here])
-    others = [position % ranks for position in range(here + 1, here + ranks)]  # each starts at its neighbour
+    others = [position % ranks for position in range(here + 1, here + ranks)]  # the next position comes first
     asked = [
         dist.P2POp(way, parts[peer], group=group, tag=tag, group_peer=peer)
         for way, parts in ((dist.irecv, coming), (dist.isend, leaving))

@@ -1,8 +1,8 @@
-"""All ranks in one process: exact data, one collective at a time.
+"""All ranks in one process, with real data and one collective at a time.
 
-Each rank runs until it waits; a group proceeds when all its members have made the same request. If members
-make different requests, or no group can proceed, the error names each rank's request. Sums are taken in rank
-order.
+Each rank runs until it waits. A group's request is answered when all its members have made the same request.
+If members make different requests, or no group's request can be answered, the error names each rank's
+request. Sums are taken in rank order.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class LocalMesh:
         """Compare this rank's n-th plan, as lines of text, with the n-th plans of ranks that called before.
 
         Raises:
-            PlanMismatchError: it says where they differ.
+            PlanMismatchError: the plans differ; the message shows where.
         """
         mine = self.world.plans.setdefault(self.at.rank, [])
         mine.append(tuple(lines))
@@ -80,14 +80,14 @@ class LocalMesh:
         check_lines({rank: plans[turn] for rank, plans in self.world.plans.items() if len(plans) > turn})
 
     def held_by_ranks(self, what: Hashable, value: int) -> dict[int, int]:
-        """Record this rank's value for ``what`` under its current plan; returns the ranks' values so far."""
+        """Record this rank's value for ``what`` and its current plan; return the ranks' values so far."""
         turn = len(self.world.plans.get(self.at.rank, ()))
         said = self.world.held.setdefault((turn, what), {})
         said[self.at.rank] = value
         return said
 
     def run(self, walk: Walk) -> Any:
-        """Run a generator, if this is the only rank; several ranks must use ``LocalWorld.run`` together."""
+        """Run a generator if this is the only rank. Several ranks must use ``LocalWorld.run`` together."""
         if self.grid.world_size > 1:
             raise GridError(
                 f"{self.at} cannot step alone in a local world of {self.grid.world_size} ranks; "
@@ -100,9 +100,9 @@ class LocalMesh:
 class LocalWorld:
     """A grid of ranks in this process.
 
-    ``start`` takes one generator per rank; ``advance`` answers one collective; ``run`` does both to the end.
-    ``ready`` lists the groups that could go next, and ``pick`` chooses one of them, by default the first.
-    ``observers`` are called with each request as it is issued.
+    ``start`` takes one generator per rank, ``advance`` answers one collective, and ``run`` runs all
+    generators to their end. ``ready`` lists the groups that could be answered next, and ``pick`` chooses
+    one of them, by default the first. ``observers`` are called with each request when it is issued.
 
     >>> from muon_tutorial.engine.collective import Collective, Label
     >>> def program(rank):
@@ -122,11 +122,10 @@ class LocalWorld:
     _queues: dict[tuple[int, ...], dict[int, list[_Ticket]]] = field(default_factory=dict)
 
     def mesh(self, rank: int) -> LocalMesh:
-        """One rank's mesh, to hand to its optimizer."""
         return LocalMesh(self, self.grid.at(rank))
 
     def run(self, walks: Sequence[Walk]) -> list[Any]:
-        """Run all ranks' generators to their end; returns their values in rank order.
+        """Run all ranks' generators to their end, and return their values in rank order.
 
         Raises:
             MismatchError: members of a group asked for different collectives.
@@ -147,14 +146,15 @@ class LocalWorld:
         self._queues = defaultdict(lambda: defaultdict(list))
 
     def ready(self) -> list[tuple[int, ...]]:
-        """Run each rank until it waits; returns the groups in which all members have made a request."""
+        """Run each rank until it waits, and return the groups in which all members have made a request."""
         for number, rank in self._ranks.items():
             self._proceed(number, rank)
         return [group for group, queues in self._queues.items() if all(queues[rank] for rank in group)]
 
     def advance(self, group: tuple[int, ...] | None = None) -> Event | None:
-        """Answer one collective: that of ``group``, or of the group that ``pick`` chooses. Returns None when
-        every rank has ended.
+        """Answer one collective of ``group``, or of the group that ``pick`` chooses.
+
+        It returns None when every rank has ended.
 
         Raises:
             UsageError: the group is not ready.
@@ -171,13 +171,13 @@ class LocalWorld:
         )
 
     def _unanswered(self) -> dict[int, Collective]:
-        """The first request of each rank that other members of its group have not made."""
+        """Return the first request of each rank that other members of its group have not made."""
         queues = [(rank, queue) for group in self._queues.values() for rank, queue in group.items() if queue]
         return {rank: queue[0].request for rank, queue in reversed(queues)}
 
     @property
     def pending(self) -> dict[int, Collective]:
-        """The request of each waiting rank; its ``send`` is the rank's tensor that is about to travel."""
+        """The request of each waiting rank. Its ``send`` is the tensor that the rank is about to send."""
         return {
             number: rank.waiting.request
             for number, rank in self._ranks.items()
@@ -230,7 +230,7 @@ class LocalWorld:
 
 
 def check_alike(requests: Mapping[int, Collective]) -> None:
-    """Compare the requests of a group's members; ``MismatchError`` names each rank's request."""
+    """Raise ``MismatchError``, with each rank's request, if members of a group made different requests."""
     asked = [(r.kind, r.axes, r.dtype, r.root, r.label) for r in requests.values()]
     if len(set(asked)) > 1 or not _sizes_agree(list(requests.values())):
         lines = "\n".join(f"  rank {rank} asks {request}" for rank, request in requests.items())
@@ -266,7 +266,7 @@ def _sizes_agree(requests: list[Collective]) -> bool:
 
 
 def _answers(requests: list[Collective]) -> list[Tensor]:
-    """The answer to each member of a group, in order of position."""
+    """Return the answer to each member of a group, in order of position."""
     first, parts = requests[0], len(requests)
     sent = [request.send for request in requests if request.send is not None]
     match first.kind:

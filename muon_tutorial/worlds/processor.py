@@ -26,7 +26,7 @@ def describe_processor(device: torch.device) -> str:
 
 
 def _processor_name() -> str:
-    """The processor's name, with details that distinguish it from others of the same name."""
+    """Return the processor's name, with details that distinguish it from others of the same name."""
     listing = Path("/proc/cpuinfo")
     if not listing.is_file():
         return f"{platform.machine()} {platform.processor()}".strip()

@@ -175,7 +175,7 @@ FLAT_MOMENTS = rf"and AdamW's moments of it are float32 of shape \(\d,\) on cpu:
 IN_A_FLAT_ONE = rf"^UsageError: 0\.weight is in a flat parameter of the model now: {FSDP1}"
 IN_ANOTHER_FLAT_ONE = f"^UsageError: no parameter of this Muon has a gradient, but a flat one has: {FSDP1}"
 NO_MATRICES = f"^UsageError: .* has no matrices: {FSDP1}"
-NOT_ONE = r"^NotAMatrixError: Muon takes matrices only; not one: .*\(shape \(\d+,\)\)\. " + FSDP1
+NOT_ONE = r"^NotAMatrixError: Muon takes only matrices; these are not: .*\(shape \(\d+,\)\)\. " + FSDP1
 
 CASES: dict[str, tuple[Callable[[int], list[str]], Sequence[str]]] = {
     "a root that is not sharded": (

@@ -228,7 +228,7 @@ def test_nothing_is_said_of_a_step_in_which_no_update_is_due(kind: Any) -> None:
     seen = audit(optimizer, model)
     trained(0, model, optimizer)
     report = seen.report()
-    assert report.line.startswith("nothing can be said of this step")
+    assert report.line.startswith("this step shows nothing")
     assert (len(report.findings), report.left_out) == (0, 2)
 
 

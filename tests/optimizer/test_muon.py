@@ -325,7 +325,7 @@ def test_the_signature_starts_with_torchs() -> None:
 
 def test_parameters_that_are_not_matrices_are_named() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
-    said = r"; not one: 0\.bias \(shape \(3,\)\), 1\.weight \(shape \(3,\)\), 1\.bias .*split_parameters"
+    said = r"these are not: 0\.bias \(shape \(3,\)\), 1\.weight \(shape \(3,\)\), 1\.bias .*split_parameters"
     with pytest.raises(NotAMatrixError, match=said):
         Muon(model.named_parameters())
 

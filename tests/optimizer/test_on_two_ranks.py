@@ -207,7 +207,7 @@ REFUSED: dict[Case, tuple[type[TutorialError], str]] = {
     other_shapes: (MismatchError, "the list of other averaged gradients"),
     loaded_on_one_rank: (MismatchError, "whether it has stepped or loaded a state"),
     loaded_from_another_step: (MismatchError, "the number of steps behind the momentum"),
-    loaded_in_one_process: (UsageError, "one rank's slice, of a strategy"),
+    loaded_in_one_process: (UsageError, "one rank's slice, saved with a strategy"),
     not_averaged: (GradientError, "strategy 'owner' expects gradients already averaged"),
 }
 WAYS: list[Way] = [step_each, ready_all_of_the_model, ready]
