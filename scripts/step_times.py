@@ -2,8 +2,8 @@
 
     python scripts/step_times.py
 
-measures more than sixty configurations and predicts them from a machine that is calibrated before and after
-each link's runs; the calibration times only single collectives and operations. The step is the package's own,
+measures more than sixty configurations. It predicts them from calibrations of this machine, one before and
+one after each link's runs, which time only single collectives and operations. The step is the package's own,
 over parameters and gradients of ones. It also times gradients that are sent during and after backward, and
 writes results/step_times.md, .json and .svg. It takes ten minutes, and nothing else should run.
 With --again it runs nothing, and only predicts the stored measurements again. A limited loopback needs Linux,
@@ -60,7 +60,7 @@ BUILDERS: dict[str, Builder] = {
     "zero1 by boundaries": partial(zero1, gather="boundary"),
 }
 MBIT = 1e6 / 8
-"""Bytes a second of one Mbit/s."""
+"""Bytes per second in one Mbit/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class StepCase:
     """One configuration: the matrices to step, the grid, the strategy and its options, and the link.
 
     ``mbit`` is the loopback's limit in Mbit/s, for all ranks together; None if nothing limits it.
-    ``width`` and ``layers`` are those of the transformer whose hidden matrices are stepped.
+    ``width`` and ``layers`` describe the transformer; its hidden matrices are stepped.
     """
 
     strategy: str
@@ -98,7 +98,6 @@ Measured = tuple[StepCase, float]
 
 
 def link_text(mbit: int | None) -> str:
-    """A link in words."""
     return "loopback" if mbit is None else f"{mbit:,} Mbit/s"
 
 
@@ -144,14 +143,13 @@ def time_steps(rank: int, found: Sequence[StepCase], rounds: int) -> dict[StepCa
 
 
 def predict_step(case: StepCase, machine: Machine) -> TimedRun:
-    """The timed world's prediction for a case: all ranks walked, each with a clock of its own."""
     if case.mbit is not None:  # all ranks share the limited loopback
         machine = machine.on_bus(case.mbit * MBIT)
     return walk_ranks(case.plan, machine, case.window)
 
 
 def named(case: StepCase) -> TableRow:
-    """The parts of a case, by their names in the table of steps."""
+    """A case as cells of the table of steps."""
     return {
         "strategy": case.strategy,
         "grid": str(case.grid),
@@ -164,7 +162,6 @@ def named(case: StepCase) -> TableRow:
 
 
 def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """A row per case, with the prediction's error."""
     rows: list[TableRow] = [
         {
             **named(case),
@@ -184,7 +181,6 @@ def steps_table(found: Sequence[Measured], said: Sequence[float], command: str) 
 
 
 def windows_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """The time that a window of three buckets saves over a window of one: measured and predicted."""
     seconds = {case: (seen, its) for (case, seen), its in zip(found, said, strict=True)}
     rows: list[TableRow] = []
     for case, one in seconds.items():
@@ -204,7 +200,6 @@ def windows_table(found: Sequence[Measured], said: Sequence[float], command: str
 
 
 def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: str) -> Table:
-    """The errors of predictions, by link and over all, and how often they name the faster of two cases."""
     rows = []
     for link in (*dict.fromkeys(case.link for case, _ in found), "all"):
         both = zip(found, said, strict=True)
@@ -215,7 +210,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
 
 
 def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRow:
-    """Median, 90th percentile and largest error, and how many clearly different pairs are ordered right."""
+    """Median, 90th percentile and largest error; and how many clearly different pairs are ordered right."""
     errors = sorted(abs(predicted / measured - 1) for measured, predicted in zip(seen, said, strict=True))
     pairs = [
         (seen[i] - seen[j]) * (said[i] - said[j]) > 0  # a predicted tie is not right
@@ -233,8 +228,8 @@ def accuracy(name: str, seen: Sequence[float], said: Sequence[float]) -> TableRo
     }
 
 
-# How much of a gradient reduction hides behind backward. Three kinds of rounds take turns: backward alone,
-# backward and then the reduction, and backward with the reduction in it (``overlap_grad_reduce``).
+# How much of a gradient reduction does backward hide? Three kinds of rounds take turns: backward alone,
+# backward and then the reduction, and backward with the reduction during it (``overlap_grad_reduce``).
 
 WIDTH, LAYERS, TOKENS = 256, 12, 12_288
 ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
@@ -242,7 +237,7 @@ ALONE, LATE, EARLY = "backward alone", "reduced after it", "reduced during it"
 
 @dataclass(frozen=True, slots=True)
 class OverlapCase:
-    """A chain of ``LAYERS`` square matrices, one per bucket, whose gradients are reduced over ``ranks``."""
+    """A chain of ``LAYERS`` square matrices, one per bucket. Their gradients are reduced over ``ranks``."""
 
     strategy: str
     ranks: int
@@ -309,7 +304,6 @@ def time_rounds(rank: int, case: OverlapCase, rounds: int) -> tuple[dict[str, li
 
 
 def overlap_table(found: Sequence[tuple[OverlapCase, OverlapSeconds]], command: str) -> Table:
-    """A row per case: seconds of each kind, and the exposed time."""
     rows: list[TableRow] = [
         {
             "strategy": case.strategy,
@@ -410,7 +404,7 @@ def write_all(
 
 
 def overlap_cases(mbit: int | None) -> list[OverlapCase]:
-    """The cases of reduction during backward on a link: as many ranks as cores, and twice as many."""
+    """The cases of reduction during backward on a link."""
     ranks = (2, 4) if mbit is None else (2,)
     return [
         OverlapCase(strategy, count, TOKENS, link_text(mbit))
