@@ -1,4 +1,4 @@
-"""Published figures of a step's seconds. Our figures follow from machine files that were not fitted to them."""
+"""Published seconds of a step. Our figures follow from machine files that were not fitted to them."""
 
 from __future__ import annotations
 
