@@ -205,7 +205,7 @@ def accuracy_table(found: Sequence[Measured], said: Sequence[float], command: st
         both = zip(found, said, strict=True)
         chosen = [(seen, its) for (case, seen), its in both if link in ("all", case.link)]
         seen, its = ([round(1000 * seconds, 2) for seconds in column] for column in zip(*chosen, strict=True))
-        rows.append(accuracy(link, seen, its))  # of the rounded values in the table
+        rows.append(accuracy(link, seen, its))  # from the table's rounded values
     return Table("How far predicted seconds are off", tuple(rows), command)
 
 

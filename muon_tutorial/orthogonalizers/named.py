@@ -51,8 +51,8 @@ MINIMAX_BF16: tuple[Polynomial, ...] = (
     (4.736027, -6.724893, 3.202065, -0.460851),
     (2.884092, -3.540152, 1.929214, -0.346476),
 )
-"""Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. Its coefficients alternate less than those
-of degree 9, so rounding to bf16 adds little error."""
+"""Made like ``MINIMAX``, with degrees 5, 5, 7, 7, on [0.0022, 1]. Its last polynomial has smaller
+coefficients than one of degree 9, so rounding to bf16 adds little error."""
 
 THREE_STEPS: tuple[Polynomial, ...] = (
     Squares(-0.6875626862, ((17.6145424892, 0.0, 0.0208296586),)).polynomial(),

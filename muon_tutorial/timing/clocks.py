@@ -43,10 +43,11 @@ AS_IT_IS = Speed()
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """The seconds until the last position ends, at each speed of the links, and the most bytes on a position.
+    """``seconds`` until the last rank ends, at each speed of the links, and the ``peak`` of bytes on a
 
-    One position is watched at the first speed. It ended at ``ended``; until then it waited ``others`` seconds
-    for ranks that came later, and ``exposed`` seconds for bytes.
+    rank. One rank is watched at the first speed. It ended at ``ended``; until then it waited ``others``
+
+    seconds for ranks that came later, and ``exposed`` seconds for bytes.
     """
 
     seconds: tuple[float, ...]

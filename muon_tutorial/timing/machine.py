@@ -56,13 +56,13 @@ class Machine:
 
     ``ranks_per_node`` consecutive ranks are on a node and share its ``cores``; ``cores`` is None if each rank
     computes on its own GPU. ``gemm``: floating-point operations per second for each dtype, by the smallest of
-    a product's three sizes. ``copy``: bytes read and written per second, by bytes. ``operation``: seconds to
-    start an operation; on a GPU, this overlaps with executing earlier operations, and only the part that is
-    longer than the operation's own execution counts. ``turn``: seconds of a request. ``algorithm``: how
-    collectives run, as rings or as in Gloo. ``byte``, ``message``: the processor's seconds for each byte and
-    message that it sends; 0 if a network card does the work. A rank with several collectives in flight pays
-    ``message`` once for all of them. ``memory``: a rank's memory in bytes. ``sources``: where the numbers
-    come from.
+    a product's three sizes. ``copy``: bytes read and written per second, by the number of bytes.
+    ``operation``: seconds to start an operation; on a GPU, this overlaps with executing earlier operations,
+    and only the part that is longer than the operation's own execution counts. ``turn``: seconds of a
+    request. ``algorithm``: how collectives run, as rings or as in Gloo. ``byte``, ``message``: the
+    processor's seconds for each byte and message that it sends; 0 if a network card does the work. A rank
+    with several collectives in flight pays ``message`` once for all of them. ``memory``: a rank's memory in
+    bytes. ``sources``: where the numbers come from.
     """
 
     name: str

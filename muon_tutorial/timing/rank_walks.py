@@ -349,7 +349,7 @@ class RankWalks:
         counts = np.bincount(kinds.reshape(-1), times.reshape(-1)).astype(int)
         alike = *map(tuple, (sorted(map(int, ids)), found.tolist(), counts.tolist())), len(places)
         stands = None
-        if times.sum() <= FEW_RANKS:  # on more ranks, owners' slices may travel in another round's order
+        if times.sum() <= FEW_RANKS:  # with more ranks, another order of owners counts as alike
             order = {owner: number for number, owner in enumerate(sorted({*owners, *slices}))}
             stands = tuple((int(i), order[owner]) for i, owner in zip(ids, owners, strict=True))
         look = plan.grid, alike, stands, tuple(slices.values()), _travels_of(bucket)
@@ -377,8 +377,9 @@ class RankWalks:
     ) -> np.ndarray:
         """A number (its sign) for each position of a bucket's group, equal for positions with equal work.
 
-        The signs are sums of random numbers. A position gets one number for each matrix that it works on,
-        one if it is in line with the first position that works on it, and one for the shape of its part. So
+        The signs are sums of random numbers. For each matrix, a position gets one number if it works on the
+        matrix, one if it shares a group along the matrix's cuts with the first position that works on it,
+        and one for the shape of its part. So
         equal signs mean equal work.
         """
         sizes = tuple(at.grid.size(axis) for axis in bucket.axes)

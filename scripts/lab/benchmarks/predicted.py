@@ -1,4 +1,4 @@
-"""Makes the tables that need no processes: formulas and ledgers, Gloo and rings, thousands of ranks."""
+"""Makes the tables that need no processes: bytes by formulas, ledgers, Gloo and rings; many ranks."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def measure_steps(
     device: torch.device,
     say: Callable[[str], object] = lambda what: None,
 ) -> StepRun:
-    """Time the contenders. All updates are compared with the first contender's.
+    """Time the contenders. All updates are compared with the first contender's update.
 
     If a package's step fails, it is left out, with the reason. ``say`` is called before each step.
     """

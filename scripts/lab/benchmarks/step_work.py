@@ -30,8 +30,8 @@ SHORT = {"c10::BFloat16": "bf16", "float": "fp32", "c10::Half": "fp16", "double"
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """``peak``: the most bytes that were allocated beyond those at the beginning. ``left``: the same at the
-    end. ``operations``: floating-point operations of matrix products, by dtype."""
+    """``peak``: the most bytes that were allocated beyond those at the beginning. ``left``: how many of
+    them were left at the end. ``operations``: floating-point operations of matrix products, by dtype."""
 
     peak: int
     left: int

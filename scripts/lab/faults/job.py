@@ -1,8 +1,8 @@
 """The small training job that every fault disturbs, and its oracle: ``torch.optim.Muon`` in one process.
 
 Gradients are multiples of 2⁻⁶, so averages over 2, 3 or 4 ranks are exact, and every strategy must give the
-oracle's bits. If a strategy averages gradients itself, dp positions get different ones. ``gram`` is left out,
-because it is not bitwise equal.
+oracle's bits. If a strategy averages gradients itself, dp positions get different gradients. ``gram`` is left
+out, because it is not bitwise equal.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ OURS = "muon_tutorial torchrun"
 PATIENCE = 300.0
 """Seconds for a job to take its next step on a busy machine."""
 BOUND = 1e-3
-"""How far losses may differ from the undisturbed run's, because sums over fewer ranks round differently."""
+"""How far losses may differ from an undisturbed run, because sums over fewer ranks round differently."""
 
 
 class NoNamespacesError(Exception):
